@@ -1,0 +1,5 @@
+"""`python -m nanolm` is the same program as `nanolm`."""
+
+from nanolm.cli.main import main
+
+main()

@@ -1,0 +1,46 @@
+"""What all verbs need to talk to a person: results on stdout, everything else on stderr."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Control characters, as pictures of themselves: text may come from anywhere, and an escape code
+# could rewrite the terminal. Line ends and tabs stay.
+_VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """`text` with nothing in it that a terminal would obey."""
+    return text.translate(_VISIBLE)
+
+
+def complain(message: str) -> None:
+    """An error, on stderr, in one voice."""
+    text = printable(message).replace("\n", "\n       ")
+    click.echo(click.style("error:", fg="red", bold=True) + " " + text, err=True)
+
+
+def note(message: str) -> None:
+    """Something worth knowing, on stderr."""
+    click.echo(printable(message), err=True)
+
+
+def error_console() -> "Console":
+    """A rich console on stderr that takes text literally: no markup, no guessing at colours."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+
+
+def show_text(text: str, bold: bool = False) -> None:
+    """Generated text, at once: made safe for a terminal, untouched for a pipe."""
+    if sys.stdout.isatty():
+        sys.stdout.write(click.style(printable(text), bold=True) if bold else printable(text))
+    else:
+        sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""Options made from a dataclass, listed under headings, and settings from a TOML file."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+
+from nanolm.training.settings import TrainSettings, did_you_mean, option
+
+# heading -> field -> (metavar, help); an empty metavar is click's own for the type
+Table = dict[str, dict[str, tuple[str, str]]]
+
+
+class Option(click.Option):
+    """An option that knows under which heading of the help it stands."""
+
+    def __init__(self, *args: Any, heading: str = "Options", **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.heading = heading
+
+
+class Command(click.Command):
+    """A command whose help lists its options under their headings."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            row = parameter.get_help_record(context)
+            if row is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "heading", "Options"), []).append(row)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
+    """A decorator: one option for each field in `table`, with the type and default it has."""
+    hints = get_type_hints(kind)
+    defaults = {field.name: field.default for field in fields(kind)}
+
+    def decorate(function: Any) -> Any:
+        rows = [(heading, *row) for heading, part in table.items() for row in part.items()]
+        for heading, name, (metavar, text) in reversed(rows):
+            types = [part for part in get_args(hints[name]) or [hints[name]] if part is not None]
+            default = defaults[name]
+            function = click.option(
+                option(name),
+                cls=Option,
+                heading=heading,
+                type=types[0],
+                is_flag=types[0] is bool,
+                default=default,
+                show_default=default not in (None, False, "auto"),
+                metavar=metavar or None,
+                help=text,
+            )(function)
+        return function
+
+    return decorate
+
+
+def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
+    """Take the settings of a TOML file as defaults; options and the environment go on top."""
+    if file is None:
+        return
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise click.UsageError(f"--config {file} does not exist", context) from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--config {file} cannot be read: {error}", context) from None
+    known = [field.name for field in fields(TrainSettings)]
+    unknown = [
+        f"--config {file}: there is no setting {name!r}{did_you_mean(name, known)}"
+        for name in values
+        if name not in known
+    ]
+    if unknown:
+        raise click.UsageError("\n".join(unknown), context)
+    context.default_map = {**(context.default_map or {}), **values}

@@ -1,0 +1,152 @@
+"""`nanolm train`: text to tokenizer to model to a run folder."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from nanolm.cli.console import note
+from nanolm.cli.options import Command, Option, Table, options_of, read_config
+from nanolm.errors import UsageError
+from nanolm.model.config import FAMILIES, PRESETS
+from nanolm.text.corpus import EMBEDDED, SCHEME
+from nanolm.training.settings import DEVICES, DTYPES, TOKENIZERS, TrainSettings
+
+TABLE: Table = {
+    "Text": {
+        "val": ("FILE", "Validate on this file instead of a part of the corpus."),
+        "val_fraction": ("", "Hold out this last part of the text."),
+        "document_separator": ("TEXT", "A line that is just TEXT parts documents within a file."),
+        "tokenizer": ("|".join(TOKENIZERS), "How text is cut.  [default: bpe]"),
+        "vocab_size": ("", "Tokens that bpe learns.  [default: by the size of the text]"),
+    },
+    "Model": {
+        "preset": ("|".join(PRESETS), "A size with a name.  [default: by text and machine]"),
+        "family": ("|".join(FAMILIES), "Rotary positions, RMS norm, SwiGLU; or as in GPT-2."),
+        "layers": ("", "Blocks of attention and feed-forward."),
+        "heads": ("", "Attention heads in each block."),
+        "dim": ("", "Width of the model; a multiple of --heads."),
+        "context": ("", "Tokens the model can look back on."),
+        "dropout": ("", "Raise (0.1 to 0.3) when the validation loss turns up.  [default: 0]"),
+    },
+    "Budget (one of them)": {
+        "steps": ("", "Updates; the same steps give the same model, bit for bit."),
+        "minutes": ("", "Time to train for.  [default: 3, for all but tiny texts]"),
+        "epochs": ("", "Passes over the text."),
+    },
+    "Learning": {
+        "batch": ("", "Sequences a step.  [default: by the preset]"),
+        "lr": ("", "Peak learning rate.  [default: by the width]"),
+        "weight_decay": ("", "Pull of the weight matrices towards zero."),
+        "seed": ("", "Another seed, another model."),
+    },
+    "Machine": {
+        "device": ("|".join(DEVICES), "Where to train."),
+        "dtype": ("|".join(DTYPES), "Numbers of the large products."),
+        "threads": ("", "CPU threads.  [default: all that this process may use]"),
+    },
+    "Run": {
+        "evaluations": ("", "Times to validate, save and write a sample."),
+        "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
+    },
+}
+
+# A flag on the command line makes these settings of a --config file void.
+DISPLACES = {
+    "steps": ("minutes", "epochs"),
+    "minutes": ("steps", "epochs"),
+    "epochs": ("steps", "minutes"),
+    "preset": ("layers", "heads", "dim", "context", "batch", "lr"),
+    "tokenizer": ("vocab_size",),
+}
+
+NO_CORPUS = "\n".join(
+    [
+        "no text to train on. Name a file, or take one that comes with nanolm:",
+        "  nanolm train my-text.txt",
+        *(f"  nanolm train {SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()),
+    ]
+)
+
+
+@click.command("train", cls=Command)
+@click.argument("corpus", nargs=-1, metavar="CORPUS...")
+@options_of(TrainSettings, TABLE)
+@click.option(
+    "--out",
+    cls=Option,
+    heading="Run",
+    metavar="RUN",
+    help="The run folder.  [default: runs/NAME-OF-CORPUS]",
+)
+@click.option(
+    "--resume",
+    cls=Option,
+    heading="Run",
+    is_flag=True,
+    help="Go on with the unfinished run of these settings (as without it), or say there is none.",
+)
+@click.option(
+    "--config",
+    cls=Option,
+    heading="Run",
+    metavar="FILE.toml",
+    is_eager=True,
+    expose_value=False,
+    callback=read_config,
+    help="Settings from a file, such as runs/x/config.toml; options go on top.",
+)
+@click.option(
+    "--json", "as_json", cls=Option, heading="Run", is_flag=True, help="Print the result as JSON."
+)
+@click.pass_context
+def command(
+    context: click.Context, /, out: str | None, resume: bool, as_json: bool, **options: Any
+) -> int:
+    """Train a language model on text.
+
+    \b
+    nanolm train novel.txt                        three minutes, everything chosen for you
+    nanolm train novel.txt --minutes 20
+    nanolm train small.txt --preset nano --steps 1000
+    nanolm train --config runs/novel/config.toml  the same again
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """
+    settings = TrainSettings.from_dict(without_displaced(context, options))
+    if not settings.corpus:
+        raise UsageError(NO_CORPUS)
+    settings.check()
+
+    from nanolm.cli.progress import TrainingView
+    from nanolm.training.loop import train
+
+    with TrainingView() as view:
+        result = train(settings, out, resume, view.show)
+    if as_json:
+        click.echo(json.dumps(asdict(result)))
+    if result.stopped == "interrupted":
+        note(f"saved at step {result.steps:,}; run the same command again to go on")
+        return 75
+    if not as_json:
+        click.echo(
+            f"{result.run}: {result.val_bits_per_byte:.3f} bits per byte on held-out text "
+            f"(loss {result.val_loss:.3f}) at step {result.best_step:,} of {result.steps:,}, "
+            f"after {result.seconds:.0f} s"
+        )
+        note(f'next: nanolm sample {result.run} --prompt "..."')
+    return 0
+
+
+def without_displaced(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a --config file says where a flag on the command line speaks of the same."""
+    void = {
+        name
+        for flag, names in DISPLACES.items()
+        if context.get_parameter_source(flag) == ParameterSource.COMMANDLINE
+        for name in names
+        if context.get_parameter_source(name) == ParameterSource.DEFAULT_MAP
+    }
+    return {name: value for name, value in options.items() if name not in void}

@@ -1,0 +1,53 @@
+"""What can go wrong for a user, each with the exit code that scripts rely on.
+
+A message says what was wrong, where, and what to type instead; `nanolm.cli` prints it and
+nothing else. Anything that is not one of these is a bug of ours (exit code 1).
+"""
+
+
+class NanolmError(Exception):
+    """Base of every error that is the user's to mend."""
+
+    exit_code = 1
+
+
+class UsageError(NanolmError):
+    """A wrong argument, or a path that does not exist."""
+
+    exit_code = 2
+
+
+class DataError(NanolmError):
+    """Bad text or configuration, or a run that is in use or finished."""
+
+    exit_code = 3
+
+
+class ModelError(NanolmError):
+    """No valid model or checkpoint where one was expected."""
+
+    exit_code = 4
+
+
+class Diverged(NanolmError):
+    """The loss left the finite numbers and did not come back."""
+
+    exit_code = 5
+
+
+class OutOfMemory(NanolmError):
+    """The model or batch does not fit into memory."""
+
+    exit_code = 6
+
+
+class DiskFull(NanolmError):
+    """A file could not be written; what was there before is intact."""
+
+    exit_code = 7
+
+
+class Interrupted(NanolmError):
+    """Stopped by a signal, with everything saved."""
+
+    exit_code = 75

@@ -1,0 +1,83 @@
+"""The token store and its batches.
+
+    >>> tokens = encode_corpus(corpus, tokenizer)
+    >>> x, y = Batches(tokens, context=64, batch=32, seed=1)[0]   # both (32, 64)
+
+A batch is a pure function of (seed, index): no state to lose on a kill, and the same batches
+come out on any machine. Each epoch cuts the tokens into windows at another offset and visits
+every window once, in an order that a keyed permutation gives without storing it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nanolm.text.corpus import Corpus
+from nanolm.text.tokenizer import Ids, Tokenizer
+
+Store = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
+
+
+def encode_corpus(corpus: Corpus, tokenizer: Tokenizer) -> Store:
+    """All documents as one row of ids, an end-of-text token before each."""
+    pieces = []
+    for document in corpus.documents:
+        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(document)]
+    ids = np.concatenate(pieces)
+    return ids.astype(np.uint16) if tokenizer.vocab_size <= 1 << 16 else ids.astype(np.uint32)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batch `index` of `batch` windows of `context` tokens, with the token that follows each."""
+
+    tokens: Store
+    context: int
+    batch: int
+    seed: int
+
+    @property
+    def windows(self) -> int:
+        """Windows in an epoch."""
+        return max(1, (len(self.tokens) - self.context) // self.context)
+
+    def __getitem__(self, index: int) -> tuple[Ids, Ids]:
+        numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
+        epochs, positions = np.divmod(numbers, np.uint64(self.windows))
+        keys = _mix(_mix(np.full_like(epochs, self.seed)) + epochs)
+        room = min(self.context, len(self.tokens) - self.windows * self.context)
+        starts = keys % np.uint64(room) + permuted(positions, self.windows, keys) * np.uint64(
+            self.context
+        )
+        window = self.tokens[starts[:, None] + np.arange(self.context + 1, dtype=np.uint64)]
+        ids = window.astype(np.int64)
+        return ids[:, :-1], ids[:, 1:]  # (batch, context) each
+
+
+def permuted(positions: Words, size: int, keys: Words) -> Words:
+    """Where each of `positions` goes in a permutation of range(size), another for each key.
+
+    A Feistel network over the next even number of bits; a value outside the range is sent
+    through again until it falls inside, which keeps the map one-to-one.
+    """
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    values = positions.copy()
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for turn in range(4):
+            scrambled = _mix((right << np.uint64(3) | np.uint64(turn)) ^ keys[outside])
+            left, right = right, left ^ (scrambled & mask)
+        values[outside] = left << half | right
+        outside = values >= np.uint64(size)
+    return values
+
+
+def _mix(words: Words) -> Words:
+    """Scramble 64-bit words so that every bit of the input reaches every bit of the output."""
+    words = (words + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,29 @@
+"""Ctrl-C and SIGTERM ask the loop to stop; the loop decides when."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+
+class StopRequest:
+    """While entered, the first signal only sets `requested`; a second Ctrl-C is immediate."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,149 @@
+"""Settings that were left open, chosen: each choice with its reason."""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from nanolm.errors import UsageError
+from nanolm.model.config import PRESETS, ModelConfig, configure
+from nanolm.training.settings import TrainSettings
+
+TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that was decided for the user."""
+
+    what: str
+    value: object
+    reason: str
+
+
+def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings, list[Choice]]:
+    """The kind of tokenizer, and how far byte-pair encoding goes, for `size` bytes of text."""
+    choices = []
+    if settings.tokenizer is None:
+        choices.append(Choice("tokenizer", "bpe", "learns more per minute than characters"))
+        settings = replace(settings, tokenizer="bpe")
+    if settings.tokenizer == "bpe" and settings.vocab_size is None:
+        if size < TINY:
+            reason = f"a corpus under {TINY // 1000} kB: merging until its words are tokens"
+            choices.append(Choice("vocabulary", "all words", reason))
+        else:
+            # The square root of the bytes, as a power of two: 1,024 was the best of 512, 1,024
+            # and 2,048 for 1 MB of Shakespeare, and larger texts can afford larger ones.
+            vocab_size = min(32_768, max(512, 1 << round(size.bit_length() / 2)))
+            choices.append(Choice("vocabulary", vocab_size, f"for {size / 1e6:.1f} MB of text"))
+            settings = replace(settings, vocab_size=vocab_size)
+    return settings, choices
+
+
+def choose_rest(
+    settings: TrainSettings, vocab_size: int, size: int, tokens: int
+) -> tuple[TrainSettings, list[Choice]]:
+    """Everything else, for `size` bytes of text that are `tokens` training tokens."""
+    choices = []
+
+    def choose(name: str, value: object, reason: str, what: str | None = None) -> None:
+        nonlocal settings
+        settings = replace(settings, **{name: value})  # type: ignore[arg-type]
+        choices.append(Choice(what or name, value, reason))
+
+    if settings.tokenizer == "bpe":
+        settings = replace(settings, vocab_size=vocab_size)
+    device, reason = choose_device(settings.device)
+    if device != settings.device:
+        choose("device", device, reason)
+    if settings.dtype == "auto":
+        if settings.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+            choose("dtype", "bfloat16", "this GPU supports it")
+        else:
+            choose("dtype", "float32", f"the safe choice on {settings.device}")
+    if settings.preset is None and None in (settings.layers, settings.heads, settings.dim):
+        if size < TINY:
+            choose("preset", "nano", f"a corpus under {TINY // 1000} kB")
+        elif settings.device == "cpu":
+            choose("preset", "micro", "the most a CPU can train in minutes")
+        else:
+            choose("preset", "mini", "a few minutes on a GPU")
+    preset = PRESETS[settings.preset or "micro"]
+    for name in ("layers", "heads", "dim", "context"):
+        if getattr(settings, name) is None:
+            settings = replace(settings, **{name: getattr(preset, name)})
+    if settings.threads is None:
+        assert settings.dim is not None
+        if settings.dim < 96:
+            choose("threads", 1, "a model this small is faster on one")
+        else:
+            choose("threads", available_threads(), "as many as this process may use")
+    if settings.context and settings.context >= tokens:
+        choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
+    if settings.dropout is None:
+        settings = replace(settings, dropout=0.0)
+    if settings.batch is None:
+        # As many tokens a step as the preset has, whatever the context.
+        assert settings.context is not None
+        batch = max(1, preset.batch * preset.context // settings.context)
+        settings = replace(settings, batch=batch)
+    if settings.lr is None:
+        assert settings.dim is not None
+        # 3e-3 was best at width 128 (of 1, 2, 3, 4e-3); wider models want less.
+        choose(
+            "lr", round(3e-3 * min(1, (128 / settings.dim)) ** 0.5, 6), f"for width {settings.dim}"
+        )
+    if settings.epochs is not None:
+        assert settings.batch is not None and settings.context is not None
+        steps = max(1, round(settings.epochs * tokens / (settings.batch * settings.context)))
+        reason = f"{settings.epochs:g} epochs of {tokens:,} tokens"
+        settings = replace(settings, epochs=None)
+        choose("steps", steps, reason)
+    elif settings.steps is None and settings.minutes is None:
+        if size < TINY:
+            choose("steps", 1000, "enough for a tiny corpus; or say --steps, --minutes or --epochs")
+        else:
+            choose("minutes", 3.0, "a first try; or say --steps, --minutes or --epochs")
+    return settings, choices
+
+
+def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
+    """The model that resolved settings describe, or a UsageError that says what does not fit."""
+    assert settings.dim is not None
+    config = configure(
+        settings.family,
+        vocab_size=vocab_size,
+        layers=settings.layers,
+        heads=settings.heads,
+        dim=settings.dim,
+        context=settings.context,
+        dropout=settings.dropout,
+    )
+    problems = config.problems()
+    if problems:
+        raise UsageError("\n".join(problems))
+    return config
+
+
+def choose_device(asked: str) -> tuple[str, str]:
+    """The device to use and why; one that is asked for and not there is a UsageError."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if asked == "auto":
+        if there["cuda"]:
+            return "cuda", torch.cuda.get_device_name()
+        return ("mps", "an Apple GPU") if there["mps"] else ("cpu", "no GPU found")
+    if asked not in ("cpu", *there):
+        raise UsageError(f"--device {asked}: there is auto, cpu, cuda, mps")
+    if not there.get(asked, True):
+        raise UsageError(f"--device {asked}: no such GPU can be used here; try --device cpu")
+    return asked, "as asked"
+
+
+def available_threads() -> int:
+    """OMP_NUM_THREADS if it is set, else the cores this process may run on."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

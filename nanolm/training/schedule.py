@@ -1,0 +1,14 @@
+"""The learning rate over a run: warm-up, constant, linear decay to zero.
+
+The constant part can be any length, so a run can be extended from just before its decay.
+"""
+
+WARM_UP = 0.02  # of the run
+DECAY = 0.5  # of the run
+
+
+def rate(progress: float) -> float:
+    """What to multiply the peak learning rate by, `progress` (0 to 1) through the run."""
+    if progress < WARM_UP:
+        return (progress + 1e-3) / (WARM_UP + 1e-3)  # not zero, or the first step would be lost
+    return min(1.0, max(0.0, 1 - progress) / DECAY)

@@ -1,0 +1,127 @@
+"""Every setting of a training run, in one frozen dataclass.
+
+None (or "auto") means: chosen automatically, and explained. A resolved run has nothing left to
+choose, and its config.toml holds every field, so that the file alone repeats the run.
+Importing this costs nothing (no torch), so the command line can use it for its help.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from nanolm.errors import UsageError
+from nanolm.model.config import FAMILIES, PRESETS
+
+TOKENIZERS = ("bpe", "char", "byte")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What decides the outcome of `nanolm train`."""
+
+    corpus: tuple[str, ...]
+    document_separator: str | None = None
+    val: str | None = None
+    val_fraction: float = 0.1
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    family: str = "modern"
+    preset: str | None = None
+    layers: int | None = None
+    heads: int | None = None
+    dim: int | None = None
+    context: int | None = None
+    dropout: float | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    epochs: float | None = None
+    batch: int | None = None
+    lr: float | None = None
+    weight_decay: float = 0.1
+    evaluations: int = 10
+    save_every: int | None = None
+    seed: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainSettings":
+        """From names and values, such as those of a config.toml; unknown names are refused."""
+        known = [field.name for field in fields(cls)]
+        problems = [
+            f"{name}: no such setting" + did_you_mean(name, known)
+            for name in values
+            if name not in known
+        ]
+        if problems:
+            raise UsageError("\n".join(problems))
+        corpus = values.get("corpus", ())
+        corpus = (corpus,) if isinstance(corpus, str) else tuple(str(path) for path in corpus)
+        return cls(**{**values, "corpus": corpus})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What has a value, as config.toml holds it."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**values, "corpus": list(self.corpus)}
+
+    def check(self) -> None:
+        """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        problems = []
+        choices = {
+            "tokenizer": (None, *TOKENIZERS),
+            "family": tuple(FAMILIES),
+            "preset": (None, *PRESETS),
+            "device": DEVICES,
+            "dtype": DTYPES,
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                known = [choice for choice in allowed if choice is not None]
+                problems.append(
+                    f"{option(name)} {value}: there is {', '.join(known)}"
+                    + did_you_mean(value, known)
+                )
+        for name in ("steps", "batch", "evaluations", "save_every", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{option(name)} {value}: must be at least 1")
+        for name in ("minutes", "epochs", "lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                problems.append(f"{option(name)} {value}: must be more than 0")
+        if not self.weight_decay >= 0:
+            problems.append(f"--weight-decay {self.weight_decay}: must be 0 or more")
+        if not 0 <= self.seed < 1 << 63:
+            problems.append(f"--seed {self.seed}: must be 0 or more, and below 2 to the 63rd")
+        if self.val is None and not 0 < self.val_fraction <= 0.5:
+            problems.append(
+                f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
+                "out a tenth), or name a file with --val"
+            )
+        if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
+            problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
+        if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
+            problems.append(
+                f"--vocab-size {self.vocab_size}: must be at least 258 (every byte and two special "
+                "tokens) and at most 1048576"
+            )
+        budgets = [name for name in ("steps", "minutes", "epochs") if getattr(self, name)]
+        if len(budgets) > 1:
+            problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
+        if problems:
+            raise UsageError("\n".join(problems))
+
+
+def option(name: str) -> str:
+    """The command-line option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """ "; did you mean X?" where something close is known."""
+    close = get_close_matches(str(word), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
