@@ -64,9 +64,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run, and exit with the code of what happened."""
-    # Threads that wait for each other sleep instead of spinning. On a machine with other work to
-    # do, spinning made a training step of two threads 13 to 24 times slower than of one; sleeping
-    # keeps it level. It must be set before torch is loaded.
+    # Threads that wait for each other sleep instead of spinning. With one other busy process on a
+    # machine of two cores, spinning made a step of `micro` 13 times slower on two threads than on
+    # one; sleeping keeps them level, for a fifth of the speed of an idle machine. It must be set
+    # before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(run())
 

@@ -8,8 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from nanolm.cli.console import error_console, printable
-from nanolm.training.events import Event, Note, Progressed, Started, Wrote
-from nanolm.training.planner import Choice
+from nanolm.training.events import Event, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 
@@ -33,23 +32,17 @@ class TrainingView:
 
     def show(self, event: Event) -> None:
         match event:
-            case Choice():
-                self.line(f"{event.what}: {event.value} ({event.reason})")
-            case Note():
-                self.line(event.text)
             case Started():
                 self.started(event)
             case Progressed():
                 self.progressed(event)
             case Wrote():
                 self.wrote(event)
+            case _:
+                self.line(str(event))
 
     def started(self, event: Started) -> None:
-        what = f"{event.parameters:,} parameters, {event.tokens:,} training tokens"
-        if event.step:
-            self.line(f"resuming {event.run} at step {event.step:,}: {what}")
-        else:
-            self.line(f"training {event.run}: {what}")
+        self.line(str(event))
         if self.live:
             self.bar = Progress(
                 BarColumn(bar_width=None),

@@ -172,6 +172,9 @@ def config_from_json(values: dict[str, Any], folder: Path) -> ModelConfig:
             raise ModelError(f"{folder}: nanolm does not read models of type {kind!r}")
     except (KeyError, TypeError) as error:
         raise ModelError(f"{folder / 'config.json'}: {error} is missing or wrong") from None
+    for name in ("vocab_size", "layers", "heads", "dim", "context", "hidden"):
+        if type(getattr(config, name)) is not int or getattr(config, name) < 1:
+            raise ModelError(f"{folder / 'config.json'}: {name} is {getattr(config, name)!r}")
     # What else the file says must be what we would have said: nothing is passed over in silence.
     for name, value in config_to_json(config).items():
         if values.get(name) != value:

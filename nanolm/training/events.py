@@ -14,6 +14,9 @@ class Note:
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Started:
@@ -23,6 +26,12 @@ class Started:
     parameters: int
     tokens: int
     step: int  # more than 0: resumed there
+
+    def __str__(self) -> str:
+        begin = (
+            f"resuming {self.run} at step {self.step:,}" if self.step else f"training {self.run}"
+        )
+        return f"{begin}: {self.parameters:,} parameters, {self.tokens:,} training tokens"
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,18 @@ from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.text.tokens import Batches
-from nanolm.training.events import Event, Note, Notify, Progressed, Started, Wrote
+from nanolm.training.events import Event, Notify, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics import evaluate
 from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
-from nanolm.training.prepare import Job, choose_run, prepare, refuse_finished, with_absolute_paths
+from nanolm.training.prepare import (
+    Job,
+    choose_run,
+    prepare,
+    read_texts,
+    refuse_finished,
+    with_absolute_paths,
+)
 from nanolm.training.schedule import DECAY, rate
 from nanolm.training.settings import TrainSettings
 
@@ -85,12 +92,13 @@ def train(
     """Train on `settings.corpus`, or go on with an unfinished run of the same settings."""
     settings.check()
     settings = with_absolute_paths(settings)
+    texts = read_texts(settings)
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
     with run.locked():
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
-        job = prepare(settings, run, notify)
+        job = prepare(settings, run, *texts, notify)
         with thread_count(job.settings.threads), StopRequest() as stop:
             return Trainer(job, notify).loop(stop)
 
@@ -312,8 +320,7 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
 
     def both(event: Event) -> None:
         if not isinstance(event, Progressed | Wrote):
-            line = event.text if isinstance(event, Note) else str(event)
-            run.append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            run.append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
         notify(event)
 
     return both

@@ -20,6 +20,9 @@ class Choice:
     value: object
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value} ({self.reason})"
+
 
 def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings, list[Choice]]:
     """The kind of tokenizer, and how far byte-pair encoding goes, for `size` bytes of text."""

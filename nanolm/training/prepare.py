@@ -64,14 +64,14 @@ def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: 
         if run.exists():
             refuse_finished(run)
             refuse_other_settings(run, settings)
-        elif out.exists() and not (out.is_dir() and all(map(_is_ours, out.iterdir()))):
+        elif not run.free():
             raise DataError(f"{out} is there already and is no run; choose another --out")
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
     stem = Path(settings.corpus[0].removeprefix(SCHEME)).stem or "run"
     number = 1
-    while (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).path.exists():
+    while not (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).free():
         if run.exists() and not run.finished() and _same_settings(run, settings):
             return run
         number += 1
@@ -80,9 +80,10 @@ def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: 
     return run
 
 
-def prepare(settings: TrainSettings, run: Run, notify: Notify) -> Job:
+def prepare(
+    settings: TrainSettings, run: Run, training: Corpus, validation: Corpus, notify: Notify
+) -> Job:
     """Tokenizer, tokens and model: new, or as the last checkpoint of the run has them."""
-    training, validation = read_texts(settings)
     request, folder, known = settings, None, None
     if run.exists():
         settings = TrainSettings.from_dict(run.settings())
@@ -185,10 +186,3 @@ def _same_settings(run: Run, settings: TrainSettings) -> bool:
     """As asked for the first time, or all spelled out, as in the run's config.toml."""
     now = settings.to_dict()
     return now == run.facts()["request"] or now == run.settings()
-
-
-def _is_ours(path: Path) -> bool:
-    """Left by a start that was killed before the run existed."""
-    return path.name in (".lock", "config.toml", "log.txt") or path.name.startswith(
-        checkpoint.TEMPORARY
-    )

@@ -1,0 +1,73 @@
+# nanolm: `make` lists the recipes. Only Python 3.11 or newer and make need to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NANOLM := $(BIN)/nanolm
+READY := $(VENV)/ready
+
+FILE ?=
+PROMPT ?=
+RUN ?=
+ARGS ?=
+export FILE PROMPT RUN
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo train sample resume test test-slow lint data wheel clean
+
+help: ## list the recipes
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
+	  /^# hint / {split($$0, part, / hint |: /); hint[part[2]] = " " part[3]}' Makefile
+
+setup: $(READY) ## make .venv and install nanolm with its test tools into it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("nanolm needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@echo "installing into $(VENV) (torch is large: a minute or more)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: setup ## train on the embedded stories (2 minutes), then write three new ones
+	@$(NANOLM) train embedded:stories --vocab-size 2048 --minutes 1.75
+	@echo
+	@$(NANOLM) sample -n 3 --tokens 250 --temperature 0.7 </dev/null
+	@echo
+	@echo 'Now try:'
+	@echo '  $(NANOLM) sample --prompt "Once upon a time"     write on from your own words'
+	@echo '  $(NANOLM) train your-text.txt                    three minutes on your own text'
+	@echo '  $(NANOLM) train embedded:tiny --preset nano      the smallest model of all'
+	@echo '  $(NANOLM) --help'
+
+# hint train: FILE=text.txt
+train: setup ## train on your text (more options: ARGS="--minutes 10")
+	@test -n "$$FILE" || { echo 'say which text: make train FILE=your-text.txt'; exit 2; }
+	@$(NANOLM) train "$$FILE" $(ARGS)
+
+# hint sample: PROMPT="Once upon"
+sample: setup ## write with the newest run (or RUN=runs/x)
+	@$(NANOLM) sample $${RUN:+"$$RUN"} --prompt "$$PROMPT" $(ARGS)
+
+# hint resume: RUN=runs/x
+resume: setup ## go on with an unfinished run
+	@test -n "$$RUN" || { echo 'say which run: make resume RUN=runs/x'; exit 2; }
+	@$(NANOLM) train --config "$$RUN/config.toml" --out "$$RUN" --resume $(ARGS)
+
+test: setup ## run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: setup ## run the longer trials too
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+
+lint: setup ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+data: setup ## write the embedded corpora anew, byte for byte the same
+	@$(BIN)/python data/generate.py
+
+wheel: setup ## build a wheel into dist/
+	@$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove .venv, dist and caches; runs/ stays
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,117 @@
+"""The program from outside: help, errors, exit codes."""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cli, program
+
+import nanolm
+from nanolm.cli import main
+from nanolm.cli.console import printable
+
+
+def test_help_comes_at_once() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(program("--help"), check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.3 or min(times) < 0.2
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in main.VERBS)])
+def test_help_needs_no_torch(verb: list[str]) -> None:
+    code = (
+        "import sys; from nanolm.cli.main import cli\n"
+        f"try: cli.main({[*verb, '-h']!r}, 'nanolm')\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert shown.returncode == 0, shown.stderr
+    assert "Usage: nanolm" in shown.stdout
+    assert all(len(line) <= 100 for line in shown.stdout.splitlines())
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout == f"nanolm, version {nanolm.__version__}\n"
+
+
+ERRORS = {
+    "a command misspelt": (["trian"], 2, "there is no command 'trian'; did you mean train?"),
+    "an unknown option": (["train", "x.txt", "--stepz", "3"], 2, "--stepz"),
+    "a number that is none": (["train", "x.txt", "--steps", "many"], 2, "--steps"),
+    "no corpus": (["train"], 2, "nanolm train embedded:stories"),
+    "no such file": (["train", "none.txt"], 2, "none.txt does not exist"),
+    "a misspelt preset": (["train", "x.txt", "--preset", "nanno"], 2, "did you mean nano?"),
+    "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
+    "an empty file": (["train", "empty.txt"], 3, "no text in there"),
+    "not UTF-8": (["train", "latin.txt"], 3, "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
+    "a folder": (["train", "."], 2, "is a folder"),
+    "no config": (["train", "x.txt", "--config", "no.toml"], 2, "no.toml does not exist"),
+    "a broken config": (["train", "x.txt", "--config", "empty.txt"], 2, None),
+    "no run": (["sample", "runs/none"], 2, "runs/none does not exist"),
+    "no runs at all": (["sample"], 4, "train one first: nanolm train CORPUS"),
+    "no model there": (["sample", "."], 4, "holds no model"),
+    "a knob out of range": (["sample", "--top-p", "7"], 2, "--top-p 7.0: must be above 0"),
+    "no samples": (["sample", "-n", "0"], 2, "-n 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), ERRORS.values(), ids=ERRORS)
+def test_a_mistake_gets_one_clear_message(
+    arguments: list[str], code: int, message: str | None, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    shown = cli(*arguments)
+    if message is None:  # an empty file is sound TOML: the next mistake is the one to report
+        message = "x.txt does not exist"
+    assert (shown.returncode, shown.stdout) == (code, "")
+    assert message in shown.stderr
+    assert shown.stderr.startswith("error: ")
+    assert "Traceback" not in shown.stderr
+
+
+def test_all_mistakes_at_once(cli: Cli) -> None:
+    shown = cli("train", "x.txt", "--steps", "0", "--preset", "huge", "--val-fraction", "2")
+    assert shown.returncode == 2
+    for option in ("--steps", "--preset", "--val-fraction"):
+        assert option in shown.stderr
+
+
+def test_a_bug_is_reported_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(**rest: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(main.cli, "main", broken)
+    assert main.run() == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "this is a bug" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "full"), 7), (MemoryError(), 6)]
+)
+def test_what_else_can_happen(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**rest: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main.cli, "main", broken)
+    assert main.run() == code
+
+
+def test_nothing_a_terminal_would_obey_is_printable() -> None:
+    everything = "".join(map(chr, range(0x200)))
+    shown = printable(everything)
+    assert [char for char in shown if not char.isprintable() and char not in "\n\t\xa0\xad"] == []
+    assert printable("a\x1b[31mb\n\tc") == "a␛[31mb\n\tc"

@@ -1,0 +1,203 @@
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import Cli, program
+
+SMALL = ["--layers", 1, "--heads", 2, "--dim", 16, "--context", 16, "--batch", 4]
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_json_is_the_last_line_and_the_only_one(cli: Cli, corpus: Path) -> None:
+    shown = cli("train", corpus, *SMALL, "--steps", 12, "--json")
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    assert set(result) == {
+        "run",
+        "steps",
+        "tokens",
+        "seconds",
+        "train_loss",
+        "val_loss",
+        "val_bits_per_byte",
+        "best_step",
+        "stopped",
+    }
+    assert (result["run"], result["steps"], result["tokens"]) == ("runs/mine", 12, 12 * 64)
+    assert result["stopped"] == "steps"
+
+
+def test_progress_goes_to_stderr_in_plain_lines(cli: Cli, corpus: Path) -> None:
+    shown = cli("train", corpus, *SMALL, "--steps", 12)
+    assert shown.stdout.startswith("runs/mine: ")
+    assert shown.stdout.count("\n") == 1
+    assert "\x1b" not in shown.stderr
+    assert re.search(
+        r"100%  step 12  loss .*  val .* bits/byte  .* tokens/s  .* left", shown.stderr
+    )
+    assert "device: cpu (" in shown.stderr
+
+
+def test_a_saved_config_repeats_the_run(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    cli("train", corpus, *SMALL, "--steps", 12, "--tokenizer", "char", "--seed", 7)
+    config = tmp_path / "runs/mine/config.toml"
+    assert tomllib.loads(config.read_text())["seed"] == 7
+    again = cli("train", "--config", config)
+    assert again.returncode == 0, again.stderr
+    assert weights(tmp_path / "runs/mine") == weights(tmp_path / "runs/mine-2")
+    assert config.read_text() == (tmp_path / "runs/mine-2/config.toml").read_text()
+    # Flags go on top, and void what they stand for.
+    changed = cli("train", "--config", config, "--epochs", 0.1, "--tokenizer", "bpe", "--json")
+    assert changed.returncode == 0, changed.stderr
+    settings = tomllib.loads((tmp_path / "runs/mine-3/config.toml").read_text())
+    assert (settings["tokenizer"], settings["seed"]) == ("bpe", 7)
+    assert settings["steps"] != 12
+
+
+def test_a_config_with_an_unknown_name(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("stepz = 3\nlayres = 2\n")
+    shown = cli("train", "x.txt", "--config", "c.toml")
+    assert shown.returncode == 2
+    assert "no setting 'stepz'; did you mean steps?" in shown.stderr
+    assert "no setting 'layres'; did you mean layers?" in shown.stderr
+
+
+def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:
+    shown = cli("train", corpus, *SMALL, "--json", environment={"NANOLM_TRAIN_STEPS": "3"})
+    assert json.loads(shown.stdout)["steps"] == 3
+
+
+def test_resume_with_nothing_there_starts_fresh_and_says_so(cli: Cli, corpus: Path) -> None:
+    shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
+    assert shown.returncode == 0
+    assert "nothing to resume in runs/a: starting a new run" in shown.stderr
+    shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
+    assert shown.returncode == 3
+    assert "runs/a is finished" in shown.stderr
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Until a line of metrics says that `step` is done."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        metrics = run / "metrics.jsonl"
+        if metrics.exists() and any(
+            json.loads(line)["step"] >= step
+            for line in metrics.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no step {step}: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(25, marks=pytest.mark.slow)], ids=["3 kills", "25 kills"]
+)
+def test_sigkill_and_the_same_command_again_is_bit_identical(
+    kills: int, cli: Cli, corpus: Path, tmp_path: Path
+) -> None:
+    arguments = ["train", corpus, *SMALL, "--steps", 120 * kills, "--save-every", 7]
+    assert cli(*arguments, "--out", "whole").returncode == 0
+    dice = random.Random(kills)
+    for number in range(1, kills + 1):
+        process = subprocess.Popen(
+            program(*arguments, "--out", "killed"),
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        wait_for_step(tmp_path / "killed", 100 * number - 60, process)
+        time.sleep(dice.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    resumed = cli(*arguments, "--out", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming killed at step" in resumed.stderr
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "killed/metrics.jsonl").read_text().splitlines()
+        if "grad_norm" in line
+    ]
+    assert steps == list(range(10, 120 * kills + 1, 10))
+    assert not list((tmp_path / "killed/checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_75(number: int, cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        program("train", corpus, *SMALL, "--steps", 2000, "--out", "r", "--json"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    wait_for_step(tmp_path / "r", 20, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "run the same command again to go on" in err
+    assert "Traceback" not in err
+    stopped = json.loads(out)
+    assert stopped["stopped"] == "interrupted"
+    # What `make resume` does: all settings spelled out, from the run's own file.
+    resumed = cli("train", "--config", "r/config.toml", "--out", "r", "--resume")
+    assert f"resuming r at step {stopped['steps']:,}" in resumed.stderr
+    assert resumed.returncode == 0
+
+
+def test_a_second_process_is_refused(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    arguments = ["train", corpus, *SMALL, "--steps", 100_000, "--out", "r"]
+    process = subprocess.Popen(
+        program(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    try:
+        wait_for_step(tmp_path / "r", 10, process)
+        shown = cli(*arguments)
+        assert shown.returncode == 3
+        assert f"another process ({process.pid})" in shown.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        program("train", corpus, *SMALL, "--steps", 40),
+        cwd=tmp_path,
+        stdin=slave,
+        stderr=slave,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"},
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(master)
+    process.communicate()
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "%" in text
+    assert "val " in text
+    assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 40

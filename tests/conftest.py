@@ -1,0 +1,61 @@
+"""What several tests share: one thread, the program as a user runs it, and a trained model."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nanolm
+
+# One thread: two test processes share the cores, and results stay bit for bit the same.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+TINY_MODEL: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def program(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "nanolm", *map(str, arguments)]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run `nanolm ARGUMENTS` in an empty folder, with nothing on stdin."""
+
+    def run(
+        *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            program(*arguments),
+            cwd=tmp_path,
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+            env={**os.environ, **(environment or {})},
+        )
+
+    return run
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A small text of one's own."""
+    file = tmp_path / "mine.txt"
+    file.write_text("".join(f"The {n} cats sat on {n + 1} mats.\n" for n in range(200)))
+    return file
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned the embedded tiny corpus a little."""
+    run = tmp_path_factory.mktemp("trained") / "tiny"
+    nanolm.train("embedded:tiny", out=run, steps=60, **TINY_MODEL)
+    return run

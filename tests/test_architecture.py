@@ -1,0 +1,71 @@
+"""The shape of the package: which way its imports point, who prints, and what is never used."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "nanolm"
+# Each may know those before it; a module may know its own part.
+ORDER = ["errors", "text", "model", "runs", "generation", "training", "cli"]
+
+
+def modules() -> dict[str, ast.Module]:
+    return {
+        ".".join(("nanolm", *file.relative_to(PACKAGE).with_suffix("").parts)): ast.parse(
+            file.read_text(encoding="utf-8")
+        )
+        for file in PACKAGE.rglob("*.py")
+        if "data" not in file.parts
+    }
+
+
+def imports(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_arrows_point_one_way() -> None:
+    for name, tree in modules().items():
+        part = name.split(".")[1]
+        if part not in ORDER:  # __init__ and __main__ are the doors
+            continue
+        known = {target.split(".")[1] for target in imports(tree) if target.startswith("nanolm.")}
+        above = known - set(ORDER[: ORDER.index(part) + 1]) - {"__version__"}
+        assert not above, f"{name} imports {above}"
+
+
+def test_no_cycle_between_modules() -> None:
+    trees = modules()
+    graph = {name: imports(tree) & set(trees) for name, tree in trees.items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            for target in graph[name]:
+                visit(target, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def calls(tree: ast.Module) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def test_only_the_command_line_prints() -> None:
+    for name, tree in modules().items():
+        if not name.startswith("nanolm.cli"):
+            assert "print" not in calls(tree), name
+            assert not {"sys", "rich", "click", "logging", "warnings"} & imports(tree), name
+
+
+def test_nothing_unpickles_or_runs_text() -> None:
+    for name, tree in modules().items():
+        assert not {"pickle", "marshal", "shelve", "dill", "joblib"} & imports(tree), name
+        assert not {"eval", "exec", "torch.load", "np.load", "yaml.load"} & calls(tree), name

@@ -1,0 +1,65 @@
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanolm.text.bpe import Pair, count_words, learn, merge
+
+
+def learn_slowly(words: Counter[bytes], vocab_size: int) -> list[Pair]:
+    """The lecture's algorithm: count all pairs anew for every merge."""
+    pieces = {word: list(word) for word in words}
+    merges: list[Pair] = []
+    while 256 + len(merges) < vocab_size:
+        counts: Counter[Pair] = Counter()
+        for word, tokens in pieces.items():
+            for pair in pairwise(tokens):
+                counts[pair] += words[word]
+        best = min(counts, key=lambda pair: (-counts[pair], pair), default=None)
+        if best is None or counts[best] < 2:
+            break
+        pieces = {word: merge(tokens, best, 256 + len(merges)) for word, tokens in pieces.items()}
+        merges.append(best)
+    return merges
+
+
+def test_the_example_of_the_module() -> None:
+    assert learn(count_words(["low lower lowest"]), vocab_size=258) == [(108, 111), (256, 119)]
+
+
+@given(st.lists(st.text("ab ,\n1é", max_size=30), max_size=8), st.integers(256, 300))
+def test_equals_the_slow_algorithm(texts: list[str], vocab_size: int) -> None:
+    words = count_words(texts)
+    assert learn(words, vocab_size) == learn_slowly(words, vocab_size)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=8))
+def test_no_two_merges_make_the_same_token(texts: list[str]) -> None:
+    tokens = [bytes([byte]) for byte in range(256)]
+    for left, right in learn(count_words(texts)):
+        tokens.append(tokens[left] + tokens[right])
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_without_a_limit_words_become_tokens() -> None:
+    words = count_words(["the cat sees the dog. " * 3])
+    merges = learn(words)
+    for word in words:
+        tokens = list(word)
+        for number, pair in enumerate(merges):
+            tokens = merge(tokens, pair, 256 + number)
+        assert len(tokens) == 1, word
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("it's 12345!\n\nOh", ["it", "'s", " ", "123", "45", "!\n\n", "Oh"]),
+        ("two  spaces", ["two", " ", " spaces"]),
+        ("é日本", ["é日本"]),
+    ],
+)
+def test_where_words_are_cut(text: str, words: list[str]) -> None:
+    assert sorted(count_words([text])) == sorted(word.encode() for word in words)

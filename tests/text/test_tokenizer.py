@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanolm.errors import DataError, ModelError
+from nanolm.text.tokenizer import END_OF_TEXT, PADDING, Tokenizer, load_tokenizer, train_tokenizer
+
+TEXT = "The cat isn't here. The cats are 1234 miles away!\nSchön, aaaa.\n\n\tThe end  of it. " * 2
+TOKENIZERS = {
+    "bpe": train_tokenizer([TEXT], "bpe", 300),
+    "words": train_tokenizer([TEXT], "bpe"),
+    "char": train_tokenizer([TEXT], "char"),
+    "byte": train_tokenizer([TEXT], "byte"),
+}
+KINDS = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+REFERENCES = {
+    id(tokenizer): tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    for tokenizer in TOKENIZERS.values()
+}
+for reference in REFERENCES.values():
+    reference.encode_special_tokens = True  # what tokenizer_config.json makes transformers do
+# Anything at all, and much of what the tokenizers know.
+TEXTS = st.text() | st.text("The cat a'sn1. \n\t\réö日👍", max_size=60)
+
+
+@KINDS
+@given(text=TEXTS)
+def test_nothing_is_lost(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@KINDS
+@given(text=TEXTS)
+def test_ids_are_those_of_hugging_face(tokenizer: Tokenizer, text: str) -> None:
+    reference = REFERENCES[id(tokenizer)]
+    ids = tokenizer.encode(text)
+    assert ids == reference.encode(text).ids
+    assert reference.decode(ids) == text
+
+
+@KINDS
+def test_special_tokens_come_last_and_are_text_when_written_out(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.end_of_text, tokenizer.padding) == (
+        tokenizer.vocab_size - 2,
+        tokenizer.vocab_size - 1,
+    )
+    ids = tokenizer.encode(f"a{END_OF_TEXT}b{PADDING}")
+    assert not {tokenizer.end_of_text, tokenizer.padding} & set(ids)
+    assert tokenizer.decode(ids) == f"a{END_OF_TEXT}b{PADDING}"
+    assert tokenizer.decode([tokenizer.end_of_text]) == ""
+
+
+@KINDS
+def test_saved_and_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path, context=64)
+    again = load_tokenizer(tmp_path)
+    assert (again.kind, again.tokens) == (tokenizer.kind, tokenizer.tokens)
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert load_tokenizer(tmp_path / "tokenizer.json").encode(TEXT) == tokenizer.encode(TEXT)
+
+
+@KINDS
+def test_byte_lengths_add_up_to_the_text(tokenizer: Tokenizer) -> None:
+    text = TEXT + "日本"
+    assert tokenizer.byte_lengths()[tokenizer.encode(text)].sum() == len(text.encode())
+
+
+@KINDS
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="lone surrogate at character 3"):
+        tokenizer.encode("abc\ud800")
+
+
+def test_sizes() -> None:
+    assert TOKENIZERS["bpe"].vocab_size == 300
+    assert TOKENIZERS["byte"].vocab_size == 258
+    assert TOKENIZERS["char"].vocab_size == 258 + len(set(TEXT))
+    assert len(TOKENIZERS["words"].encode("The cats")) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"model": {"type": "WordPiece"}},
+        {"added_tokens": []},
+        {"pre_tokenizer": None},
+    ],
+)
+def test_a_tokenizer_we_do_not_read_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    parts = json.loads(TOKENIZERS["bpe"].to_json())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**parts, **change}))
+    with pytest.raises(ModelError, match=r"tokenizer\.json is"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        load_tokenizer(tmp_path)
+    for broken in ("{", "[]", '{"model": 3}', "\ufeff"):
+        (tmp_path / "tokenizer.json").write_text(broken)
+        with pytest.raises(ModelError, match=r"tokenizer\.json"):
+            load_tokenizer(tmp_path)

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanolm.text.corpus import Corpus
+from nanolm.text.tokenizer import train_tokenizer
+from nanolm.text.tokens import Batches, encode_corpus, permuted
+
+
+@given(st.integers(1, 500), st.integers(0, 2**64 - 1))
+def test_a_permutation_hits_everything_once(size: int, key: int) -> None:
+    positions = np.arange(size, dtype=np.uint64)
+    order = permuted(positions, size, np.full_like(positions, key))
+    assert sorted(order.tolist()) == list(range(size))
+
+
+@given(st.integers(2, 400), st.integers(1, 40), st.integers(0, 9))
+def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int) -> None:
+    context = min(context, length - 1)
+    batches = Batches(np.arange(length, dtype=np.uint16), context, batch=1, seed=seed)
+    starts = sorted(int(batches[n][0][0, 0]) for n in range(batches.windows))
+    gaps = set(np.diff(starts).tolist())
+    assert gaps <= {context}
+    assert starts[0] < context
+    assert starts[-1] + context < length
+
+
+def test_a_batch_depends_on_seed_and_index_alone() -> None:
+    tokens = np.arange(5000, dtype=np.uint16)
+    first = Batches(tokens, context=8, batch=4, seed=1)
+    x, y = first[7]
+    assert x.shape == y.shape == (4, 8)
+    assert (x[:, 1:] == y[:, :-1]).all()
+    assert (Batches(tokens, 8, 4, seed=1)[7][0] == x).all()
+    assert (Batches(tokens, 8, 4, seed=2)[7][0] != x).any()
+    assert (first[8][0] != x).any()
+
+
+def test_epochs_differ_in_order_and_offset() -> None:
+    batches = Batches(np.arange(1000, dtype=np.uint16), context=10, batch=1, seed=0)
+    epochs = [
+        [int(batches[epoch * batches.windows + n][0][0, 0]) for n in range(batches.windows)]
+        for epoch in range(6)
+    ]
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert len({epoch[0] % 10 for epoch in epochs}) > 1
+
+
+def test_an_end_of_text_stands_before_every_document() -> None:
+    tokenizer = train_tokenizer([], "byte")
+    ids = encode_corpus(Corpus(("ab", "c")), tokenizer)
+    assert ids.tolist() == [256, 97, 98, 256, 99]
+    assert ids.dtype == np.uint16
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_the_same_windows_in_the_same_order_whatever_the_batch(batch: int) -> None:
+    batches = Batches(np.arange(1000, dtype=np.uint16), context=7, batch=batch, seed=5)
+    rows = [row[0] for n in range(6 // batch) for row in batches[n][0]]
+    singles = Batches(np.arange(1000, dtype=np.uint16), context=7, batch=1, seed=5)
+    assert rows == [singles[n][0][0, 0] for n in range(6)]

@@ -1,0 +1,316 @@
+"""Training, stopped and resumed: what comes out must be what an unbroken run gives."""
+
+import hashlib
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY_MODEL
+
+import nanolm
+from nanolm.errors import DataError, Diverged, UsageError
+from nanolm.runs.checkpoint import list_checkpoints, verify
+from nanolm.training import loop
+from nanolm.training.events import Progressed, Started
+from nanolm.training.loop import Trainer
+
+SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "dropout": 0.1, "threads": 1}
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_time(run: Path) -> list[dict[str, Any]]:
+    timed = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines(run)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    nanolm.train("embedded:tiny", out=run, **SETTINGS)
+    return run
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it, nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("steps", [1, 3, 9, 10, 15, 16, 29])
+def test_killed_and_resumed_is_bit_identical(
+    steps: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    step = Trainer.train_step
+    done = 0
+
+    def deadly(self: Trainer, lr: float) -> tuple[float, float]:
+        nonlocal done
+        done += 1
+        if done > steps:
+            raise Killed
+        return step(self, lr)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", deadly)
+        with pytest.raises(Killed):
+            nanolm.train("embedded:tiny", out=run, **SETTINGS)
+    started: list[int] = []
+    nanolm.train(
+        "embedded:tiny",
+        out=run,
+        notify=lambda event: started.append(event.step) if isinstance(event, Started) else None,
+        **SETTINGS,
+    )
+    assert steps - 3 <= started[0] <= steps
+    assert weights(run) == weights(unbroken)
+    assert without_time(run) == without_time(unbroken)
+    assert (run / "samples.md").read_text() == (unbroken / "samples.md").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number: int, unbroken: Path, tmp_path: Path) -> None:
+    def interrupt(event: object) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == 20:
+            signal.raise_signal(number)
+
+    run = tmp_path / "run"
+    result = nanolm.train("embedded:tiny", out=run, notify=interrupt, **SETTINGS)
+    assert (result.stopped, result.steps) == ("interrupted", 20)
+    assert nanolm.train("embedded:tiny", out=run, **SETTINGS).stopped == "steps"
+    assert weights(run) == weights(unbroken)
+
+
+def test_killed_while_evaluating(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def die(*arguments: object) -> None:
+        raise Killed
+
+    for _ in range(3):  # always at the same evaluation: what was trained before is not lost
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "evaluate", die)
+            with pytest.raises(Killed):
+                nanolm.train("embedded:tiny", out=run, **SETTINGS)
+        assert [folder.name for folder in list_checkpoints(run / "checkpoints")] == [
+            "step-00000003"
+        ]
+    nanolm.train("embedded:tiny", out=run, **SETTINGS)
+    assert weights(run) == weights(unbroken)
+
+
+def test_a_damaged_checkpoint_costs_only_itself(unbroken: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def stop(event: object) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    nanolm.train("embedded:tiny", out=run, notify=stop, **SETTINGS)
+    (run / "last" / "optimizer.safetensors").write_bytes(b"rot")
+    notes: list[str] = []
+    nanolm.train("embedded:tiny", out=run, notify=lambda e: notes.append(str(e)), **SETTINGS)
+    assert any("optimizer.safetensors is damaged" in note for note in notes)
+    assert weights(run) == weights(unbroken)
+
+
+def test_the_run_folder(unbroken: Path) -> None:
+    names = {entry.name for entry in unbroken.iterdir()} - {".lock"}
+    assert names == {
+        "best",
+        "checkpoints",
+        "config.toml",
+        "last",
+        "log.txt",
+        "metrics.jsonl",
+        "run.json",
+        "samples.md",
+    }
+    facts = json.loads((unbroken / "run.json").read_text())
+    assert facts["result"]["steps"] == 30
+    assert all(choice["reason"] for choice in facts["choices"])
+    for folder in list_checkpoints(unbroken / "checkpoints"):
+        verify(folder)
+    steps = [line["step"] for line in lines(unbroken) if "loss" in line]
+    assert steps == [10, 20, 30]
+    assert len([line for line in lines(unbroken) if "val_loss" in line]) == 10
+    assert (unbroken / "samples.md").read_text().count("## Step") == 10
+
+
+def test_checkpoints_kept(unbroken: Path) -> None:
+    state = json.loads((unbroken / "last" / "state.json").read_text())
+    kept = {int(folder.name[5:]) for folder in list_checkpoints(unbroken / "checkpoints")}
+    assert state["decay_step"] == 15
+    best = int((unbroken / "best").resolve().name[5:])
+    assert kept == {27, 30, 15, best}
+
+
+def test_it_learns(unbroken: Path, trained: Path) -> None:
+    result = json.loads((trained / "run.json").read_text())["result"]
+    first = next(line for line in lines(trained) if "loss" in line)
+    assert result["train_loss"] < first["loss"] - 0.5
+    assert result["val_loss"] < 4
+    assert result["val_bits_per_byte"] > 0
+
+
+def test_a_finished_run_is_refused_and_never_overwritten(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="is finished"):
+        nanolm.train("embedded:tiny", out=unbroken, **SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "tiny-2", "tiny-3"):
+        assert nanolm.train("embedded:tiny", **TINY_MODEL, steps=1).run == f"runs/{name}"
+
+
+def test_an_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, Started):
+            signal.raise_signal(signal.SIGINT)
+
+    run = tmp_path / "run"
+    nanolm.train("embedded:tiny", out=run, notify=stop, **SETTINGS)
+    with pytest.raises(DataError, match=r"--seed: 1 there, 2 now") as caught:
+        nanolm.train("embedded:tiny", out=run, seed=2, **{**SETTINGS, "steps": 40})
+    assert "--steps: 30 there, 40 now" in str(caught.value)
+
+
+def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, Started):
+            signal.raise_signal(signal.SIGINT)
+
+    run = tmp_path / "run"
+    nanolm.train(corpus, out=run, notify=stop, **SETTINGS)
+    before = corpus.read_text()
+    for number, what in [(7, "corpus"), (199, "validation")]:
+        corpus.write_text(before.replace(f" {number} cats", f" {number} dogs"))
+        with pytest.raises(DataError, match=f"the {what} is not the one"):
+            nanolm.train(corpus, out=run, **SETTINGS)
+    corpus.write_text(before)
+    assert nanolm.train(corpus, out=run, **SETTINGS).stopped == "steps"
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("do not touch")
+    with pytest.raises(DataError, match="is no run"):
+        nanolm.train("embedded:tiny", out=tmp_path, **SETTINGS)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = F.cross_entropy
+    spoiled: list[int] = []
+
+    def spoil(trainer: Trainer) -> None:
+        step = trainer.state.step
+        before = [parameter.clone() for parameter in trainer.model.parameters()]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                F, "cross_entropy", lambda *a, **k: real(*a, **k) * torch.tensor(torch.nan)
+            )
+            _, norm = original(trainer, 1e-3)
+        assert norm != norm
+        assert all(
+            torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
+        )
+        spoiled.append(step)
+
+    original = Trainer.train_step
+
+    def train_step(self: Trainer, lr: float) -> tuple[float, float]:
+        if self.state.step == 5:
+            spoil(self)
+        return original(self, lr)
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    nanolm.train("embedded:tiny", out=tmp_path / "run", **SETTINGS)
+    assert spoiled == [5]
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        F,
+        "cross_entropy",
+        lambda logits, y: logits.sum() * torch.tensor(torch.inf),
+    )
+    with pytest.raises(Diverged, match="smaller --lr"):
+        nanolm.train("embedded:tiny", out=tmp_path / "run", **{**SETTINGS, "evaluations": 1})
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+@pytest.mark.parametrize("tokenizer", ["bpe", "char", "byte"])
+def test_families_and_tokenizers(family: str, tokenizer: str, tmp_path: Path) -> None:
+    result = nanolm.train(
+        "embedded:tiny",
+        out=tmp_path / "run",
+        family=family,
+        tokenizer=tokenizer,
+        **{**SETTINGS, "steps": 4},
+    )
+    assert result.val_loss is not None
+    model = nanolm.load(tmp_path / "run")
+    assert model.tokenizer.kind == tokenizer
+    assert model.generate("never seen: 日本", tokens=3, seed=0) is not None
+
+
+def test_minutes(tmp_path: Path) -> None:
+    result = nanolm.train(
+        "embedded:tiny", out=tmp_path / "run", minutes=0.03, **TINY_MODEL, evaluations=4
+    )
+    assert result.stopped == "minutes"
+    assert 1.8 <= result.seconds < 3.5
+    assert len([line for line in lines(tmp_path / "run") if "val_loss" in line]) == 4
+
+
+def test_a_validation_file_of_its_own(corpus: Path, tmp_path: Path) -> None:
+    validation = tmp_path / "val.txt"
+    validation.write_text("The 7 cats sat on 8 mats.\n" * 3)
+    result = nanolm.train(
+        corpus, out=tmp_path / "run", val=str(validation), **{**SETTINGS, "steps": 2}
+    )
+    assert result.val_loss is not None
+
+
+@pytest.mark.parametrize("text", ["abcd", "one sentence only.", "x" * 400, "日本語" * 9])
+def test_very_short_texts(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text(text)
+    result = nanolm.train(file, out=tmp_path / "run", steps=2, batch=2)
+    assert result.steps == 2
+
+
+def test_one_character_is_too_little(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a")
+    with pytest.raises(DataError, match="too little"):
+        nanolm.train(tmp_path / "one.txt", out=tmp_path / "run", steps=2)
+
+
+def test_a_mistake_does_not_use_up_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="does not exist"):
+        nanolm.train("none.txt")
+    assert not Path("runs").exists()
+    with pytest.raises(UsageError, match="not a multiple"):
+        nanolm.train("embedded:tiny", heads=5, preset="nano", steps=2)
+    assert nanolm.train("embedded:tiny", **TINY_MODEL, steps=1).run == "runs/tiny"
+
+
+def test_a_moved_run_still_works(trained: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(trained, tmp_path / "moved", symlinks=True)
+    assert nanolm.load(moved).generate("the", tokens=3)
+    assert nanolm.load_tokenizer(moved).decode([97]) == "a"

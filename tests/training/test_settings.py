@@ -1,0 +1,60 @@
+import pytest
+
+from nanolm.errors import UsageError
+from nanolm.training.settings import TrainSettings
+
+
+def test_everything_wrong_is_named_at_once() -> None:
+    settings = TrainSettings(
+        corpus=("a.txt",),
+        tokenizer="bpee",
+        family="modren",
+        preset="nanoo",
+        steps=0,
+        minutes=-1,
+        val_fraction=0.9,
+        vocab_size=100,
+        batch=0,
+        lr=float("nan"),
+        dtype="int8",
+    )
+    with pytest.raises(UsageError) as caught:
+        settings.check()
+    message = str(caught.value)
+    for part in [
+        "--tokenizer bpee: there is bpe, char, byte; did you mean bpe?",
+        "--family modren: there is modern, gpt2; did you mean modern?",
+        "did you mean nano?",
+        "--steps 0",
+        "--minutes -1",
+        "--val-fraction 0.9",
+        "--vocab-size 100: must be at least 258",
+        "--batch 0",
+        "--lr nan",
+        "--dtype int8",
+    ]:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 5, "minutes": 1.0}, "give one of --steps and --minutes"),
+        ({"tokenizer": "char", "vocab_size": 300}, "--vocab-size is for --tokenizer bpe"),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_what_does_not_go_together(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainSettings.from_dict({"corpus": "a.txt", **changes}).check()
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="stepps: no such setting; did you mean steps"):
+        TrainSettings.from_dict({"stepps": 3})
+
+
+def test_there_and_back() -> None:
+    settings = TrainSettings(corpus=("a", "b"), steps=3, dropout=0.1)
+    settings.check()
+    assert TrainSettings.from_dict(settings.to_dict()) == settings
