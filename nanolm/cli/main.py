@@ -20,6 +20,10 @@ from nanolm.training.settings import did_you_mean
 VERBS = {"train": "nanolm.cli.train", "sample": "nanolm.cli.sample"}
 
 
+class ClosedPipe(Exception):
+    """Whoever read the output has had enough."""
+
+
 class Verbs(click.Group):
     """A group whose commands are modules."""
 
@@ -40,6 +44,12 @@ class Verbs(click.Group):
                 f"there is no command {args[0]!r}{did_you_mean(args[0], list(VERBS))}", context
             )
         return super().resolve_command(context, args)
+
+    def invoke(self, context: click.Context) -> object:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            raise ClosedPipe from None  # click would make it exit code 1
 
 
 @click.group(
@@ -90,8 +100,8 @@ def run() -> int:
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has had enough. What is still in the buffer goes nowhere.
+    except (ClosedPipe, BrokenPipeError):
+        # What is still in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Self
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.live import Live
 from rich.text import Text
 
 from nanolm.cli.console import error_console, printable
@@ -18,61 +18,60 @@ class TrainingView:
 
     def __init__(self) -> None:
         self.console = error_console()
-        self.live = sys.stderr.isatty()
-        self.bar: Progress | None = None
-        self.values: dict[str, float] = {}
+        self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
+        self.values: dict[str, float] = {}  # the latest of each number
         self.last_line = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.bar:
-            self.bar.stop()
+        if self.live:
+            self.live.stop()
 
     def show(self, event: Event) -> None:
         match event:
-            case Started():
-                self.started(event)
             case Progressed():
                 self.progressed(event)
             case Wrote():
-                self.wrote(event)
+                if self.live:
+                    sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
+                    sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
+                    self.console.print(sample)
             case _:
                 self.line(str(event))
-
-    def started(self, event: Started) -> None:
-        self.line(str(event))
-        if self.live:
-            self.bar = Progress(
-                BarColumn(bar_width=None),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[status]}"),
-                console=self.console,
-                transient=True,
-            )
-            self.bar.add_task("", total=1.0, status="")
-            self.bar.start()
+                if self.live and isinstance(event, Started):
+                    self.live.start()
 
     def progressed(self, event: Progressed) -> None:
-        numbers = {k: v for k, v in event.record.items() if isinstance(v, int | float)}
-        self.values.update(numbers)
-        status = self.status(event)
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=event.progress, status=status)
+        self.values.update(event.record)
         measured = "val_loss" in event.record
-        if measured and self.live:
-            self.line(f"step {event.record['step']:,}: {self.measures()}")
-        elif not self.live and (measured or time.monotonic() - self.last_line > PLAIN_SECONDS):
-            self.line(f"{event.progress:4.0%}  step {event.record['step']:,}  {status}")
+        if self.live:
+            if measured:
+                self.line(f"step {event.record['step']:,}: {self.measures()}")
+            self.live.update(Text(self.live_line(event)))
+        elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
+            parts = [f"step {event.record['step']:,}", self.measures(), self.speed()]
+            self.line(f"{event.progress:4.0%}  {'  '.join([*parts, *self.times(event)])}")
             self.last_line = time.monotonic()
 
-    def status(self, event: Progressed) -> str:
-        parts = [self.measures()]
-        if "tokens_per_second" in self.values:
-            parts.append(f"{self.values['tokens_per_second']:,.0f} tokens/s")
-        parts.append(f"{clock(self.values['seconds'])} gone, {clock(event.seconds_left)} left")
-        return "  ".join(part for part in parts if part)
+    def live_line(self, event: Progressed) -> str:
+        """A bar and as much beside it as fits, what matters most staying longest."""
+        elapsed, left = self.times(event)
+        percent, measures = f"{event.progress:4.0%}", self.measures()
+        for parts in (
+            [percent, measures, self.speed(), elapsed, left],
+            [percent, measures, elapsed, left],
+            [percent, measures, left],
+            [percent, left],
+        ):
+            text = "  ".join(parts)
+            room = self.console.width - len(text) - 2
+            if room >= 0:
+                break
+        width = min(40, room)
+        full = round(width * event.progress)
+        return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text
 
     def measures(self) -> str:
         parts = []
@@ -82,14 +81,14 @@ class TrainingView:
             parts.append(f"val {self.values['val_bits_per_byte']:.3f} bits/byte")
         return "  ".join(parts)
 
-    def wrote(self, event: Wrote) -> None:
-        if self.live:
-            sample = Text(" ".join(printable(event.prompt + event.text).split()), style="dim")
-            sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
-            self.console.print(sample)
+    def speed(self) -> str:
+        return f"{self.values.get('tokens_per_second', 0):,} tokens/s"
+
+    def times(self, event: Progressed) -> list[str]:
+        return [f"{clock(self.values['seconds'])} gone", f"{clock(event.seconds_left)} left"]
 
     def line(self, text: str) -> None:
-        self.console.print(Text(printable(text)), soft_wrap=not self.live)
+        self.console.print(Text(printable(text)), soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

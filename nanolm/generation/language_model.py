@@ -100,8 +100,17 @@ class LanguageModel:
         A character whose bytes span several tokens is given when its last byte is there.
         """
         knobs.check()
-        rows = len(samples)
         prompt_ids = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+        return self._write(prompt_ids, knobs, samples, path)  # mistakes are told before it runs
+
+    def _write(
+        self,
+        prompt_ids: list[int],
+        knobs: Knobs,
+        samples: list[Sample],
+        path: Callable[[GPT, int], Naive | Cached],
+    ) -> Iterator[tuple[int, str]]:
+        rows = len(samples)
         start = len(prompt_ids)
         device = self.model.head.weight.device
         ids = torch.zeros(rows, start + knobs.tokens, dtype=torch.long, device=device)

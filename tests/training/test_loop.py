@@ -286,7 +286,7 @@ def test_a_validation_file_of_its_own(corpus: Path, tmp_path: Path) -> None:
     assert result.val_loss is not None
 
 
-@pytest.mark.parametrize("text", ["abcd", "one sentence only.", "x" * 400, "日本語" * 9])
+@pytest.mark.parametrize("text", ["a few", "one sentence only.", "x" * 400, "日本語" * 9])
 def test_very_short_texts(text: str, tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text(text)

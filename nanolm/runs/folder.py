@@ -1,0 +1,159 @@
+"""The run folder: what a training run leaves behind, and how it is found again.
+
+runs/NAME/
+  config.toml     every resolved setting: `nanolm train --config` repeats the run
+  run.json        why each automatic choice was made, versions, machine, fingerprints, result
+  metrics.jsonl   one object a line
+  samples.md      what the model wrote as it learned
+  log.txt
+  checkpoints/step-00000120/   see checkpoint.py
+  best  last      links into checkpoints
+"""
+
+import contextlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nanolm.errors import DataError, ModelError, UsageError
+from nanolm.runs import checkpoint
+from nanolm.runs.toml import dump_toml
+
+
+class Run:
+    """The files of one run. Making one touches nothing on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.md"
+        self.log = path / "log.txt"
+        self.config_file = path / "config.toml"
+        self.facts_file = path / "run.json"
+
+    def exists(self) -> bool:
+        return self.facts_file.exists()
+
+    def free(self) -> bool:
+        """Nothing is there, or only what a start that failed before the run existed left."""
+        if self.exists() or (self.path.exists() and not self.path.is_dir()):
+            return False
+        left = {".lock", self.log.name, self.config_file.name}
+        return not self.path.exists() or all(
+            entry.name in left or entry.name.startswith(checkpoint.TEMPORARY)
+            for entry in self.path.iterdir()
+        )
+
+    def finished(self) -> bool:
+        return "result" in self.facts()
+
+    def settings(self) -> dict[str, Any]:
+        """What config.toml says."""
+        try:
+            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.config_file} cannot be read: {error}") from None
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says."""
+        try:
+            facts: dict[str, Any] = json.loads(self.facts_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.facts_file} cannot be read: {error}") from None
+        return facts
+
+    def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Write what is known before the first step; run.json last, it makes the run exist."""
+        checkpoint.write_atomically(self.config_file, dump_toml(settings))
+        self.update(facts)
+
+    def update(self, facts: dict[str, Any]) -> None:
+        checkpoint.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
+
+    def append(self, file: Path, text: str) -> None:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+
+    def lengths(self) -> dict[str, int]:
+        """How long the growing files are now; part of a checkpoint's state."""
+        growing = (self.metrics, self.samples)
+        return {file.name: file.stat().st_size if file.exists() else 0 for file in growing}
+
+    def cut_back(self, lengths: dict[str, int]) -> None:
+        """Undo what was appended after a checkpoint, so that nothing appears twice."""
+        for name, length in lengths.items():
+            file = self.path / name
+            if file.exists() and file.stat().st_size > length:
+                os.truncate(file, length)
+
+    def link(self, name: str, target: Path) -> None:
+        checkpoint.point(self.path / name, target)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run; a second process is refused. The system lets go even after a kill."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as stream:
+            try:
+                import fcntl
+            except ImportError:  # Windows: no lock, best effort
+                yield
+                return
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                stream.seek(0)
+                owner = stream.read().strip() or "unknown"
+                raise DataError(
+                    f"{self.path} is being trained by another process ({owner}); "
+                    "wait for it, or start another run with --out"
+                ) from None
+            stream.truncate(0)
+            stream.write(f"{os.getpid()}\n")
+            stream.flush()
+            yield
+
+
+def find_model(path: Path, report: Callable[[str], None]) -> Path:
+    """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
+
+    A checkpoint of ours is verified first; where it is damaged, that is reported and the newest
+    whole one is taken.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} does not exist; `ls runs` shows what has been trained")
+    if (path / "config.json").exists():
+        if (path / checkpoint.MANIFEST).exists():
+            checkpoint.verify(path)
+        return path
+    run = Run(path)
+    best = checkpoint.follow(path / "best") or checkpoint.follow(path / "last")
+    if best is not None:
+        try:
+            checkpoint.verify(best)
+            return best
+        except ModelError as error:
+            report(f"{error}; looking for another checkpoint")
+    newest = checkpoint.newest_valid(run.checkpoints, report)
+    if newest is None:
+        raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
+    return newest
+
+
+def newest_run(root: Path) -> Path:
+    """The run under `root` whose last checkpoint is the youngest."""
+    ages = {
+        run: (run / "last").stat().st_mtime
+        for run in (root.iterdir() if root.is_dir() else [])
+        if checkpoint.follow(run / "last")
+    }
+    if not ages:
+        raise ModelError(
+            f"there is no trained model under {root}/ yet; train one first: nanolm train CORPUS, "
+            "or name a model folder"
+        )
+    return max(ages, key=lambda run: ages[run])

@@ -1,0 +1,24 @@
+"""Write flat settings as TOML; the standard library reads it (`tomllib`) and cannot write it."""
+
+import json
+from collections.abc import Mapping
+
+
+def dump_toml(settings: Mapping[str, object]) -> str:
+    """One `name = value` a line; None, which TOML has no word for, is left out."""
+    return "".join(
+        f"{name} = {_value(value)}\n" for name, value in settings.items() if value is not None
+    )
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        # A JSON string is a TOML string but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(f"no TOML for {value!r}")
