@@ -89,26 +89,27 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"model_type": "bert"}, "models of type 'bert'"),
-        ({"vocab_size": None}, "config.json"),
-        ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings is 'maybe'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
-        ({"activation_function": "relu"}, "activation_function is 'relu'"),
-        ({"sliding_window": 4}, None),
+        {"model_type": "bert"},
+        {"vocab_size": None},
+        {"vocab_size": "many"},
+        {"tie_word_embeddings": "maybe"},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}, "n_positions": 0},
+        {"activation_function": "relu", "hidden_act": "relu"},
+        {"architectures": ["GPT2ForSequenceClassification"]},
     ],
+    ids=lambda change: next(iter(change)),
 )
-def test_a_config_we_do_not_read_is_refused(
-    folder: Path, change: dict[str, object], message: str | None
-) -> None:
+def test_a_config_we_do_not_read_is_refused(folder: Path, change: dict[str, object]) -> None:
     config = json.loads((folder / "config.json").read_text())
-    name = next(iter(change))
-    if message is None or (name not in config):
-        pytest.skip("not a key of this family")
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ModelError, match=message):
+    changed = {name: value for name, value in change.items() if name in config}
+    assert changed
+    (folder / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(ModelError) as caught:
         load_model(folder)
+    message = str(caught.value)
+    assert any(name in message or repr(value) in message for name, value in changed.items())
 
 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b"\xff\xfe"])
