@@ -1,6 +1,7 @@
 """`nanolm train`: text to tokenizer to model to a run folder."""
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -136,7 +137,7 @@ def command(
             f"(loss {result.val_loss:.3f}) at step {result.best_step:,} of {result.steps:,}, "
             f"after {result.seconds:.0f} s"
         )
-        note(f'next: nanolm sample {result.run} --prompt "..."')
+        note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0
 
 

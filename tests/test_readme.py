@@ -1,0 +1,37 @@
+"""What README.md tells people to type exists."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from nanolm.cli.main import VERBS, cli
+
+CHECKOUT = Path(__file__).parents[1]
+DOCUMENTS = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_commands_options_and_recipes_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    recipes = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z][a-z-]*)\b(?=`|  |\s+ARGS)", text)) <= recipes
+    lines = re.findall(r"nanolm ([a-z-]+) ([^`\n]*)", text)
+    for verb, rest in lines:
+        if verb in VERBS:
+            command = cli.get_command(click.Context(cli), verb)
+            assert command
+            known = {name for parameter in command.params for name in parameter.opts}
+            used = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.split("  ")[0])) - {"--help"}
+            assert used <= known, f"nanolm {verb} {rest}"
+    if document.name == "README.md":
+        assert {verb for verb, _ in lines} >= set(VERBS)
+
+
+def test_files_named_in_the_layout_exist() -> None:
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    layout = text.split("## How the code is laid out")[1]
+    for part, names in re.findall(r"^([a-z]+) +(.*\.py.*)$", layout, re.MULTILINE):
+        for name in re.findall(r"[a-z_]+\.py", names):
+            assert (CHECKOUT / "nanolm" / part / name).exists(), f"{part}/{name}"
