@@ -45,9 +45,3 @@ class DiskFull(NanolmError):
     """A file could not be written; what was there before is intact."""
 
     exit_code = 7
-
-
-class Interrupted(NanolmError):
-    """Stopped by a signal, with everything saved."""
-
-    exit_code = 75

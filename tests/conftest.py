@@ -1,5 +1,6 @@
 """What several tests share: one thread, the program as a user runs it, and a trained model."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,6 +44,26 @@ def cli(tmp_path: Path) -> Cli:
         )
 
     return run
+
+
+def on_a_terminal(command: list[str], stream: str, cwd: Path, **environment: str) -> str:
+    """What a command shows whose `stream` ("stdout" or "stderr") is a terminal."""
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+        **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: slave},  # type: ignore[call-overload]
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while part := os.read(master, 65536):
+            shown += part
+    os.close(master)
+    assert process.wait() == 0
+    return shown.decode()
 
 
 @pytest.fixture

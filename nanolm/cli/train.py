@@ -71,8 +71,14 @@ NO_CORPUS = "\n".join(
     ]
 )
 
+SIZES = "\n".join(
+    f"{name:<6} {size.layers:>2} layers, {size.heads:>2} heads, width {size.dim}, context "
+    f"{size.context}: {size.purpose}"
+    for name, size in PRESETS.items()
+)
 
-@click.command("train", cls=Command)
+
+@click.command("train", cls=Command, epilog=f"\b\nPresets:\n{SIZES}")
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @options_of(TrainSettings, TABLE)
 @click.option(

@@ -90,11 +90,11 @@ class Preset:
 
 
 PRESETS = {
-    "nano": Preset(3, 3, 48, 64, 16, "the course's model, for a corpus of a few kilobytes"),
-    "micro": Preset(4, 4, 128, 128, 8, "a megabyte of text in minutes on a laptop CPU"),
-    "mini": Preset(6, 6, 384, 256, 64, "a megabyte of text in a minute on a GPU"),
-    "small": Preset(8, 8, 512, 512, 64, "tens of megabytes on a GPU"),
-    "gpt2": Preset(12, 12, 768, 1024, 64, "the size of GPT-2, for gigabytes on a large GPU"),
+    "nano": Preset(3, 3, 48, 64, 16, "for a few kilobytes"),
+    "micro": Preset(4, 4, 128, 128, 8, "for a megabyte on a CPU"),
+    "mini": Preset(6, 6, 384, 256, 64, "for a megabyte on a GPU"),
+    "small": Preset(8, 8, 512, 512, 64, "for tens of megabytes on a GPU"),
+    "gpt2": Preset(12, 12, 768, 1024, 64, "for gigabytes on a large GPU"),
 }
 
 

@@ -63,11 +63,6 @@ class Tokenizer(ABC):
         """The text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
 
-    def name(self, id: int) -> str:
-        """One token for a person to read."""
-        special = {self.end_of_text: END_OF_TEXT, self.padding: PADDING}
-        return special.get(id) or self.tokens[id].decode(errors="backslashreplace")
-
     def byte_lengths(self) -> Ids:
         """Bytes of text each token stands for: what a loss is divided by for bits per byte."""
         return np.array([len(token) for token in self.tokens], dtype=np.int64)
@@ -200,13 +195,6 @@ class Characters(Tokenizer):
                 "merges": [],
             },
         }
-
-
-KINDS = {
-    "bpe": "byte-pair encoding, learned from the corpus",
-    "char": "one token a character",
-    "byte": "one token a byte",
-}
 
 
 def train_tokenizer(texts: Sequence[str], kind: str, vocab_size: int | None = None) -> Tokenizer:

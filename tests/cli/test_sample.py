@@ -1,10 +1,9 @@
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Cli, program
+from conftest import Cli, on_a_terminal, program
 
 import nanolm
 
@@ -80,26 +79,8 @@ def test_the_newest_run_is_found_and_named(cli: Cli, trained: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("prompt", ["a\x1b[31mred", "\x07\x9b0m", "plain"])
 def test_no_escape_code_reaches_a_terminal(prompt: str, trained: Path) -> None:
-    master, slave = os.openpty()
-    process = subprocess.Popen(
-        program("sample", trained, "--prompt", prompt, "--tokens", 3, "--greedy"),
-        stdin=subprocess.DEVNULL,
-        stdout=slave,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            part = os.read(master, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
-    os.close(master)
-    assert process.wait() == 0
-    text = shown.decode()
+    command = program("sample", trained, "--prompt", prompt, "--tokens", 3, "--greedy")
+    text = on_a_terminal(command, "stdout", trained)
     for own in ("\x1b[1m", "\x1b[0m"):  # the prompt in bold is ours
         text = text.replace(own, "")
     assert not set(text) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n\t")

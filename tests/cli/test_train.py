@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import random
 import re
 import signal
@@ -10,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import Cli, program
+from conftest import Cli, on_a_terminal, program
 
 SMALL = ["--layers", 1, "--heads", 2, "--dim", 16, "--context", 16, "--batch", 4]
 
@@ -175,29 +174,9 @@ def test_a_second_process_is_refused(cli: Cli, corpus: Path, tmp_path: Path) -> 
 
 
 def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:
-    master, slave = os.openpty()
-    process = subprocess.Popen(
-        program("train", corpus, *SMALL, "--steps", 40),
-        cwd=tmp_path,
-        stdin=slave,
-        stderr=slave,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "40", "TERM": "xterm-256color"},
-    )
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            part = os.read(master, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
-    os.close(master)
-    process.communicate()
-    assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    command = program("train", corpus, *SMALL, "--steps", 40)
+    shown = on_a_terminal(command, "stderr", tmp_path, COLUMNS="40")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     live = [line for line in re.split(r"[\r\n]+", text) if "% " in line]
     assert any("left" in line for line in live)
     assert max(map(len, live)) <= 40
