@@ -8,7 +8,8 @@ from typing import Any, get_args, get_type_hints
 
 import click
 
-from nanolm.training.settings import TrainSettings, did_you_mean, option
+from nanolm.errors import UsageError
+from nanolm.training.settings import TrainSettings, option
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -68,16 +69,9 @@ def read_config(context: click.Context, parameter: click.Parameter, file: str | 
         return
     try:
         values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        TrainSettings.from_dict(values)
     except FileNotFoundError:
-        raise click.UsageError(f"--config {file} does not exist", context) from None
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"--config {file} cannot be read: {error}", context) from None
-    known = [field.name for field in fields(TrainSettings)]
-    unknown = [
-        f"--config {file}: there is no setting {name!r}{did_you_mean(name, known)}"
-        for name in values
-        if name not in known
-    ]
-    if unknown:
-        raise click.UsageError("\n".join(unknown), context)
+        raise UsageError(f"--config {file} does not exist") from None
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
     context.default_map = {**(context.default_map or {}), **values}

@@ -32,7 +32,7 @@ def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings,
         settings = replace(settings, tokenizer="bpe")
     if settings.tokenizer == "bpe" and settings.vocab_size is None:
         if size < TINY:
-            reason = f"a corpus under {TINY // 1000} kB: merging until its words are tokens"
+            reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
             choices.append(Choice("vocabulary", "all words", reason))
         else:
             # The square root of the bytes, as a power of two: 1,024 was the best of 512, 1,024
@@ -49,10 +49,10 @@ def choose_rest(
     """Everything else, for `size` bytes of text that are `tokens` training tokens."""
     choices = []
 
-    def choose(name: str, value: object, reason: str, what: str | None = None) -> None:
+    def choose(name: str, value: object, reason: str) -> None:
         nonlocal settings
         settings = replace(settings, **{name: value})  # type: ignore[arg-type]
-        choices.append(Choice(what or name, value, reason))
+        choices.append(Choice(name, value, reason))
 
     if settings.tokenizer == "bpe":
         settings = replace(settings, vocab_size=vocab_size)
@@ -66,7 +66,7 @@ def choose_rest(
             choose("dtype", "float32", f"the safe choice on {settings.device}")
     if settings.preset is None and None in (settings.layers, settings.heads, settings.dim):
         if size < TINY:
-            choose("preset", "nano", f"a corpus under {TINY // 1000} kB")
+            choose("preset", "nano", f"under {TINY // 1000} kB of text")
         elif settings.device == "cpu":
             choose("preset", "micro", "the most a CPU can train in minutes")
         else:
@@ -92,10 +92,9 @@ def choose_rest(
         settings = replace(settings, batch=batch)
     if settings.lr is None:
         assert settings.dim is not None
-        # 3e-3 was best at width 128 (of 1, 2, 3, 4e-3); wider models want less.
-        choose(
-            "lr", round(3e-3 * min(1, (128 / settings.dim)) ** 0.5, 6), f"for width {settings.dim}"
-        )
+        # Twice as much was worse at width 128 (docs/experiments.md); wider models want less.
+        lr = round(3e-3 * min(1, 128 / settings.dim) ** 0.5, 6)
+        choose("lr", lr, f"for width {settings.dim}")
     if settings.epochs is not None:
         assert settings.batch is not None and settings.context is not None
         steps = max(1, round(settings.epochs * tokens / (settings.batch * settings.context)))

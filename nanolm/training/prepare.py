@@ -87,6 +87,7 @@ def prepare(
     request, folder, known = settings, None, None
     if run.exists():
         settings = TrainSettings.from_dict(run.settings())
+        settings.check()
         known = run.facts()["fingerprints"]
         checkpoint.sweep(run.checkpoints)
         folder = checkpoint.newest_valid(run.checkpoints, lambda text: notify(Note(text)))

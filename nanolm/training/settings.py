@@ -5,9 +5,9 @@ choose, and its config.toml holds every field, so that the file alone repeats th
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from nanolm.errors import UsageError
 from nanolm.model.config import FAMILIES, PRESETS
@@ -49,18 +49,24 @@ class TrainSettings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainSettings":
-        """From names and values, such as those of a config.toml; unknown names are refused."""
-        known = [field.name for field in fields(cls)]
-        problems = [
-            f"{name}: no such setting" + did_you_mean(name, known)
-            for name in values
-            if name not in known
-        ]
-        if problems:
-            raise UsageError("\n".join(problems))
+        """From names and values, such as those of a config.toml; what is none is refused."""
         corpus = values.get("corpus", ())
         corpus = (corpus,) if isinstance(corpus, str) else tuple(str(path) for path in corpus)
-        return cls(**{**values, "corpus": corpus})
+        values = {**values, "corpus": corpus}
+        hints = get_type_hints(cls)
+        problems = []
+        for name, value in values.items():
+            if name not in hints:
+                problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
+                continue
+            kinds = get_args(hints[name]) or (hints[name],)
+            if float in kinds:
+                kinds = (*kinds, int)  # 3 minutes are 3.0 minutes
+            if name != "corpus" and (isinstance(value, bool) or not isinstance(value, kinds)):
+                problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
+        if problems:
+            raise UsageError("\n".join(problems))
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """What has a value, as config.toml holds it."""

@@ -65,11 +65,12 @@ def test_a_saved_config_repeats_the_run(cli: Cli, corpus: Path, tmp_path: Path) 
 
 
 def test_a_config_with_an_unknown_name(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("stepz = 3\nlayres = 2\n")
+    (tmp_path / "c.toml").write_text("stepz = 3\nlayres = 2\nseed = 'one'\n")
     shown = cli("train", "x.txt", "--config", "c.toml")
     assert shown.returncode == 2
-    assert "no setting 'stepz'; did you mean steps?" in shown.stderr
-    assert "no setting 'layres'; did you mean layers?" in shown.stderr
+    assert "stepz: no such setting; did you mean steps?" in shown.stderr
+    assert "layres: no such setting; did you mean layers?" in shown.stderr
+    assert "seed = 'one': must be int" in shown.stderr
 
 
 def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:

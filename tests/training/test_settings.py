@@ -54,6 +54,13 @@ def test_an_unknown_name_is_refused() -> None:
         TrainSettings.from_dict({"stepps": 3})
 
 
+@pytest.mark.parametrize(("name", "value"), [("steps", "3"), ("minutes", [1]), ("seed", True)])
+def test_a_value_of_the_wrong_kind_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"{name} = .*: must be (int|float)"):
+        TrainSettings.from_dict({"corpus": "a.txt", name: value})
+    assert TrainSettings.from_dict({"minutes": 3}).minutes == 3
+
+
 def test_there_and_back() -> None:
     settings = TrainSettings(corpus=("a", "b"), steps=3, dropout=0.1)
     settings.check()
