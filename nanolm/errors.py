@@ -4,6 +4,8 @@ A message says what was wrong, where, and what to type instead; `nanolm.cli` pri
 nothing else. Anything that is not one of these is a bug of ours (exit code 1).
 """
 
+from difflib import get_close_matches
+
 
 class NanolmError(Exception):
     """Base of every error that is the user's to mend."""
@@ -45,3 +47,9 @@ class DiskFull(NanolmError):
     """A file could not be written; what was there before is intact."""
 
     exit_code = 7
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """A question to end a message with, where something close to `word` is known."""
+    close = get_close_matches(str(word), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

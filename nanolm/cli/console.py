@@ -34,7 +34,11 @@ def error_console() -> "Console":
     """A rich console on stderr that takes text literally: no markup, no guessing at colours."""
     from rich.console import Console
 
-    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+    class QuietConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program here and now
+
+    return QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
 
 
 def show_text(text: str, bold: bool = False) -> None:

@@ -14,8 +14,7 @@ import click
 
 from nanolm import __version__
 from nanolm.cli.console import complain
-from nanolm.errors import NanolmError
-from nanolm.training.settings import did_you_mean
+from nanolm.errors import NanolmError, did_you_mean
 
 VERBS = {"train": "nanolm.cli.train", "sample": "nanolm.cli.sample"}
 
@@ -79,6 +78,9 @@ def main() -> None:
     # one; sleeping keeps them level, for a fifth of the speed of an idle machine. It must be set
     # before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     sys.exit(run())
 
 
@@ -105,14 +107,12 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        complain(f"the disk is full: {error.filename or 'a file'} could not be written")
-        return 7
-    except MemoryError:
-        complain("out of memory; try a smaller --batch or --preset")
-        return 6
-    except Exception:
+        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return 7 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 3
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            complain("out of memory; try a smaller --batch, --dim or --preset")
+            return 6
         traceback.print_exc()
         complain("this is a bug in nanolm; please report it with the lines above")
         return 1

@@ -1,15 +1,12 @@
-"""Options made from a dataclass, listed under headings, and settings from a TOML file."""
+"""Options made from a dataclass, listed under headings."""
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import click
 
-from nanolm.errors import UsageError
-from nanolm.training.settings import TrainSettings, option
+from nanolm.training.settings import option
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -61,17 +58,3 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
         return function
 
     return decorate
-
-
-def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
-    """Take the settings of a TOML file as defaults; options and the environment go on top."""
-    if file is None:
-        return
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        TrainSettings.from_dict(values)
-    except FileNotFoundError:
-        raise UsageError(f"--config {file} does not exist") from None
-    except (OSError, ValueError, UsageError) as error:
-        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
-    context.default_map = {**(context.default_map or {}), **values}

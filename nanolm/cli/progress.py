@@ -1,5 +1,6 @@
 """Training as it is seen: a live line on a terminal, plain lines in a file or pipe."""
 
+import os
 import sys
 import time
 from typing import Self
@@ -30,6 +31,13 @@ class TrainingView:
             self.live.stop()
 
     def show(self, event: Event) -> None:
+        """Show it, if anybody still looks: losing the watcher must not cost the run."""
+        try:
+            self.show_now(event)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def show_now(self, event: Event) -> None:
         match event:
             case Progressed():
                 self.progressed(event)

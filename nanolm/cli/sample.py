@@ -5,14 +5,18 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nanolm.cli.console import note, show_text
 from nanolm.cli.options import Command, Table, options_of
-from nanolm.errors import UsageError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.generation.knobs import Knobs
+from nanolm.training.settings import DEVICES
+
+if TYPE_CHECKING:
+    from nanolm.generation.language_model import LanguageModel
 
 TABLE: Table = {
     "How": {
@@ -30,9 +34,7 @@ TABLE: Table = {
 @click.option("--prompt", metavar="TEXT", help="What to continue.  [default: stdin if piped]")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Number of samples.")
 @click.option("--seed", type=int, help="The same seed, the same text.  [default: random]")
-@click.option(
-    "--device", metavar="auto|cpu|cuda|mps", default="auto", help="Where to run the model."
-)
+@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
 @options_of(Knobs, TABLE)
 def command(
@@ -53,25 +55,26 @@ def command(
     nanolm sample runs/novel -n 3 --temperature 1
     echo "It was" | nanolm sample
     """
-    if count < 1:
-        raise UsageError(f"-n {count}: must be at least 1")
+    problems = Knobs(**knobs).problems()
+    if not 1 <= count <= 1000:
+        problems.append(f"-n {count}: must be from 1 to 1000")
+    if device not in DEVICES:
+        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
+    if problems:
+        raise UsageError("\n".join(problems))
     if seed is None:
         seed = secrets.randbelow(1_000_000)
 
     from nanolm.generation.language_model import Sample, load
-    from nanolm.runs.folder import newest_run
-    from nanolm.training.planner import choose_device
+    from nanolm.model.device import choose_device
 
-    settled = Knobs(seed=seed, **knobs).check()
-    if run is None:
-        run = str(newest_run(Path("runs")))
-        note(f"using {run}, the newest run")
-    writer = load(run, note)
-    writer.model.to(choose_device(device)[0])
+    settled = Knobs(seed=seed, **knobs)
+    where, _ = choose_device(device)
+    writer = load_newest() if run is None else load(run, note)
+    writer.model.to(where)
     if prompt is None:
-        prompt = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-        prompt = prompt.removesuffix("\n")
-    if not (settled.greedy or settled.temperature == 0):
+        prompt = piped_text()
+    if not settled.likeliest_only():
         note(f"seed {seed}")
 
     samples = [Sample() for _ in range(count)]
@@ -95,3 +98,32 @@ def command(
         show_text(prompt, bold=True)
         show_text(sample.text)
     show_text("\n")
+
+
+def load_newest() -> "LanguageModel":
+    """The newest run that can be used."""
+    from nanolm.generation.language_model import load
+    from nanolm.runs.folder import runs_by_age
+
+    for run in runs_by_age(Path("runs")):
+        try:
+            writer = load(run, note)
+        except ModelError as error:
+            note(f"{error}; trying the run before it")
+            continue
+        note(f"using {run}, the newest run")
+        return writer
+    raise ModelError(
+        "there is no trained model under runs/ yet; train one first: nanolm train CORPUS, "
+        "or name a model folder"
+    )
+
+
+def piped_text() -> str:
+    """What stands on stdin, if it is not a person's keyboard; the last line end is not meant."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"stdin is not UTF-8: byte at offset {error.start:,}") from None

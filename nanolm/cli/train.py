@@ -2,14 +2,16 @@
 
 import json
 import shlex
+import tomllib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note
-from nanolm.cli.options import Command, Option, Table, options_of, read_config
+from nanolm.cli.options import Command, Option, Table, options_of
 from nanolm.errors import UsageError
 from nanolm.model.config import FAMILIES, PRESETS
 from nanolm.text.corpus import EMBEDDED, SCHEME
@@ -46,7 +48,7 @@ TABLE: Table = {
     "Machine": {
         "device": ("|".join(DEVICES), "Where to train."),
         "dtype": ("|".join(DTYPES), "Numbers of the large products."),
-        "threads": ("", "CPU threads.  [default: all that this process may use]"),
+        "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
     },
     "Run": {
         "evaluations": ("", "Times to validate, save and write a sample."),
@@ -54,12 +56,12 @@ TABLE: Table = {
     },
 }
 
-# A flag on the command line makes these settings of a --config file void.
+# Given on the command line, these make the others void in the environment or a --config file.
 DISPLACES = {
     "steps": ("minutes", "epochs"),
     "minutes": ("steps", "epochs"),
     "epochs": ("steps", "minutes"),
-    "preset": ("layers", "heads", "dim", "context", "batch", "lr"),
+    "preset": ("layers", "heads", "dim", "context", "batch", "lr", "threads"),
     "tokenizer": ("vocab_size",),
 }
 
@@ -76,6 +78,20 @@ SIZES = "\n".join(
     f"{size.context}: {size.purpose}"
     for name, size in PRESETS.items()
 )
+
+
+def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
+    """Take the settings of a TOML file as defaults; options and the environment go on top."""
+    if file is None:
+        return
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        TrainSettings.from_dict(values)
+    except FileNotFoundError:
+        raise UsageError(f"--config {file} does not exist") from None
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
+    context.default_map = {**(context.default_map or {}), **values}
 
 
 @click.command("train", cls=Command, epilog=f"\b\nPresets:\n{SIZES}")
@@ -148,12 +164,17 @@ def command(
 
 
 def without_displaced(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a --config file says where a flag on the command line speaks of the same."""
+    """Drop a setting where a stronger source speaks of the same thing by another name."""
+    order = [ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE]
+
+    def strength(name: str) -> int:
+        source = context.get_parameter_source(name)
+        return order.index(source) if source in order else -1
+
     void = {
         name
         for flag, names in DISPLACES.items()
-        if context.get_parameter_source(flag) == ParameterSource.COMMANDLINE
         for name in names
-        if context.get_parameter_source(name) == ParameterSource.DEFAULT_MAP
+        if strength(name) >= 0 and strength(flag) > strength(name)
     }
     return {name: value for name, value in options.items() if name not in void}

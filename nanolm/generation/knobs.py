@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from nanolm.errors import UsageError
-
 
 @dataclass(frozen=True)
 class Knobs:
@@ -16,17 +14,19 @@ class Knobs:
     greedy: bool = False  # always the likeliest
     seed: int = 0
 
-    def check(self) -> "Knobs":
-        """Raise one UsageError that names every value out of its range."""
-        problems = []
-        if self.tokens < 1:
-            problems.append(f"--tokens {self.tokens}: must be at least 1")
+    def problems(self) -> list[str]:
+        """Every value out of its range, with what it may be."""
+        found = []
+        if not 1 <= self.tokens <= 1_000_000:
+            found.append(f"--tokens {self.tokens}: must be from 1 to 1000000")
         if not 0 <= self.temperature < float("inf"):
-            problems.append(f"--temperature {self.temperature}: must be 0 (greedy) or more")
+            found.append(f"--temperature {self.temperature}: must be 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
-            problems.append(f"--top-k {self.top_k}: must be at least 1")
+            found.append(f"--top-k {self.top_k}: must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            problems.append(f"--top-p {self.top_p}: must be above 0 and at most 1")
-        if problems:
-            raise UsageError("\n".join(problems))
-        return self
+            found.append(f"--top-p {self.top_p}: must be above 0 and at most 1")
+        return found
+
+    def likeliest_only(self) -> bool:
+        """So cold that only the likeliest token is left; dividing by less would overflow."""
+        return self.greedy or self.temperature < 1e-4

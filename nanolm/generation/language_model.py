@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanolm.errors import UsageError
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.model.cache import Cache
@@ -99,7 +100,8 @@ class LanguageModel:
 
         A character whose bytes span several tokens is given when its last byte is there.
         """
-        knobs.check()
+        if problems := knobs.problems():
+            raise UsageError("\n".join(problems))
         prompt_ids = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         return self._write(prompt_ids, knobs, samples, path)  # mistakes are told before it runs
 

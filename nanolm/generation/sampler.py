@@ -23,13 +23,14 @@ class Sampler:
 
     def draw(self, logits: Tensor) -> Tensor:
         """(rows, vocabulary) in, (rows,) out."""
-        if self.knobs.greedy or self.knobs.temperature == 0:
+        if self.knobs.likeliest_only():
             return logits.argmax(dim=-1)
         reached = distribution(logits, self.knobs).cumsum(dim=-1)
         numbers = torch.tensor([[source.random()] for source in self.randoms], dtype=torch.float64)
         # Scaled to the last sum, which rounding leaves a hair beside 1.
         threshold = numbers.to(logits.device) * reached[:, -1:]
-        return torch.searchsorted(reached, threshold, right=True).squeeze(-1)
+        drawn = torch.searchsorted(reached, threshold, right=True).squeeze(-1)
+        return drawn.clamp(max=logits.shape[-1] - 1)  # a model that has diverged has no last sum
 
 
 def distribution(logits: Tensor, knobs: Knobs) -> Tensor:

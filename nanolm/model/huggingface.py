@@ -64,6 +64,8 @@ def load_model(folder: Path) -> GPT:
         raise ModelError(f"{file} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
+    if config.layers > len(tensors):
+        raise ModelError(f"{file} does not fit its config.json: no {config.layers} layers in it")
     with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
         model = GPT(config)
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
@@ -173,8 +175,15 @@ def config_from_json(values: dict[str, Any], folder: Path) -> ModelConfig:
     except (KeyError, TypeError) as error:
         raise ModelError(f"{folder / 'config.json'}: {error} is missing or wrong") from None
     for name in ("vocab_size", "layers", "heads", "dim", "context", "hidden"):
-        if type(getattr(config, name)) is not int or getattr(config, name) < 1:
+        value = getattr(config, name)
+        # No tensor answers for the context: its bound keeps the table of rotations small.
+        if type(value) is not int or value < 1 or (name == "context" and value > 1_000_000):
+            raise ModelError(f"{folder / 'config.json'}: {name} is {value!r}")
+    for name in ("dropout", "norm_epsilon", "rope_base"):
+        if not isinstance(getattr(config, name), int | float):
             raise ModelError(f"{folder / 'config.json'}: {name} is {getattr(config, name)!r}")
+    if problems := config.problems():
+        raise ModelError(f"{folder / 'config.json'}: {'; '.join(problems)}")
     # What else the file says must be what we would have said: nothing is passed over in silence.
     for name, value in config_to_json(config).items():
         if values.get(name) != value:

@@ -89,6 +89,13 @@ def list_checkpoints(parent: Path) -> list[Path]:
     return sorted(folder for folder in parent.glob("step-*") if folder.is_dir())
 
 
+def discard_after(parent: Path, kept: Path | None) -> None:
+    """Remove what is newer than `kept`: damaged, and in the way of what comes next."""
+    for folder in list_checkpoints(parent):
+        if kept is None or folder.name > kept.name:
+            _discard(folder)
+
+
 def prune(parent: Path, keep: set[str]) -> None:
     """Remove all but the two newest checkpoints and those named in `keep`."""
     for folder in list_checkpoints(parent)[:-2]:
@@ -118,13 +125,14 @@ def point(link: Path, target: Path) -> None:
 
 def follow(link: Path) -> Path | None:
     """Where `link` leads, if anywhere."""
-    if link.is_symlink() or link.is_dir():
-        target = link.resolve()
-    elif link.is_file():
-        target = link.parent / link.read_text(encoding="utf-8")
-    else:
+    try:
+        if link.is_symlink() or link.is_dir():
+            target = link.resolve()
+        else:
+            target = link.parent / link.read_text(encoding="utf-8")
+        return target if target.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # not there, a loop, or no text
         return None
-    return target if target.is_dir() else None
 
 
 def write_atomically(file: Path, text: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.runs import checkpoint
+from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.toml import dump_toml
 
 
@@ -62,8 +63,10 @@ class Run:
         """What run.json says."""
         try:
             facts: dict[str, Any] = json.loads(self.facts_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.facts_file} cannot be read: {error}") from None
+            if not (isinstance(facts["request"], dict) and isinstance(facts["fingerprints"], dict)):
+                raise ValueError("not what nanolm writes")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.facts_file} cannot be read: {error!r}") from None
         return facts
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -74,10 +77,6 @@ class Run:
     def update(self, facts: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
 
-    def append(self, file: Path, text: str) -> None:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-
     def lengths(self) -> dict[str, int]:
         """How long the growing files are now; part of a checkpoint's state."""
         growing = (self.metrics, self.samples)
@@ -85,13 +84,10 @@ class Run:
 
     def cut_back(self, lengths: dict[str, int]) -> None:
         """Undo what was appended after a checkpoint, so that nothing appears twice."""
-        for name, length in lengths.items():
-            file = self.path / name
+        for file in (self.metrics, self.samples):
+            length = lengths.get(file.name, 0)
             if file.exists() and file.stat().st_size > length:
                 os.truncate(file, length)
-
-    def link(self, name: str, target: Path) -> None:
-        checkpoint.point(self.path / name, target)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -105,7 +101,7 @@ class Run:
                 return
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 stream.seek(0)
                 owner = stream.read().strip() or "unknown"
                 raise DataError(
@@ -125,7 +121,8 @@ def find_model(path: Path, report: Callable[[str], None]) -> Path:
     whole one is taken.
     """
     if not path.is_dir():
-        raise UsageError(f"{path} does not exist; `ls runs` shows what has been trained")
+        what = "is no folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}; `ls runs` shows what has been trained")
     if (path / "config.json").exists():
         if (path / checkpoint.MANIFEST).exists():
             checkpoint.verify(path)
@@ -144,16 +141,16 @@ def find_model(path: Path, report: Callable[[str], None]) -> Path:
     return newest
 
 
-def newest_run(root: Path) -> Path:
-    """The run under `root` whose last checkpoint is the youngest."""
+def runs_by_age(root: Path) -> list[Path]:
+    """The runs under `root` that have a checkpoint, the youngest first."""
     ages = {
-        run: (run / "last").stat().st_mtime
-        for run in (root.iterdir() if root.is_dir() else [])
-        if checkpoint.follow(run / "last")
+        folder: max(step.stat().st_mtime for step in saved)
+        for folder in (root.iterdir() if root.is_dir() else [])
+        if (saved := list_checkpoints(folder / "checkpoints"))
     }
-    if not ages:
-        raise ModelError(
-            f"there is no trained model under {root}/ yet; train one first: nanolm train CORPUS, "
-            "or name a model folder"
-        )
-    return max(ages, key=lambda run: ages[run])
+    return sorted(ages, key=lambda folder: ages[folder], reverse=True)
+
+
+def append(file: Path, text: str) -> None:
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(text)

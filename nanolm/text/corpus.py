@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from nanolm.errors import DataError, NanolmError, UsageError
@@ -46,12 +47,12 @@ class Corpus:
         """Everything before the last `fraction` of the text, and that last stretch, whole.
 
         The cut falls between documents if there is a gap near it, else between lines, else
-        between words: never where the held-out text would begin in the middle of a word.
+        between words, else between characters.
         """
         sizes = [len(document) for document in self.documents]
         target = round(sum(sizes) * (1 - fraction))
         near = sum(sizes) * fraction / 2
-        ends = [sum(sizes[: n + 1]) for n in range(len(sizes) - 1)]
+        ends = list(accumulate(sizes))[:-1]
         nearest = min(ends, key=lambda end: abs(end - target), default=None)
         if nearest is not None and abs(nearest - target) <= near:
             count = ends.index(nearest) + 1
@@ -93,6 +94,8 @@ def read_corpus(paths: Sequence[str], separator: str | None = None) -> Corpus:
 def locate(path: str) -> tuple[Path, str | None]:
     """The file that `path` names, and the document separator it is known to have."""
     if not path.startswith(SCHEME):
+        if not path.isprintable():
+            raise UsageError(f"{path!r}: rename the file; its name is not plain text")
         return Path(path), None
     name = path.removeprefix(SCHEME)
     if name not in EMBEDDED:
@@ -122,11 +125,12 @@ def _read(file: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
         offset = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
         line = data.count(b"\n", 0, offset) + 1
         raise DataError(
             f"{file} is not UTF-8: byte 0x{data[offset]:02x} at offset {offset:,} (line {line:,}); "
-            f"convert it first, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8.txt"
+            f"convert it first, for example: iconv -f {encoding} -t UTF-8 {file} > utf8.txt"
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -125,7 +125,15 @@ class ByteLevel(Tokenizer):
         if not self.merges:
             return np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.int64)
         _utf8(text)  # tiktoken would replace a lone surrogate in silence
-        return np.array(self._encoding.encode_ordinary(text), dtype=np.int64)
+        try:
+            return np.array(self._encoding.encode_ordinary(text), dtype=np.int64)
+        except BaseException as error:
+            # The panic of a compiled library is no Exception: here, a million blanks in a row.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise DataError(
+                "a stretch of white space is too long for --tokenizer bpe; shorten it, or use byte"
+            ) from None
 
     def _model_json(self) -> dict[str, Any]:
         spelled = [_spell(token) for token in self.tokens[: self.end_of_text]]

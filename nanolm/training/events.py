@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanolm.training.planner import Choice
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that was decided for the user."""
+
+    what: str
+    value: object
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value} ({self.reason})"
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from nanolm.errors import Diverged, OutOfMemory
+from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.generation.language_model import LanguageModel
+from nanolm.model.device import choose_device
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import Run, append
 from nanolm.text.tokens import Batches
-from nanolm.training.events import Event, Notify, Progressed, Started, Wrote
+from nanolm.training.events import Event, Note, Notify, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics import evaluate
 from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
@@ -65,6 +65,7 @@ class State:
     best_loss: float | None = None
     best_step: int = 0
     decay_step: int | None = None  # where the learning rate began to fall
+    bad_steps: int = 0  # in a row without a finite gradient
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
 
@@ -92,6 +93,7 @@ def train(
     """Train on `settings.corpus`, or go on with an unfinished run of the same settings."""
     settings.check()
     settings = with_absolute_paths(settings)
+    choose_device(settings.device)  # one that is not there is better told at once
     texts = read_texts(settings)
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
     with run.locked():
@@ -136,7 +138,6 @@ class Trainer:
         )
         last_save = self.clock = time.monotonic()
         last_log = (state.step, state.seconds)
-        bad_steps = 0
         self.model.train()
         while True:
             progress = self.progress()
@@ -159,11 +160,11 @@ class Trainer:
 
             lr = self.lr * rate(progress)
             loss, norm = self.train_step(lr)
-            bad_steps = 0 if math.isfinite(norm) else bad_steps + 1
-            if bad_steps == PATIENCE:
+            state.bad_steps = 0 if math.isfinite(norm) else state.bad_steps + 1
+            if state.bad_steps >= PATIENCE:
                 raise Diverged(
-                    f"no finite gradient for {PATIENCE} steps, up to step {state.step}; the last "
-                    f"checkpoint is good. Try a smaller --lr (it was {self.lr:g})."
+                    f"no finite gradient for {PATIENCE} steps, up to step {state.step}; they were "
+                    f"left out. Start again with a smaller --lr (it was {self.lr:g})."
                 )
             state.step += 1
             state.loss_sum += loss
@@ -189,7 +190,7 @@ class Trainer:
             for part in self.batches[state.step + state.passed_over]
         )  # (batch, context) each
         if settings.dropout:
-            torch.manual_seed(settings.seed * 1_000_003 + state.step)
+            torch.manual_seed((settings.seed * 1_000_003 + state.step) % (1 << 63))
         low = settings.dtype == "bfloat16"
         try:
             with torch.autocast(settings.device, torch.bfloat16, enabled=low):
@@ -224,7 +225,7 @@ class Trainer:
         self.state.seconds += now - self.clock
         self.clock = now
 
-    def record(self, **values: Any) -> None:
+    def record(self, **values: float) -> None:
         """Write a line of metrics, and tell."""
         self.tick()
         state = self.state
@@ -232,9 +233,9 @@ class Trainer:
             "step": state.step,
             "tokens": state.step * self.step_tokens,
             "seconds": round(state.seconds, 3),
-            **values,
+            **{name: value if math.isfinite(value) else None for name, value in values.items()},
         }
-        self.run.append(self.run.metrics, json.dumps(line) + "\n")
+        append(self.run.metrics, json.dumps(line) + "\n")
         progress = self.progress()
         left = state.seconds / progress * max(0, 1 - progress) if progress else math.inf
         self.notify(Progressed(line, min(1, progress), left))
@@ -252,20 +253,12 @@ class Trainer:
         state.val_loss, state.val_bits_per_byte = score.loss, score.bits_per_byte
         if state.best_loss is None or score.loss < state.best_loss:
             state.best_loss, state.best_step = score.loss, state.step
-            self.run.link("best", self.checkpoint_folder(state.step))
-        checkpoint.prune(
-            self.run.checkpoints,
-            keep={
-                self.checkpoint_folder(step).name
-                for step in (state.best_step, state.decay_step)
-                if step is not None
-            },
-        )
+            checkpoint.point(self.run.path / "best", self.checkpoint_folder(state.step))
         writer = LanguageModel(self.model, job.tokenizer)
         text = writer.generate(job.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
         heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"
         quoted = "\n".join("> " + line for line in (job.prompt + text).splitlines())
-        self.run.append(self.run.samples, f"{heading}\n{quoted}\n\n")
+        append(self.run.samples, f"{heading}\n{quoted}\n\n")
         self.notify(Wrote(state.step, job.prompt, text))
         self.record(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte)
 
@@ -283,8 +276,11 @@ class Trainer:
 
         folder = self.checkpoint_folder(self.state.step)
         checkpoint.commit(self.run.checkpoints, folder.name, write)
-        self.run.link("last", folder)
+        checkpoint.point(self.run.path / "last", folder)
         self.saved_step = self.state.step
+        kept = (self.state.best_step, self.state.decay_step)
+        names = {self.checkpoint_folder(step).name for step in kept if step is not None}
+        checkpoint.prune(self.run.checkpoints, names)
 
     def checkpoint_folder(self, step: int) -> Path:
         return self.run.checkpoints / f"step-{step:08}"
@@ -292,8 +288,15 @@ class Trainer:
     def finish(self) -> Result:
         """One full pass of the best model over all held-out text; the run is then finished."""
         if self.state.best_step != self.state.step:
-            best = load_model(self.checkpoint_folder(self.state.best_step))
-            self.model.load_state_dict(best.state_dict())
+            folder = self.checkpoint_folder(self.state.best_step)
+            try:
+                checkpoint.verify(folder)
+                self.model.load_state_dict(load_model(folder).state_dict())
+            except ModelError as error:
+                self.notify(Note(f"{error}; taking the last checkpoint as the best"))
+                self.state.best_step = self.state.step
+                last = self.checkpoint_folder(self.state.step)
+                checkpoint.point(self.run.path / "best", last)
         score = evaluate(self.model, self.job.tokenizer, self.job.val_ids)
         self.state.val_loss, self.state.val_bits_per_byte = score.loss, score.bits_per_byte
         result = self.result("steps" if self.settings.steps else "minutes")
@@ -320,7 +323,7 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
 
     def both(event: Event) -> None:
         if not isinstance(event, Progressed | Wrote):
-            run.append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
+            append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
         notify(event)
 
     return both

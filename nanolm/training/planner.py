@@ -1,27 +1,17 @@
 """Settings that were left open, chosen: each choice with its reason."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from nanolm.errors import UsageError
 from nanolm.model.config import PRESETS, ModelConfig, configure
+from nanolm.model.device import choose_device
+from nanolm.training.events import Choice
 from nanolm.training.settings import TrainSettings
 
 TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Something that was decided for the user."""
-
-    what: str
-    value: object
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.value} ({self.reason})"
 
 
 def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings, list[Choice]]:
@@ -35,8 +25,8 @@ def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings,
             reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
             choices.append(Choice("vocabulary", "all words", reason))
         else:
-            # The square root of the bytes, as a power of two: 1,024 was the best of 512, 1,024
-            # and 2,048 for 1 MB of Shakespeare, and larger texts can afford larger ones.
+            # The square root of the bytes, as a power of two: on 1 MB of Shakespeare 1,024 did
+            # better than 2,048 (docs/experiments.md), and larger texts can afford larger ones.
             vocab_size = min(32_768, max(512, 1 << round(size.bit_length() / 2)))
             choices.append(Choice("vocabulary", vocab_size, f"for {size / 1e6:.1f} MB of text"))
             settings = replace(settings, vocab_size=vocab_size)
@@ -78,7 +68,7 @@ def choose_rest(
     if settings.threads is None:
         assert settings.dim is not None
         if settings.dim < 96:
-            choose("threads", 1, "a model this small is faster on one")
+            choose("threads", 1, "a model this small gains little from more")
         else:
             choose("threads", available_threads(), "as many as this process may use")
     if settings.context and settings.context >= tokens:
@@ -125,20 +115,6 @@ def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
     if problems:
         raise UsageError("\n".join(problems))
     return config
-
-
-def choose_device(asked: str) -> tuple[str, str]:
-    """The device to use and why; one that is asked for and not there is a UsageError."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if asked == "auto":
-        if there["cuda"]:
-            return "cuda", torch.cuda.get_device_name()
-        return ("mps", "an Apple GPU") if there["mps"] else ("cpu", "no GPU found")
-    if asked not in ("cpu", *there):
-        raise UsageError(f"--device {asked}: there is auto, cpu, cuda, mps")
-    if not there.get(asked, True):
-        raise UsageError(f"--device {asked}: no such GPU can be used here; try --device cpu")
-    return asked, "as asked"
 
 
 def available_threads() -> int:

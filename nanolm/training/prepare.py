@@ -91,6 +91,7 @@ def prepare(
         known = run.facts()["fingerprints"]
         checkpoint.sweep(run.checkpoints)
         folder = checkpoint.newest_valid(run.checkpoints, lambda text: notify(Note(text)))
+        checkpoint.discard_after(run.checkpoints, folder)
         if folder is None:
             notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
     settings, choices = choose_tokenizer(settings, training.size)
@@ -117,6 +118,8 @@ def prepare(
     config = model_config(settings, tokenizer.vocab_size)
     if folder:
         model = load_model(folder)
+        if model.config != config:
+            raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     else:
         torch.manual_seed(settings.seed)
         model = GPT(config)

@@ -6,15 +6,31 @@ Importing this costs nothing (no torch), so the command line can use it for its 
 """
 
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
-from nanolm.errors import UsageError
+from nanolm.errors import UsageError, did_you_mean
 from nanolm.model.config import FAMILIES, PRESETS
 
 TOKENIZERS = ("bpe", "char", "byte")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16")
+
+RANGES = {  # what is possible; what is sensible is for the user to say
+    "layers": (1, 1_000),
+    "heads": (1, 1_000),
+    "dim": (1, 100_000),
+    "context": (1, 1_000_000),
+    "steps": (1, 10**12),
+    "minutes": (0.001, 10**6),
+    "epochs": (0.001, 10**6),
+    "batch": (1, 1_000_000),
+    "lr": (1e-9, 10),
+    "weight_decay": (0, 10),
+    "evaluations": (1, 100_000),
+    "save_every": (1, 10**12),
+    "seed": (0, (1 << 63) - 1),
+    "threads": (1, 1_024),
+}
 
 
 @dataclass(frozen=True)
@@ -91,18 +107,16 @@ class TrainSettings:
                     f"{option(name)} {value}: there is {', '.join(known)}"
                     + did_you_mean(value, known)
                 )
-        for name in ("steps", "batch", "evaluations", "save_every", "threads"):
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{option(name)} {value}: must be at least 1")
-        for name in ("minutes", "epochs", "lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                problems.append(f"{option(name)} {value}: must be more than 0")
-        if not self.weight_decay >= 0:
-            problems.append(f"--weight-decay {self.weight_decay}: must be 0 or more")
-        if not 0 <= self.seed < 1 << 63:
-            problems.append(f"--seed {self.seed}: must be 0 or more, and below 2 to the 63rd")
+            if value is not None and not least <= value <= most:
+                problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            problems.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
+        if len(set(self.corpus)) < len(self.corpus):
+            problems.append("a file of the corpus is named twice")
+        if self.val in self.corpus:
+            problems.append(f"--val {self.val} is trained on too; name another file")
         if self.val is None and not 0 < self.val_fraction <= 0.5:
             problems.append(
                 f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
@@ -125,9 +139,3 @@ class TrainSettings:
 def option(name: str) -> str:
     """The command-line option of a setting."""
     return "--" + name.replace("_", "-")
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """ "; did you mean X?" where something close is known."""
-    close = get_close_matches(str(word), known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

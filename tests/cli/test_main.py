@@ -59,6 +59,8 @@ ERRORS = {
     "no model there": (["sample", "."], 4, "holds no model"),
     "a knob out of range": (["sample", "--top-p", "7"], 2, "--top-p 7.0: must be above 0"),
     "no samples": (["sample", "-n", "0"], 2, "-n 0"),
+    "no device": (["sample", "--device", "tpu"], 2, "there is auto, cpu, cuda, mps"),
+    "no folder": (["train", "latin-1.txt", "--out", "empty.txt/x"], 3, "empty.txt/x"),
 }
 
 
@@ -68,6 +70,7 @@ def test_a_mistake_gets_one_clear_message(
 ) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "latin-1.txt").write_text("lorem ipsum dolor sit amet. " * 9)
     shown = cli(*arguments)
     if message is None:  # an empty file is sound TOML: the next mistake is the one to report
         message = "x.txt does not exist"
@@ -82,6 +85,18 @@ def test_all_mistakes_at_once(cli: Cli) -> None:
     assert shown.returncode == 2
     for option in ("--steps", "--preset", "--val-fraction"):
         assert option in shown.stderr
+    shown = cli("sample", "-n", 0, "--top-p", 2, "--temperature", -1, "--device", "tpu")
+    for option in ("-n", "--top-p", "--temperature", "--device"):
+        assert option in shown.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+@pytest.mark.parametrize("verb", ["--help", "train embedded:tiny --steps 1 --dim 12"])
+def test_closed_streams(closed: str, verb: str, tmp_path: Path) -> None:
+    command = f"{subprocess.list2cmdline(program())} {verb} {closed}"
+    shown = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True)
+    assert (shown.returncode, shown.stderr) == (0, shown.stderr)
+    assert b"Traceback" not in shown.stderr
 
 
 def test_a_bug_is_reported_as_one(
@@ -98,7 +113,14 @@ def test_a_bug_is_reported_as_one(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "full"), 7), (MemoryError(), 6)]
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "full"), 7),
+        (OSError(13, "forbidden"), 3),
+        (MemoryError(), 6),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 6),
+    ],
 )
 def test_what_else_can_happen(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch

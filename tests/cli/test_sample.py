@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -67,6 +69,25 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
     assert "Traceback" not in shown.stderr
     assert "Broken" not in shown.stderr
     assert shown.stdout.count("\n") == 1
+
+
+def test_stdin_that_is_no_text(trained: Path) -> None:
+    shown = subprocess.run(program("sample", trained), input=b"a\xff", capture_output=True)
+    assert shown.returncode == 3
+    assert b"stdin is not UTF-8: byte at offset 1" in shown.stderr
+
+
+def test_the_newest_run_that_can_be_used(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    for name in ("good", "broken"):
+        run = shutil.copytree(trained, tmp_path / "runs" / name, symlinks=True)
+        for folder in (run / "checkpoints").iterdir():
+            os.utime(folder, (1000 if name == "good" else 2000,) * 2)
+    for file in (tmp_path / "runs/broken/checkpoints").glob("*/model.safetensors"):
+        file.write_bytes(b"rot")
+    shown = cli("sample", "--tokens", 3)
+    assert shown.returncode == 0
+    assert "runs/broken holds no model" in shown.stderr
+    assert "using runs/good" in shown.stderr
 
 
 def test_the_newest_run_is_found_and_named(cli: Cli, trained: Path, tmp_path: Path) -> None:

@@ -78,6 +78,25 @@ def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:
     assert json.loads(shown.stdout)["steps"] == 3
 
 
+def test_the_environment_goes_on_top_of_a_file(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("minutes = 9\n")
+    shown = cli(
+        "train", corpus, *SMALL, "--config", "c.toml", "--json",
+        environment={"NANOLM_TRAIN_STEPS": "3"},
+    )  # fmt: skip
+    assert json.loads(shown.stdout)["steps"] == 3
+    shown = cli(
+        "train", corpus, *SMALL, "--steps", 2, "--json", environment={"NANOLM_TRAIN_MINUTES": "9"}
+    )
+    assert json.loads(shown.stdout)["steps"] == 2
+
+
+def test_losing_the_watcher_does_not_cost_the_run(corpus: Path, tmp_path: Path) -> None:
+    command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 200))
+    subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
+    assert "result" in json.loads((tmp_path / "runs/mine/run.json").read_text())
+
+
 def test_resume_with_nothing_there_starts_fresh_and_says_so(cli: Cli, corpus: Path) -> None:
     shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
     assert shown.returncode == 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import nanolm
+from nanolm.errors import UsageError
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import (
     Cached,
@@ -62,6 +63,11 @@ def test_a_character_is_never_split_and_nothing_is_lost() -> None:
     assert [piece for _, piece in pieces if piece] == ["a", "é", "日", "👍", "\ufffd"]
     assert samples[0].text == text + "\ufffd"
     assert samples[0].stopped == "length"
+
+
+def test_a_wrong_knob_is_told_before_anything_is_written() -> None:
+    with pytest.raises(UsageError, match="--top-k"):
+        untrained("modern").stream("a", Knobs(top_k=0), [Sample()])
 
 
 def test_end_of_text_ends_a_sample() -> None:

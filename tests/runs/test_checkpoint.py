@@ -155,3 +155,7 @@ def test_a_link_into_nothing_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "best").symlink_to("gone")
     assert follow(tmp_path / "best") is None
     assert follow(tmp_path / "never") is None
+    (tmp_path / "loop").symlink_to("loop")
+    assert follow(tmp_path / "loop") is None
+    (tmp_path / "last").write_bytes(b"\xff")
+    assert follow(tmp_path / "last") is None

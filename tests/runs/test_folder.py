@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.runs.folder import Run, find_model, newest_run
+from nanolm.runs.folder import Run, append, find_model, runs_by_age
 
 
 def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
@@ -31,15 +31,17 @@ def test_a_killed_process_does_not_hold_the_run(tmp_path: Path) -> None:
 
 def test_files_are_cut_back_and_never_padded(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.append(run.metrics, "one\n")
+    append(run.metrics, "one\n")
     lengths = run.lengths()
-    run.append(run.metrics, "two\n")
-    run.append(run.samples, "later")
+    append(run.metrics, "two\n")
+    append(run.samples, "later")
     run.cut_back(lengths)
     assert run.metrics.read_text() == "one\n"
     assert run.samples.read_text() == ""
     run.cut_back({"metrics.jsonl": 100})
     assert run.metrics.read_text() == "one\n"
+    run.cut_back({})  # killed before the first checkpoint
+    assert run.metrics.read_text() == ""
 
 
 def test_what_a_run_means(trained: Path, tmp_path: Path) -> None:
@@ -70,10 +72,17 @@ def test_a_damaged_best_gives_way_to_another(trained: Path, tmp_path: Path) -> N
 
 
 def test_the_newest_run(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nanolm train CORPUS"):
-        newest_run(tmp_path / "runs")
+    assert runs_by_age(tmp_path / "runs") == []
     for name, age in (("old", 1000), ("new", 2000), ("older", 500)):
         run = shutil.copytree(trained, tmp_path / "runs" / name, symlinks=True)
-        os.utime((run / "last").resolve(), (age, age))
+        for folder in (run / "checkpoints").iterdir():
+            os.utime(folder, (age, age))
     (tmp_path / "runs" / "unfinished").mkdir()
-    assert newest_run(tmp_path / "runs").name == "new"
+    assert [run.name for run in runs_by_age(tmp_path / "runs")] == ["new", "old", "older"]
+
+
+@pytest.mark.parametrize("contents", ["", "{", "[]", "{}", '{"request": 1, "fingerprints": {}}'])
+def test_a_damaged_run_json_is_named(contents: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(contents)
+    with pytest.raises(DataError, match=r"run\.json cannot be read"):
+        Run(tmp_path).finished()

@@ -75,6 +75,11 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("abc\ud800")
 
 
+def test_a_stretch_that_is_too_long_is_refused_clearly() -> None:
+    with pytest.raises(DataError, match="white space is too long"):
+        TOKENIZERS["bpe"].encode("a" + " " * 3_000_000 + "b")
+
+
 def test_sizes() -> None:
     assert TOKENIZERS["bpe"].vocab_size == 300
     assert TOKENIZERS["byte"].vocab_size == 258

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("unbroken") / "run"
     nanolm.train("embedded:tiny", out=run, **SETTINGS)
     return run
+
+
+def stop_at(step: int) -> Callable[[object], None]:
+    """Press Ctrl-C when the metrics of `step` are there."""
+
+    def press(event: object) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return press
 
 
 class Killed(BaseException):
@@ -113,17 +124,55 @@ def test_killed_while_evaluating(
 
 def test_a_damaged_checkpoint_costs_only_itself(unbroken: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-
-    def stop(event: object) -> None:
-        if isinstance(event, Progressed) and event.record["step"] == 20:
-            signal.raise_signal(signal.SIGINT)
-
-    nanolm.train("embedded:tiny", out=run, notify=stop, **SETTINGS)
+    nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
     (run / "last" / "optimizer.safetensors").write_bytes(b"rot")
     notes: list[str] = []
     nanolm.train("embedded:tiny", out=run, notify=lambda e: notes.append(str(e)), **SETTINGS)
     assert any("optimizer.safetensors is damaged" in note for note in notes)
     assert weights(run) == weights(unbroken)
+
+
+def test_a_resume_past_damage_keeps_what_is_whole(unbroken: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
+    for folder in list_checkpoints(run / "checkpoints")[-2:]:
+        (folder / "model.safetensors").write_bytes(b"rot")
+    nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
+    for folder in list_checkpoints(run / "checkpoints"):
+        verify(folder)
+    nanolm.train("embedded:tiny", out=run, **SETTINGS)
+    assert weights(run) == weights(unbroken)
+
+
+def test_a_best_checkpoint_that_is_gone_does_not_stop_the_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = {**SETTINGS, "steps": 60, "lr": 0.05, "dropout": 0.0}  # best long before the end
+    nanolm.train("embedded:tiny", out=run, notify=stop_at(50), **settings)
+    best = (run / "best").resolve()
+    assert best != (run / "last").resolve()
+    shutil.rmtree(best)
+    result = nanolm.train("embedded:tiny", out=run, **settings)
+    assert result.stopped == "steps"
+    assert nanolm.load(run).generate("the", tokens=3)
+
+
+def test_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    def count(event: object) -> None:
+        counts.append(len(list_checkpoints(tmp_path / "run" / "checkpoints")))
+
+    nanolm.train("embedded:tiny", out=tmp_path / "run", notify=count, save_every=1, **SETTINGS)
+    assert 2 <= max(counts) <= 4
+
+
+def test_a_changed_config_file_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("dim = 16", "dim = 32"))
+    with pytest.raises(DataError, match=r"config\.toml was changed"):
+        nanolm.train("embedded:tiny", out=run, **SETTINGS)
 
 
 def test_the_run_folder(unbroken: Path) -> None:

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from nanolm.errors import UsageError
+from nanolm.model.device import choose_device
 from nanolm.training import planner
-from nanolm.training.planner import choose_device, choose_rest, choose_tokenizer, model_config
+from nanolm.training.planner import choose_rest, choose_tokenizer, model_config
 from nanolm.training.settings import TrainSettings
 
 OPEN = TrainSettings(corpus=("a.txt",))
