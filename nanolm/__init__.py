@@ -8,6 +8,7 @@
 Importing this is cheap: torch is loaded when a function first needs it.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +38,19 @@ def train(
     from nanolm.training.settings import TrainSettings
 
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
     values = {"corpus": [str(path) for path in paths], **settings}
     return loop.train(TrainSettings.from_dict(values), out, resume, notify)
 
 
 def load(path: str | Path) -> "LanguageModel":
-    """The model in a run folder or model folder, with `.model`, `.tokenizer`, `.generate()`."""
+    """The model in a run folder or model folder, with `.model`, `.tokenizer`, `.generate()`.
+
+    A damaged checkpoint is warned of, and another one taken.
+    """
     from nanolm.generation import language_model
 
-    return language_model.load(path)
+    return language_model.load(path, warnings.warn)
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":
@@ -54,4 +59,4 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     from nanolm.text import tokenizer
 
     path = Path(path)
-    return tokenizer.load_tokenizer(path if path.is_file() else find_model(path, lambda text: None))
+    return tokenizer.load_tokenizer(path if path.is_file() else find_model(path, warnings.warn))

@@ -6,6 +6,7 @@ comes at once.
 
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -79,8 +80,11 @@ def main() -> None:
     # before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.exit(run())
 
 

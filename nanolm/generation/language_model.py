@@ -1,6 +1,6 @@
 """A model with its tokenizer: text in, text out, piece by piece.
 
-    >>> language_model = load("runs/stories")
+    >>> language_model = load("runs/stories", report=print)
     >>> language_model.generate("Once upon a time", seed=1)
 
 Each new token needs only its own row of the network, since the keys and values of the tokens
@@ -148,7 +148,7 @@ class LanguageModel:
             self.model.train(was_training)
 
 
-def load(path: str | Path, report: Callable[[str], None] = lambda message: None) -> LanguageModel:
+def load(path: str | Path, report: Callable[[str], None]) -> LanguageModel:
     """The model in a run folder, a checkpoint folder or a Hugging Face folder of ours."""
     folder = find_model(Path(path), report)
     return LanguageModel(load_model(folder), load_tokenizer(folder))

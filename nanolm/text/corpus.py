@@ -61,7 +61,7 @@ class Corpus:
         document = self.documents[count]
         cut = target - sum(sizes[:count])
         for gap in ("\n", " "):
-            found = document.rfind(gap, round(cut - near), cut)
+            found = document.rfind(gap, max(0, round(cut - near)), cut)
             if found >= 0:
                 cut = found + 1
                 break

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import nanolm
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.runs.folder import Run, append, find_model, runs_by_age
 
@@ -66,6 +67,8 @@ def test_a_damaged_best_gives_way_to_another(trained: Path, tmp_path: Path) -> N
     reports: list[str] = []
     found = find_model(run, reports.append)
     assert found != best
+    with pytest.warns(UserWarning, match="damaged"):
+        nanolm.load(run)
     assert "model.safetensors is damaged" in reports[0]
     with pytest.raises(ModelError, match="damaged"):
         find_model(best, pytest.fail)

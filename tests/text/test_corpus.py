@@ -35,6 +35,13 @@ def test_a_line_without_end_is_split_between_words() -> None:
     assert validation.documents[0].startswith("word ")
 
 
+def test_a_cut_near_the_start_of_a_document_stays_there() -> None:
+    documents = ("x" * 880, "y z" + "w" * 300 + "\n" + "v" * 20)
+    training, validation = Corpus(documents).split(0.26)
+    assert "".join(training.documents + validation.documents) == "".join(documents)
+    assert 0.1 < validation.size / 1204 < 0.4
+
+
 def test_separator(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\n***\ntwo *** two\n  ***  \n\n***\nthree\n***")
