@@ -25,8 +25,8 @@ def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings,
             reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
             choices.append(Choice("vocabulary", "all words", reason))
         else:
-            # The square root of the bytes, as a power of two: on 1 MB of Shakespeare 1,024 did
-            # better than 2,048 (docs/experiments.md), and larger texts can afford larger ones.
+            # The square root of the bytes, as a power of two: a starting point that larger texts
+            # raise; what was measured so far decides little (docs/experiments.md).
             vocab_size = min(32_768, max(512, 1 << round(size.bit_length() / 2)))
             choices.append(Choice("vocabulary", vocab_size, f"for {size / 1e6:.1f} MB of text"))
             settings = replace(settings, vocab_size=vocab_size)
