@@ -54,9 +54,7 @@ def load(path: str | Path) -> "LanguageModel":
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":
-    """The tokenizer of a run folder or model folder, or a tokenizer.json itself."""
-    from nanolm.runs.folder import find_model
-    from nanolm.text import tokenizer
+    """The tokenizer of a run folder or model folder, a tokenizer.json itself, or one by name."""
+    from nanolm.runs.folder import find_tokenizer
 
-    path = Path(path)
-    return tokenizer.load_tokenizer(path if path.is_file() else find_model(path, warnings.warn))
+    return find_tokenizer(str(path), warnings.warn)

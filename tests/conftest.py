@@ -4,7 +4,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import pytest
 import torch
 
 import nanolm
+from nanolm.text.corpus import Corpus
+from nanolm.text.words import MARK
 
 # One thread: two test processes share the cores, and results stay bit for bit the same.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+# Prepared texts go where they vanish with the tests.
+_cache = tempfile.TemporaryDirectory(prefix="nanolm-tests-")
+os.environ["NANOLM_CACHE"] = _cache.name
 
 TINY_MODEL: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
 
@@ -64,6 +71,15 @@ def on_a_terminal(command: list[str], stream: str, cwd: Path, **environment: str
     os.close(master)
     assert process.wait() == 0
     return shown.decode()
+
+
+@contextlib.contextmanager
+def corpus_of(*documents: str) -> Iterator[Corpus]:
+    """These documents, as they are after reading."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"".join(MARK + document.encode() for document in documents))
+        file.flush()
+        yield Corpus(file, file.tell(), len(documents))
 
 
 @pytest.fixture

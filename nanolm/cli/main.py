@@ -15,16 +15,22 @@ import click
 
 from nanolm import __version__
 from nanolm.cli.console import complain
-from nanolm.errors import NanolmError, did_you_mean
+from nanolm.cli.options import Group
+from nanolm.errors import NanolmError
 
-VERBS = {"train": "nanolm.cli.train", "sample": "nanolm.cli.sample"}
+VERBS = {
+    "train": "nanolm.cli.train",
+    "sample": "nanolm.cli.sample",
+    "tokenizer": "nanolm.cli.tokenizer",
+    "data": "nanolm.cli.data",
+}
 
 
 class ClosedPipe(Exception):
     """Whoever read the output has had enough."""
 
 
-class Verbs(click.Group):
+class Verbs(Group):
     """A group whose commands are modules."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -35,15 +41,6 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[name]).command
         return command
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in VERBS:
-            raise click.UsageError(
-                f"there is no command {args[0]!r}{did_you_mean(args[0], list(VERBS))}", context
-            )
-        return super().resolve_command(context, args)
 
     def invoke(self, context: click.Context) -> object:
         try:
@@ -69,6 +66,8 @@ def cli() -> None:
     \b
     nanolm train corpus.txt                 train a model on any text
     nanolm sample --prompt "Once upon"      write with it
+    nanolm data check texts/                what would be read, and is it all right?
+    nanolm tokenizer show "Some words."     how text becomes tokens
     """
 
 

@@ -6,10 +6,21 @@ from typing import Any, get_args, get_type_hints
 
 import click
 
+from nanolm.errors import did_you_mean
 from nanolm.training.settings import option
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
+
+READING = {
+    "document_separator": ("TEXT", "A line that is just TEXT parts documents within a file."),
+    "encoding": ("NAME", "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."),
+    "text_field": ("NAME", "Where .jsonl has its text; a.b is b within a.  [default: text]"),
+    "text_column": (
+        "NAME",
+        "Which column of a table; a number if it has no header.  [default: text]",
+    ),
+}
 
 
 class Option(click.Option):
@@ -32,6 +43,20 @@ class Command(click.Command):
         for heading, rows in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+class Group(click.Group):
+    """A group that guesses which of its commands was meant."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(context)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            raise click.UsageError(
+                f"there is no command {args[0]!r}{did_you_mean(args[0], known)}", context
+            )
+        return super().resolve_command(context, args)
 
 
 def options_of(kind: type, table: Table) -> Callable[[Any], Any]:

@@ -9,9 +9,10 @@ from rich.live import Live
 from rich.text import Text
 
 from nanolm.cli.console import error_console, printable
-from nanolm.training.events import Event, Progressed, Started, Wrote
+from nanolm.training.events import Event, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
+LIVE_SECONDS = 0.1  # between two pictures of a bar
 
 
 class TrainingView:
@@ -22,6 +23,7 @@ class TrainingView:
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
         self.last_line = 0.0
+        self.phase, self.phase_start = "", 0.0  # of the preparation
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +43,8 @@ class TrainingView:
         match event:
             case Progressed():
                 self.progressed(event)
+            case Preparing():
+                self.preparing(event)
             case Wrote():
                 if self.live:
                     sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
@@ -50,6 +54,26 @@ class TrainingView:
                 self.line(str(event))
                 if self.live and isinstance(event, Started):
                     self.live.start()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        self.show(Preparing(what, done, total))
+
+    def preparing(self, event: Preparing) -> None:
+        """Long work before the first step; short work passes unseen."""
+        now = time.monotonic()
+        if event.what != self.phase:
+            self.phase, self.phase_start, self.last_line = event.what, now, now
+        if now - self.last_line < (LIVE_SECONDS if self.live else PLAIN_SECONDS):
+            return
+        self.last_line = now
+        share = min(1, event.done / event.total) if event.total else 0
+        left = (now - self.phase_start) * (1 / share - 1) if share else float("inf")
+        text = f"{share:4.0%}  {printable(event.what)}  {clock(left)} left"
+        if self.live:
+            self.live.start()
+            self.live.update(Text(self.with_bar(share, text)))
+        else:
+            self.line(text)
 
     def progressed(self, event: Progressed) -> None:
         self.values.update(event.record)
@@ -74,11 +98,14 @@ class TrainingView:
             [percent, left],
         ):
             text = "  ".join(parts)
-            room = self.console.width - len(text) - 2
-            if room >= 0:
+            if len(text) + 2 <= self.console.width:
                 break
-        width = min(40, room)
-        full = round(width * event.progress)
+        return self.with_bar(event.progress, text)
+
+    def with_bar(self, progress: float, text: str) -> str:
+        """`text` behind a bar that fills up, if there is room for one."""
+        width = min(40, self.console.width - len(text) - 2)
+        full = round(width * progress)
         return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text
 
     def measures(self) -> str:

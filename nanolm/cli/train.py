@@ -11,19 +11,23 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note
-from nanolm.cli.options import Command, Option, Table, options_of
+from nanolm.cli.options import READING, Command, Option, Table, options_of
 from nanolm.errors import UsageError
 from nanolm.model.config import FAMILIES, PRESETS
-from nanolm.text.corpus import EMBEDDED, SCHEME
-from nanolm.training.settings import DEVICES, DTYPES, TOKENIZERS, TrainSettings
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.sources import EMBEDDED, SCHEME
+from nanolm.training.settings import DEVICES, DTYPES, TrainSettings
 
 TABLE: Table = {
     "Text": {
         "val": ("FILE", "Validate on this file instead of a part of the corpus."),
         "val_fraction": ("", "Hold out this last part of the text."),
-        "document_separator": ("TEXT", "A line that is just TEXT parts documents within a file."),
-        "tokenizer": ("|".join(TOKENIZERS), "How text is cut.  [default: bpe]"),
-        "vocab_size": ("", "Tokens that bpe learns.  [default: by the size of the text]"),
+        **READING,
+        "tokenizer": (
+            "|".join([*TRAINABLE, *NAMED, "PATH"]),
+            "How text is cut, or whose tokenizer to take over.  [default: bpe]",
+        ),
+        "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
     },
     "Model": {
         "preset": ("|".join(PRESETS), "A size with a name.  [default: by text and machine]"),
@@ -129,6 +133,9 @@ def command(
     context: click.Context, /, out: str | None, resume: bool, as_json: bool, **options: Any
 ) -> int:
     """Train a language model on text.
+
+    CORPUS is any mix of files, folders, patterns, - for stdin, http(s):// addresses and hf://
+    data sets: plain text, .jsonl, .csv, .tsv or .parquet, also as .gz, .zst, .bz2 or .xz.
 
     \b
     nanolm train novel.txt                        three minutes, everything chosen for you

@@ -24,7 +24,8 @@ from nanolm.model.cache import Cache
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model
-from nanolm.text.tokenizer import Tokenizer, load_tokenizer
+from nanolm.text.loading import load_tokenizer
+from nanolm.text.tokenizer import Tokenizer
 
 
 def first_visible(length: int, context: int) -> int:

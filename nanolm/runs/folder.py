@@ -18,10 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nanolm import files
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.toml import dump_toml
+from nanolm.text import NAMED, tokenizer_problem
+from nanolm.text.loading import load_tokenizer, named_tokenizer
+from nanolm.text.tokenizer import Tokenizer
 
 
 class Run:
@@ -45,7 +49,7 @@ class Run:
             return False
         left = {".lock", self.log.name, self.config_file.name}
         return not self.path.exists() or all(
-            entry.name in left or entry.name.startswith(checkpoint.TEMPORARY)
+            entry.name in left or entry.name.startswith(files.TEMPORARY)
             for entry in self.path.iterdir()
         )
 
@@ -71,11 +75,11 @@ class Run:
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
-        checkpoint.write_atomically(self.config_file, dump_toml(settings))
+        files.write_atomically(self.config_file, dump_toml(settings))
         self.update(facts)
 
     def update(self, facts: dict[str, Any]) -> None:
-        checkpoint.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
+        files.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
 
     def lengths(self) -> dict[str, int]:
         """How long the growing files are now; part of a checkpoint's state."""
@@ -92,26 +96,14 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run; a second process is refused. The system lets go even after a kill."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as stream:
-            try:
-                import fcntl
-            except ImportError:  # Windows: no lock, best effort
+        try:
+            with files.locked(self.path / ".lock"):
                 yield
-                return
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                stream.seek(0)
-                owner = stream.read().strip() or "unknown"
-                raise DataError(
-                    f"{self.path} is being trained by another process ({owner}); "
-                    "wait for it, or start another run with --out"
-                ) from None
-            stream.truncate(0)
-            stream.write(f"{os.getpid()}\n")
-            stream.flush()
-            yield
+        except files.InUse as owner:
+            raise DataError(
+                f"{self.path} is being trained by another process ({owner}); "
+                "wait for it, or start another run with --out"
+            ) from None
 
 
 def find_model(path: Path, report: Callable[[str], None]) -> Path:
@@ -124,14 +116,14 @@ def find_model(path: Path, report: Callable[[str], None]) -> Path:
         what = "is no folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}; `ls runs` shows what has been trained")
     if (path / "config.json").exists():
-        if (path / checkpoint.MANIFEST).exists():
-            checkpoint.verify(path)
+        if (path / files.MANIFEST).exists():
+            files.verify(path)
         return path
     run = Run(path)
     best = checkpoint.follow(path / "best") or checkpoint.follow(path / "last")
     if best is not None:
         try:
-            checkpoint.verify(best)
+            files.verify(best)
             return best
         except ModelError as error:
             report(f"{error}; looking for another checkpoint")
@@ -139,6 +131,18 @@ def find_model(path: Path, report: Callable[[str], None]) -> Path:
     if newest is None:
         raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
     return newest
+
+
+def find_tokenizer(name: str, report: Callable[[str], None]) -> Tokenizer:
+    """A tokenizer by its name, its file, or the folder of a model or run that has one."""
+    if name in NAMED:
+        return named_tokenizer(name)
+    if problem := tokenizer_problem(name):
+        raise UsageError(problem)
+    path = Path(name)
+    if (path / "checkpoints").is_dir():
+        path = find_model(path, report)
+    return load_tokenizer(path)
 
 
 def runs_by_age(root: Path) -> list[Path]:

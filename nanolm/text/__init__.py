@@ -1,0 +1,26 @@
+"""Text in: from whatever the user named to token ids, and back."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nanolm.errors import did_you_mean
+
+Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much or 0
+
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+TEXTS = (".txt", ".md", ".markdown", ".text", ".rst", ".tex", ".html", ".htm", ".xml", ".srt")
+
+TRAINABLE = ("bpe", "char", "byte")  # tokenizers that are made for a text
+NAMED = ("gpt2", "cl100k", "o200k")  # tokenizers that everybody has
+
+
+def tokenizer_problem(name: str) -> str | None:
+    """What is wrong with a --tokenizer, if anything can be seen from its name."""
+    known = [*TRAINABLE, *NAMED]
+    if name in known or Path(name).exists():
+        return None
+    return (
+        f"--tokenizer {name}: there is {', '.join(known)}, or the file or folder of one"
+        f"{did_you_mean(name, known)}"
+    )

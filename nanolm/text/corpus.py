@@ -1,143 +1,225 @@
-"""Files to documents, and documents to a training and a validation part.
+"""All documents as one plain file, whatever they came from: read once, then cut where one likes.
 
-    >>> corpus = read_corpus(["embedded:tiny"])
-    >>> training, validation = corpus.split(0.1)
+    >>> sources = find_sources(["embedded:tiny"], cache, report)
+    >>> with read_corpus(sources, Reading(), cache) as corpus:
+    ...     training, validation = corpus.split(0.1)
+    ...     text = corpus.read(*training)
 
-A file is one document, or many where a separator line is named. Text is UTF-8, with or without
-a byte-order mark; line ends become LF. What cannot be read is reported with file, offset and
-what to do, all files at once.
+The file is temporary and has no name, so that nothing of it outlives the process. In it, each
+document is its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does not grow with the
+text, and every later pass (counting words, encoding) can work on many parts of it at once.
 """
 
-import hashlib
+import errno
+import os
 import re
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
+from typing import IO, Self
 
-from nanolm.errors import DataError, NanolmError, UsageError
+from nanolm.errors import DataError, DiskFull, NanolmError
+from nanolm.text import Report
+from nanolm.text.documents import BLOCK, Reading, documents
+from nanolm.text.sources import Source, Sources, raise_all
+from nanolm.text.words import MARK
 
-EMBEDDED = {  # name: (file, document separator, what it is)
-    "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
-    "stories": ("stories.txt", "***", "1 MB of short stories"),
-}
-SCHEME = "embedded:"
+PART = 1 << 19  # bytes: what is worked on at once
+WINDOW = 1 << 12  # bytes before the end of a part in which a good place to cut is looked for
+
+Range = tuple[int, int]
+
+# Where a text can be cut so that no split pattern in use sees a difference: before a blank that
+# follows anything else, and after a single line end between two characters.
+SAFE = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corpus:
-    """Documents in the order of the files they came from."""
+    """The documents in the order of the files they came from."""
 
-    documents: tuple[str, ...]
+    file: IO[bytes]
+    length: int  # of the file
+    documents: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
 
     @property
     def size(self) -> int:
         """Bytes of text as UTF-8."""
-        return sum(len(document.encode()) for document in self.documents)
+        return self.length - self.documents
 
-    def fingerprint(self) -> str:
-        """Equal for equal documents: what a run is tied to."""
-        digest = hashlib.sha256()
-        for document in self.documents:
-            data = document.encode()
-            digest.update(len(data).to_bytes(8, "little") + data)
-        return digest.hexdigest()
+    def read(self, start: int, stop: int) -> bytes:
+        """What stands there; safe to call from many threads."""
+        if hasattr(os, "pread"):
+            parts = []
+            while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
+                parts.append(part)
+                start += len(part)
+            return b"".join(parts)
+        with _lock:
+            self.file.seek(start)
+            return self.file.read(stop - start)
 
-    def split(self, fraction: float) -> "tuple[Corpus, Corpus]":
+    def parts(
+        self, start: int, stop: int, size: int = PART, whole: bool = False
+    ) -> Iterator[Range]:
+        """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds.
+
+        With `whole`, between documents only. Text with no good place is cut between characters.
+        """
+        while start < stop:
+            end = min(start + size, stop)
+            if end < stop:
+                end = self._mark_from(end, stop) if whole else self._good_place(start, end)
+            yield start, end
+            start = end
+
+    def _mark_from(self, start: int, stop: int) -> int:
+        for begin in range(start, stop, PART):
+            found = self.read(begin, min(begin + PART, stop)).find(MARK)
+            if found >= 0:
+                return begin + found
+        return stop
+
+    def _good_place(self, start: int, end: int) -> int:
+        end = self._between_characters(end)
+        for window in (WINDOW, end - start - 1):
+            begin = self._between_characters(max(start + 1, end - window))
+            tail = self.read(begin, end)
+            mark = tail.rfind(MARK)
+            text = tail[mark + 1 :].decode()
+            places = [match.start() for match in SAFE.finditer(text)]
+            if places:
+                return end - len(text[places[-1] :].encode())
+            if mark >= 0:
+                return begin + mark
+        return end
+
+    def _between_characters(self, place: int) -> int:
+        tail = self.read(place, place + 4)
+        return place + next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
+
+    def split(self, fraction: float) -> tuple[Range, Range]:
         """Everything before the last `fraction` of the text, and that last stretch, whole.
 
         The cut falls between documents if there is a gap near it, else between lines, else
         between words, else between characters.
         """
-        sizes = [len(document) for document in self.documents]
-        target = round(sum(sizes) * (1 - fraction))
-        near = sum(sizes) * fraction / 2
-        ends = list(accumulate(sizes))[:-1]
-        nearest = min(ends, key=lambda end: abs(end - target), default=None)
-        if nearest is not None and abs(nearest - target) <= near:
-            count = ends.index(nearest) + 1
-            return Corpus(self.documents[:count]), Corpus(self.documents[count:])
-        count = sum(end <= target for end in ends)  # the documents wholly before the cut
-        document = self.documents[count]
-        cut = target - sum(sizes[:count])
-        for gap in ("\n", " "):
-            found = document.rfind(gap, max(0, round(cut - near)), cut)
+        target = round(self.length * (1 - fraction))
+        near = round(self.length * fraction / 2)
+        low, high = max(1, target - near), min(self.length, target + near + 1)
+        after = self._mark_from(target, high)
+        before = self._last(MARK, low, target)
+        if before is not None and target - before <= after - target:
+            cut = before
+        elif after < high:
+            cut = after
+        else:
+            found = self._last(b"\n", low, target)
+            found = self._last(b" ", low, target) if found is None else found
+            cut = self._between_characters(target) if found is None else found + 1
+        return (0, cut), (cut, self.length)
+
+    def _last(self, what: bytes, start: int, stop: int) -> int | None:
+        while start < stop:
+            begin = max(start, stop - PART)
+            found = self.read(begin, stop).rfind(what)
             if found >= 0:
-                cut = found + 1
-                break
-        before, after = document[:cut], document[cut:]
-        return (
-            Corpus(tuple(part for part in (*self.documents[:count], before) if part)),
-            Corpus(tuple(part for part in (after, *self.documents[count + 1 :]) if part)),
-        )
+                return begin + found
+            stop = begin
+        return None
 
 
-def read_corpus(paths: Sequence[str], separator: str | None = None) -> Corpus:
-    """Read every path; a line that is just `separator` parts documents."""
-    documents: list[str] = []
-    problems: list[NanolmError] = []
-    for path in paths:
-        try:
-            file, own_separator = locate(path)
-            documents += _documents(_read(file), separator or own_separator)
-        except NanolmError as error:
-            problems.append(error)
-    if problems:
-        worst = min(problems, key=lambda problem: problem.exit_code)
-        raise type(worst)("\n".join(str(problem) for problem in problems))
-    if not documents:
-        names = ", ".join(paths)
+_lock = threading.Lock()
+
+
+def read_corpus(
+    sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
+) -> Corpus:
+    """Read every source; `folder` is where there is room for a copy of the text."""
+    corpus, problems = read_what_can_be_read(sources, reading, folder, report)
+    raise_all(problems)
+    if not corpus.documents:
+        names = ", ".join(source.name for source in sources.files[:5])
         raise DataError(f"{names}: no text in there; give a file with at least a few sentences")
-    return Corpus(tuple(documents))
+    return corpus
 
 
-def locate(path: str) -> tuple[Path, str | None]:
-    """The file that `path` names, and the document separator it is known to have."""
-    if not path.startswith(SCHEME):
-        if not path.isprintable():
-            raise UsageError(f"{path!r}: rename the file; its name is not plain text")
-        return Path(path), None
-    name = path.removeprefix(SCHEME)
-    if name not in EMBEDDED:
-        known = ", ".join(SCHEME + name for name in EMBEDDED)
-        raise UsageError(f"{path}: no such embedded corpus; there are {known}")
-    file, separator, _ = EMBEDDED[name]
-    return embedded_file(file), separator
+def read_what_can_be_read(
+    sources: Sources, reading: Reading, folder: Path, report: Report
+) -> tuple[Corpus, list[NanolmError]]:
+    """The documents, and what was wrong with files that could not be read to their end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
+    problems: list[NanolmError] = []
+    total, done = sources.size(), 0
+
+    def progress(more: int) -> None:
+        report("reading", done + more, total)
+
+    for source in sources.files:
+        whole = corpus.length, corpus.documents
+        try:
+            _copy(source, reading, corpus, progress)
+            done += source.size()
+            progress(0)
+        except (NanolmError, OSError) as error:
+            problems.append(_explained(source, folder, error))
+            corpus.length, corpus.documents = whole  # nothing of a file that is broken
+            corpus.file.seek(corpus.length)
+            corpus.file.truncate()
+    corpus.file.flush()
+    return corpus, problems
 
 
-def embedded_file(name: str) -> Path:
-    """A file of the data folder: inside an installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "data" / name
-    return installed if installed.exists() else package.parent / "data" / name
-
-
-def _read(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        hint = f"; did you mean {SCHEME}{file.name}?" if file.name in EMBEDDED else ""
-        raise UsageError(f"{file} does not exist{hint}") from None
-    except IsADirectoryError:
-        raise UsageError(f"{file} is a folder; name the files in it: {file}/*.txt") from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
-        offset = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        line = data.count(b"\n", 0, offset) + 1
-        raise DataError(
-            f"{file} is not UTF-8: byte 0x{data[offset]:02x} at offset {offset:,} (line {line:,}); "
-            f"convert it first, for example: iconv -f {encoding} -t UTF-8 {file} > utf8.txt"
+def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> NanolmError:
+    if isinstance(error, NanolmError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{source.name} went away while it was being read")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise DiskFull(
+            f"the disk is full: no room for a copy of the text in {folder}; "
+            "free some, or name a folder with room in NANOLM_CACHE"
         ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return DataError(f"{source.name} cannot be read: {error.strerror}")
 
 
-def _documents(text: str, separator: str | None) -> list[str]:
-    if separator is None:
-        parts = [text]
-    else:
-        parts = re.split(rf"(?m)^[ \t]*{re.escape(separator)}[ \t]*(?:\n|\Z)", text)
-    return [part for part in parts if part.strip()]
+def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[int], None]) -> None:
+    stamp = source.stamp()
+    blank, begun = "", False  # what a document began with, until something is seen in it
+    written, told = 0, 0
+    for begins, text in documents(source, reading):
+        if begins:
+            blank, begun = "", False
+        if not begun:
+            text = blank + text
+            if not text or text.isspace():
+                blank = text
+                continue
+            corpus.file.write(MARK)
+            corpus.documents += 1
+            corpus.length += 1
+            begun = True
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            near = text[max(0, error.start - 20) : error.start]
+            raise DataError(
+                f"{source.name}: a lone surrogate (half a character) after {near!r}; mend that text"
+            ) from None
+        corpus.file.write(data)
+        corpus.length += len(data)
+        written += len(data)
+        if written // BLOCK > told:
+            told = written // BLOCK
+            report(min(written, stamp[0]))
+    if source.stamp() != stamp:
+        raise DataError(f"{source.name} changed while it was being read; run the command again")

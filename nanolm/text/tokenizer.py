@@ -13,34 +13,40 @@ two special tokens come last, after everything learned.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import regex
 import tiktoken
 
-from nanolm.errors import DataError, ModelError
-from nanolm.text.bpe import SPLIT, Pair, count_words, learn
+from nanolm.errors import DataError
+from nanolm.text.bpe import Pair, learn
+from nanolm.text.words import SPLIT, count_words
 
 END_OF_TEXT = "<|endoftext|>"  # stands before every document; an empty prompt starts here
 PADDING = "<|padding|>"
+SPECIAL = 2  # so many
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.integer[Any]]
+LONG_STRETCH = 100_000  # blanks that tiktoken can surely take in one go
 
 
 class Tokenizer(ABC):
     """What every kind shares: the raw bytes of each token, the special tokens, decoding."""
 
     kind: str
+    cuttable: ClassVar[bool] = True  # at blanks and line ends, with the same ids
 
-    def __init__(self, tokens: list[bytes]) -> None:
-        # Special tokens stand for no text, so their bytes are empty.
-        self.tokens = [*tokens, b"", b""]
-        self.end_of_text = len(tokens)
-        self.padding = len(tokens) + 1
+    def __init__(self, tokens: list[bytes], end_of_text: int, padding: int) -> None:
+        self.tokens = tokens  # by id; special tokens stand for no text, so their bytes are empty
+        self.end_of_text = end_of_text
+        self.padding = padding
+        self.special = {end_of_text: END_OF_TEXT, padding: PADDING}  # how they are written
 
     @property
     def vocab_size(self) -> int:
@@ -51,8 +57,8 @@ class Tokenizer(ABC):
         """The ids of `text`. Special tokens written out in it are plain text."""
 
     @abstractmethod
-    def _model_json(self) -> dict[str, Any]:
-        """The parts of tokenizer.json that differ between kinds."""
+    def to_json(self) -> str:
+        """The contents of tokenizer.json."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`. Special tokens written out in it are plain text."""
@@ -63,29 +69,13 @@ class Tokenizer(ABC):
         """The text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
 
-    def byte_lengths(self) -> Ids:
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of text each token stands for: what a loss is divided by for bits per byte."""
         return np.array([len(token) for token in self.tokens], dtype=np.int64)
 
-    def to_json(self) -> str:
-        """The contents of tokenizer.json."""
-        special = [(self.end_of_text, END_OF_TEXT), (self.padding, PADDING)]
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        parts = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                {"id": id, "content": text, **flags, "special": True} for id, text in special
-            ],
-            "normalizer": None,
-            "post_processor": None,
-            **self._model_json(),
-        }
-        return json.dumps(parts, ensure_ascii=False, indent=1) + "\n"
-
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Of what decides the ids and what they mean."""
+        return hashlib.sha256(f"{self.to_json()}{self.special}".encode()).hexdigest()
 
     def save(self, folder: Path, context: int) -> None:
         """Write tokenizer.json, and tokenizer_config.json for `transformers`."""
@@ -93,71 +83,75 @@ class Tokenizer(ABC):
         config = {
             # Without the class, transformers 5 puts a tokenizer of the model's family in place.
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": END_OF_TEXT,
-            "eos_token": END_OF_TEXT,
-            "pad_token": PADDING,
+            "bos_token": self.special[self.end_of_text],
+            "eos_token": self.special[self.end_of_text],
+            "pad_token": self.special[self.padding],
             "model_max_length": context,
             "clean_up_tokenization_spaces": False,
             # A special token written out in a text is that text, there as here.
             "split_special_tokens": True,
         }
-        text = json.dumps(config, indent=1) + "\n"
+        text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-class ByteLevel(Tokenizer):
-    """Byte-pair encoding over UTF-8 bytes; without merges, plain bytes."""
+class Tiktoken(Tokenizer):
+    """Byte-pair encoding by tiktoken: the text is cut by `pattern`, and in each word the pair
+    whose union has the lowest id is merged, again and again."""
+
+    pattern: str
+
+    @cached_property
+    def encoding(self) -> tiktoken.Encoding:
+        ranks = {token: id for id, token in enumerate(self.tokens) if token}
+        return tiktoken.Encoding(
+            "nanolm", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={}
+        )
+
+    def fingerprint(self) -> str:
+        # From the tokens themselves: tokenizer.json may take long to write.
+        digest = hashlib.sha256(repr((self.pattern, self.special)).encode())
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return digest.hexdigest()
+
+    def encode_array(self, text: str) -> Ids:
+        utf8(text)  # tiktoken would replace a lone surrogate in silence
+        try:
+            ids = self.encoding.encode_ordinary(text)
+        except BaseException as error:
+            # The panic of a compiled library is no Exception. Its matcher gives up on some
+            # hundred thousand blanks in a row; cut there, they are encoded in parts.
+            if type(error).__name__ != "PanicException":
+                raise
+            stretch = regex.search(rf"\s{{{LONG_STRETCH}}}(?=.)", text, regex.DOTALL)
+            if not stretch:
+                raise DataError(f"tiktoken cannot encode this text: {error}") from None
+            parts = (text[: stretch.end()], text[stretch.end() :])
+            return np.concatenate([self.encode_array(part) for part in parts])
+        return np.frombuffer(array("I", ids), dtype=np.uint32)
+
+
+class ByteLevel(Tiktoken):
+    """Byte-pair encoding over UTF-8 bytes, learned here; without merges, plain bytes."""
+
+    pattern = SPLIT
 
     def __init__(self, merges: list[Pair]) -> None:
         tokens = [bytes([byte]) for byte in range(256)]
         for left, right in merges:
             tokens.append(tokens[left] + tokens[right])
-        super().__init__(tokens)
+        super().__init__([*tokens, b"", b""], end_of_text=len(tokens), padding=len(tokens) + 1)
         self.kind = "bpe" if merges else "byte"
         self.merges = merges
 
-    @cached_property
-    def _encoding(self) -> tiktoken.Encoding:
-        ranks = {token: id for id, token in enumerate(self.tokens[: self.end_of_text])}
-        return tiktoken.Encoding("nanolm", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
-
     def encode_array(self, text: str) -> Ids:
         if not self.merges:
-            return np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.int64)
-        _utf8(text)  # tiktoken would replace a lone surrogate in silence
-        try:
-            return np.array(self._encoding.encode_ordinary(text), dtype=np.int64)
-        except BaseException as error:
-            # The panic of a compiled library is no Exception: here, a million blanks in a row.
-            if type(error).__name__ != "PanicException":
-                raise
-            raise DataError(
-                "a stretch of white space is too long for --tokenizer bpe; shorten it, or use byte"
-            ) from None
+            return np.frombuffer(utf8(text), dtype=np.uint8)
+        return super().encode_array(text)
 
-    def _model_json(self) -> dict[str, Any]:
-        spelled = [_spell(token) for token in self.tokens[: self.end_of_text]]
-        byte_level = {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        }
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": SPLIT},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        return {
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-            "decoder": byte_level,
-            "model": {
-                **_BPE_MODEL,
-                "vocab": {token: id for id, token in enumerate(spelled)},
-                "merges": [[spelled[left], spelled[right]] for left, right in self.merges],
-            },
-        }
+    def to_json(self) -> str:
+        return byte_level_json(self.tokens, self.merges, SPLIT, self.special)
 
 
 class Characters(Tokenizer):
@@ -166,16 +160,15 @@ class Characters(Tokenizer):
     kind = "char"
 
     def __init__(self, characters: list[str]) -> None:
-        super().__init__(
-            [bytes([byte]) for byte in range(256)] + [char.encode() for char in characters]
-        )
+        tokens = [bytes([byte]) for byte in range(256)] + [char.encode() for char in characters]
+        super().__init__([*tokens, b"", b""], end_of_text=len(tokens), padding=len(tokens) + 1)
         self.characters = characters
-        self._lookup = np.full(0x110000, -1, dtype=np.int64)  # code point -> id
+        self._lookup = np.full(0x110000, -1, dtype=np.int32)  # code point -> id
         for id, char in enumerate(characters, start=256):
             self._lookup[ord(char)] = id
 
     def encode_array(self, text: str) -> Ids:
-        _utf8(text)
+        utf8(text)
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         ids: Ids = self._lookup[points]
         unknown = np.flatnonzero(ids < 0)
@@ -186,56 +179,50 @@ class Characters(Tokenizer):
         for index in unknown.tolist():
             pieces += [ids[start:index], np.array(list(text[index].encode()))]
             start = index + 1
-        return np.concatenate([*pieces, ids[start:]]).astype(np.int64)
+        return np.concatenate([*pieces, ids[start:]])
 
-    def _model_json(self) -> dict[str, Any]:
+    def to_json(self) -> str:
         spelled = [f"<0x{byte:02X}>" for byte in range(256)] + self.characters
-        return {
+        parts = {
             "pre_tokenizer": None,
             "decoder": {
                 "type": "Sequence",
                 "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
             },
             "model": {
-                **_BPE_MODEL,
+                **BPE_MODEL,
                 "byte_fallback": True,
                 "vocab": {token: id for id, token in enumerate(spelled)},
                 "merges": [],
             },
         }
+        return tokenizer_json(parts, self.special)
 
 
-def train_tokenizer(texts: Sequence[str], kind: str, vocab_size: int | None = None) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int | None = None) -> Tokenizer:
     """A tokenizer of `kind` for these texts; `vocab_size` (special tokens included) is for bpe."""
     if kind == "byte":
         return ByteLevel([])
     if kind == "char":
         return Characters(sorted(set().union(*texts)))
-    learned = None if vocab_size is None else vocab_size - 2
-    return ByteLevel(learn(count_words(texts), learned))
+    return ByteLevel(learn(count_words(texts), vocab_size and vocab_size - SPECIAL))
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read `folder/tokenizer.json`, or the file itself."""
-    file = folder / "tokenizer.json" if folder.is_dir() else folder
+def own_tokenizer(text: str) -> Tokenizer | None:
+    """The tokenizer of a tokenizer.json that nanolm wrote; None if `text` is any other."""
     try:
-        parts = json.loads(file.read_text(encoding="utf-8"))
-        model = parts["model"]
+        model = json.loads(text)["model"]
         vocab: dict[str, int] = model["vocab"]
         if model["byte_fallback"] and not model["merges"]:
             tokenizer: Tokenizer = Characters(list(vocab)[256:])
         else:
             tokenizer = ByteLevel([(vocab[left], vocab[right]) for left, right in model["merges"]])
-    except FileNotFoundError:
-        raise ModelError(f"{file} does not exist") from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ModelError(f"{file} is not a tokenizer that nanolm reads ({error!r})") from None
-    if tokenizer.to_json() != json.dumps(parts, ensure_ascii=False, indent=1) + "\n":
-        raise ModelError(f"{file} is a kind of tokenizer that nanolm does not read")
-    return tokenizer
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return tokenizer if tokenizer.to_json() == text else None
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -247,11 +234,11 @@ def _utf8(text: str) -> bytes:
 # tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
 # bytes as the characters from U+0100 on, in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
+SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
 }
 
-_BPE_MODEL: dict[str, Any] = {
+BPE_MODEL: dict[str, Any] = {
     "type": "BPE",
     "dropout": None,
     "unk_token": None,
@@ -263,5 +250,52 @@ _BPE_MODEL: dict[str, Any] = {
 }
 
 
-def _spell(token: bytes) -> str:
-    return "".join(_SPELLING[byte] for byte in token)
+def byte_level_json(
+    tokens: list[bytes], merges: list[Pair], pattern: str, special: dict[int, str]
+) -> str:
+    """tokenizer.json for byte-level BPE: cut by `pattern`, then merge in the order of `merges`."""
+    spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    parts = {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "decoder": byte_level,
+        "model": {
+            **BPE_MODEL,
+            "vocab": {token: id for id, token in spelled.items()},
+            "merges": [[spelled[left], spelled[right]] for left, right in merges],
+        },
+    }
+    return tokenizer_json(parts, special)
+
+
+def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
+    """tokenizer.json with what is the same for every kind filled in."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": id, "content": text, **flags, "special": True} for id, text in special.items()
+        ],
+        "normalizer": None,
+        "post_processor": None,
+        **parts,
+    }
+    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
+
+
+def spell(token: bytes) -> str:
+    """How tokenizer.json writes the bytes of a token."""
+    return "".join(SPELLING[byte] for byte in token)

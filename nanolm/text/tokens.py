@@ -1,7 +1,6 @@
-"""The token store and its batches.
+"""Tokens as batches.
 
-    >>> tokens = encode_corpus(corpus, tokenizer)
-    >>> x, y = Batches(tokens, context=64, batch=32, seed=1)[0]   # both (32, 64)
+    >>> x, y = Batches(prepared.train, context=64, batch=32, seed=1)[0]   # both (32, 64)
 
 A batch is a pure function of (seed, index): no state to lose on a kill, and the same batches
 come out on any machine. Each epoch cuts the tokens into windows at another offset and visits
@@ -13,20 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nanolm.text.corpus import Corpus
-from nanolm.text.tokenizer import Ids, Tokenizer
-
 Store = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
-
-
-def encode_corpus(corpus: Corpus, tokenizer: Tokenizer) -> Store:
-    """All documents as one row of ids, an end-of-text token before each."""
-    pieces = []
-    for document in corpus.documents:
-        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(document)]
-    ids = np.concatenate(pieces)
-    return ids.astype(np.uint16) if tokenizer.vocab_size <= 1 << 16 else ids.astype(np.uint32)
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Choice:
-    """Something that was decided for the user."""
-
-    what: str
-    value: object
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.value} ({self.reason})"
+from nanolm.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -26,6 +16,15 @@ class Note:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """How far the text has come before training can begin."""
+
+    what: str
+    done: int
+    total: int  # 0 where it is not known
 
 
 @dataclass(frozen=True)
@@ -62,5 +61,5 @@ class Wrote:
     text: str
 
 
-Event = Choice | Note | Started | Progressed | Wrote
+Event = Choice | Note | Preparing | Started | Progressed | Wrote
 Notify = Callable[[Event], None]

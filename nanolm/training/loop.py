@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from nanolm import files
 from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.device import choose_device
@@ -25,7 +26,7 @@ from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
 from nanolm.text.tokens import Batches
-from nanolm.training.events import Event, Note, Notify, Progressed, Started, Wrote
+from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics import evaluate
 from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
@@ -33,7 +34,7 @@ from nanolm.training.prepare import (
     Job,
     choose_run,
     prepare,
-    read_texts,
+    prepare_text,
     refuse_finished,
     with_absolute_paths,
 )
@@ -94,13 +95,13 @@ def train(
     settings.check()
     settings = with_absolute_paths(settings)
     choose_device(settings.device)  # one that is not there is better told at once
-    texts = read_texts(settings)
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
+    text = prepare_text(settings, notify)
     with run.locked():
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
-        job = prepare(settings, run, *texts, notify)
+        job = prepare(settings, run, text, notify)
         with thread_count(job.settings.threads), StopRequest() as stop:
             return Trainer(job, notify).loop(stop)
 
@@ -114,7 +115,7 @@ class Trainer:
         assert settings.context and settings.batch and settings.lr
         self.lr = settings.lr
         self.step_tokens = settings.batch * settings.context
-        self.batches = Batches(job.train_ids, settings.context, settings.batch, settings.seed)
+        self.batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
         self.model = job.model.to(settings.device)
         self.optimizer = make_optimizer(self.model, self.lr, settings.weight_decay)
         self.state = State()
@@ -132,7 +133,7 @@ class Trainer:
             Started(
                 run=self.run.path,
                 parameters=self.model.parameter_count(),
-                tokens=len(self.job.train_ids),
+                tokens=len(self.job.text.train),
                 step=state.step,
             )
         )
@@ -247,19 +248,19 @@ class Trainer:
             # Looking at a token costs a third of learning from it.
             budget = state.step * self.step_tokens / progress
             affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
-            state.evaluated_tokens = max(1, min(affordable, len(job.val_ids) - 1))
-        score = evaluate(self.model, job.tokenizer, job.val_ids, state.evaluated_tokens)
+            state.evaluated_tokens = max(1, min(affordable, len(job.text.val) - 1))
+        score = evaluate(self.model, job.text.tokenizer, job.text.val, state.evaluated_tokens)
         state.evaluations = int(progress * settings.evaluations + 1e-9)
         state.val_loss, state.val_bits_per_byte = score.loss, score.bits_per_byte
         if state.best_loss is None or score.loss < state.best_loss:
             state.best_loss, state.best_step = score.loss, state.step
             checkpoint.point(self.run.path / "best", self.checkpoint_folder(state.step))
-        writer = LanguageModel(self.model, job.tokenizer)
-        text = writer.generate(job.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
+        writer = LanguageModel(self.model, job.text.tokenizer)
+        text = writer.generate(job.text.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
         heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"
-        quoted = "\n".join("> " + line for line in (job.prompt + text).splitlines())
+        quoted = "\n".join("> " + line for line in (job.text.prompt + text).splitlines())
         append(self.run.samples, f"{heading}\n{quoted}\n\n")
-        self.notify(Wrote(state.step, job.prompt, text))
+        self.notify(Wrote(state.step, job.text.prompt, text))
         self.record(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte)
 
     def save(self) -> None:
@@ -269,13 +270,13 @@ class Trainer:
         self.state.lengths = self.run.lengths()
 
         def write(folder: Path) -> None:
-            save_model(self.model, folder, self.job.tokenizer)
+            save_model(self.model, folder, self.job.text.tokenizer)
             save_optimizer(self.optimizer, self.model, folder / "optimizer.safetensors")
             state = json.dumps(asdict(self.state), indent=1) + "\n"
             (folder / "state.json").write_text(state, encoding="utf-8")
 
         folder = self.checkpoint_folder(self.state.step)
-        checkpoint.commit(self.run.checkpoints, folder.name, write)
+        files.commit(self.run.checkpoints, folder.name, write)
         checkpoint.point(self.run.path / "last", folder)
         self.saved_step = self.state.step
         kept = (self.state.best_step, self.state.decay_step)
@@ -290,14 +291,14 @@ class Trainer:
         if self.state.best_step != self.state.step:
             folder = self.checkpoint_folder(self.state.best_step)
             try:
-                checkpoint.verify(folder)
+                files.verify(folder)
                 self.model.load_state_dict(load_model(folder).state_dict())
             except ModelError as error:
                 self.notify(Note(f"{error}; taking the last checkpoint as the best"))
                 self.state.best_step = self.state.step
                 last = self.checkpoint_folder(self.state.step)
                 checkpoint.point(self.run.path / "best", last)
-        score = evaluate(self.model, self.job.tokenizer, self.job.val_ids)
+        score = evaluate(self.model, self.job.text.tokenizer, self.job.text.val)
         self.state.val_loss, self.state.val_bits_per_byte = score.loss, score.bits_per_byte
         result = self.result("steps" if self.settings.steps else "minutes")
         self.run.update({**self.run.facts(), "result": asdict(result)})
@@ -322,7 +323,7 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
     """`notify`, and a line of log.txt for everything but the metrics, which have their own file."""
 
     def both(event: Event) -> None:
-        if not isinstance(event, Progressed | Wrote):
+        if not isinstance(event, Preparing | Progressed | Wrote):
             append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
         notify(event)
 

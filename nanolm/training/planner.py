@@ -1,42 +1,23 @@
 """Settings that were left open, chosen: each choice with its reason."""
 
-import os
 from dataclasses import replace
 
 import torch
 
+from nanolm.choice import Choice
 from nanolm.errors import UsageError
+from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device
-from nanolm.training.events import Choice
+from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.vocabulary import TINY
 from nanolm.training.settings import TrainSettings
 
-TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
 
-
-def choose_tokenizer(settings: TrainSettings, size: int) -> tuple[TrainSettings, list[Choice]]:
-    """The kind of tokenizer, and how far byte-pair encoding goes, for `size` bytes of text."""
-    choices = []
-    if settings.tokenizer is None:
-        choices.append(Choice("tokenizer", "bpe", "learns more per minute than characters"))
-        settings = replace(settings, tokenizer="bpe")
-    if settings.tokenizer == "bpe" and settings.vocab_size is None:
-        if size < TINY:
-            reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
-            choices.append(Choice("vocabulary", "all words", reason))
-        else:
-            # The square root of the bytes, as a power of two: a starting point that larger texts
-            # raise; what was measured so far decides little (docs/experiments.md).
-            vocab_size = min(32_768, max(512, 1 << round(size.bit_length() / 2)))
-            choices.append(Choice("vocabulary", vocab_size, f"for {size / 1e6:.1f} MB of text"))
-            settings = replace(settings, vocab_size=vocab_size)
-    return settings, choices
-
-
-def choose_rest(
-    settings: TrainSettings, vocab_size: int, size: int, tokens: int
+def choose_settings(
+    settings: TrainSettings, tokenizer: Tokenizer, size: int, tokens: int
 ) -> tuple[TrainSettings, list[Choice]]:
-    """Everything else, for `size` bytes of text that are `tokens` training tokens."""
+    """Everything but the tokenizer, for `size` bytes of text that are `tokens` training tokens."""
     choices = []
 
     def choose(name: str, value: object, reason: str) -> None:
@@ -44,8 +25,9 @@ def choose_rest(
         settings = replace(settings, **{name: value})  # type: ignore[arg-type]
         choices.append(Choice(name, value, reason))
 
+    settings = replace(settings, tokenizer=settings.tokenizer or tokenizer.kind)
     if settings.tokenizer == "bpe":
-        settings = replace(settings, vocab_size=vocab_size)
+        settings = replace(settings, vocab_size=tokenizer.vocab_size)
     device, reason = choose_device(settings.device)
     if device != settings.device:
         choose("device", device, reason)
@@ -115,13 +97,3 @@ def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
     if problems:
         raise UsageError("\n".join(problems))
     return config
-
-
-def available_threads() -> int:
-    """OMP_NUM_THREADS if it is set, else the cores this process may run on."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,6 +1,7 @@
 """What comes before the first step: which run, which text, and everything built or reloaded."""
 
 import platform
+import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,22 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanolm import __version__
+from nanolm import __version__, files
 from nanolm.errors import DataError
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run
-from nanolm.text.corpus import SCHEME, Corpus, read_corpus
-from nanolm.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from nanolm.text.tokens import Store, encode_corpus
-from nanolm.training.events import Note, Notify
-from nanolm.training.planner import (
-    TINY,
-    choose_rest,
-    choose_tokenizer,
-    model_config,
-)
+from nanolm.runs.folder import Run, find_tokenizer
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
+from nanolm.text.store import Prepared, Request, prepare_tokens
+from nanolm.text.tokenizer import Tokenizer
+from nanolm.training.events import Note, Notify, Preparing
+from nanolm.training.planner import choose_settings, model_config
 from nanolm.training.settings import TrainSettings, option
 
 ROOT = Path("runs")
@@ -35,26 +32,29 @@ class Job:
 
     settings: TrainSettings  # resolved: nothing left to choose
     run: Run
-    tokenizer: Tokenizer
-    train_ids: Store
-    val_ids: Store
+    text: Prepared
     model: GPT
     checkpoint: Path | None  # to go on from
-    prompt: str  # for the samples: how the held-out text begins
 
 
-def read_texts(settings: TrainSettings) -> tuple[Corpus, Corpus]:
-    """The training and the validation text."""
-    corpus = read_corpus(settings.corpus, settings.document_separator)
-    if settings.val is not None:
-        return corpus, read_corpus([settings.val], settings.document_separator)
-    training, validation = corpus.split(settings.val_fraction)
-    if not training.documents or not validation.documents:
-        raise DataError(
-            f"{', '.join(settings.corpus)}: {corpus.size} bytes are too little to train on and "
-            "hold some out; give at least a few sentences"
-        )
-    return training, validation
+def prepare_text(settings: TrainSettings, notify: Notify) -> Prepared:
+    """The text as tokens: training and validation."""
+
+    def note(text: str) -> None:
+        notify(Note(text))
+
+    tokenizer: str | Tokenizer | None = settings.tokenizer
+    if settings.tokenizer not in (None, *TRAINABLE):
+        tokenizer = find_tokenizer(settings.tokenizer, note)
+    request = Request(
+        corpus=settings.corpus,
+        val=settings.val,
+        val_fraction=settings.val_fraction,
+        reading=settings.reading(),
+        tokenizer=tokenizer,
+        vocab_size=settings.vocab_size,
+    )
+    return prepare_tokens(request, lambda *how_far: notify(Preparing(*how_far)), note)
 
 
 def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: Notify) -> Run:
@@ -69,7 +69,7 @@ def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: 
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
-    stem = Path(settings.corpus[0].removeprefix(SCHEME)).stem or "run"
+    stem = run_name(settings.corpus[0])
     number = 1
     while not (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).free():
         if run.exists() and not run.finished() and _same_settings(run, settings):
@@ -80,42 +80,35 @@ def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: 
     return run
 
 
-def prepare(
-    settings: TrainSettings, run: Run, training: Corpus, validation: Corpus, notify: Notify
-) -> Job:
-    """Tokenizer, tokens and model: new, or as the last checkpoint of the run has them."""
+def run_name(corpus: str) -> str:
+    """`novel` for novel.txt.gz, `letters` for letters/, `stdin` for a pipe."""
+    if corpus == STDIN:
+        return "stdin"
+    name = Path(corpus.removeprefix(SCHEME).split("?")[0]).name
+    return re.sub(r"[^\w.-]+", "-", name.partition(".")[0]).strip("-") or "run"
+
+
+def prepare(settings: TrainSettings, run: Run, text: Prepared, notify: Notify) -> Job:
+    """Settings and model: new, or as the last checkpoint of the run has them."""
     request, folder, known = settings, None, None
     if run.exists():
         settings = TrainSettings.from_dict(run.settings())
         settings.check()
         known = run.facts()["fingerprints"]
-        checkpoint.sweep(run.checkpoints)
+        files.sweep(run.checkpoints)
         folder = checkpoint.newest_valid(run.checkpoints, lambda text: notify(Note(text)))
         checkpoint.discard_after(run.checkpoints, folder)
         if folder is None:
             notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
-    settings, choices = choose_tokenizer(settings, training.size)
-    if folder:
-        tokenizer = load_tokenizer(folder)
-    else:
-        if training.size >= TINY:
-            notify(Note(f"preparing {training.size / 1e6:.1f} MB of text"))
-        assert settings.tokenizer is not None
-        tokenizer = train_tokenizer(training.documents, settings.tokenizer, settings.vocab_size)
-    fingerprints = {
-        "corpus": training.fingerprint(),
-        "validation": validation.fingerprint(),
-        "tokenizer": tokenizer.fingerprint(),
-    }
-    for what, fingerprint in fingerprints.items():
+    for what, fingerprint in text.fingerprints.items():
         if known is not None and known[what] != fingerprint:
             raise DataError(
                 f"the {what} is not the one that {run.path} began with; "
                 "bring it back, or start a new run with --out"
             )
-    train_ids = encode_corpus(training, tokenizer)
-    settings, more = choose_rest(settings, tokenizer.vocab_size, training.size, len(train_ids))
-    config = model_config(settings, tokenizer.vocab_size)
+    settings, choices = choose_settings(settings, text.tokenizer, text.size, len(text.train))
+    choices = text.choices + choices
+    config = model_config(settings, text.tokenizer.vocab_size)
     if folder:
         model = load_model(folder)
         if model.config != config:
@@ -124,7 +117,7 @@ def prepare(
         torch.manual_seed(settings.seed)
         model = GPT(config)
     if known is None:
-        for choice in choices + more:
+        for choice in choices:
             notify(choice)
         facts = {
             "nanolm": __version__,
@@ -134,33 +127,27 @@ def prepare(
             "machine": f"{platform.system()} {platform.machine()}",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "request": request.to_dict(),
-            "choices": [vars(choice) for choice in choices + more],
-            "fingerprints": fingerprints,
+            "choices": [vars(choice) for choice in choices],
+            "fingerprints": text.fingerprints,
             "parameters": model.parameter_count(),
         }
         run.begin(settings.to_dict(), facts)
-    return Job(
-        settings=settings,
-        run=run,
-        tokenizer=tokenizer,
-        train_ids=train_ids,
-        val_ids=encode_corpus(validation, tokenizer),
-        model=model,
-        checkpoint=folder,
-        prompt=" ".join(validation.documents[0][:40].split(" ")[:3]),
-    )
+    return Job(settings=settings, run=run, text=text, model=model, checkpoint=folder)
 
 
 def with_absolute_paths(settings: TrainSettings) -> TrainSettings:
     """A run can be repeated from any folder."""
 
     def absolute(path: str) -> str:
-        return path if path.startswith(SCHEME) else str(Path(path).absolute())
+        kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
+        return path if kept else str(Path(path).absolute())
 
+    tokenizer = settings.tokenizer
     return replace(
         settings,
         corpus=tuple(absolute(path) for path in settings.corpus),
         val=settings.val and absolute(settings.val),
+        tokenizer=tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any, get_args, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.model.config import FAMILIES, PRESETS
+from nanolm.text import tokenizer_problem
+from nanolm.text.documents import Reading
 
-TOKENIZERS = ("bpe", "char", "byte")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -39,6 +40,9 @@ class TrainSettings:
 
     corpus: tuple[str, ...]
     document_separator: str | None = None
+    encoding: str = "utf-8"
+    text_field: str | None = None
+    text_column: str | None = None
     val: str | None = None
     val_fraction: float = 0.1
     tokenizer: str | None = None
@@ -89,11 +93,14 @@ class TrainSettings:
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return {**values, "corpus": list(self.corpus)}
 
+    def reading(self) -> Reading:
+        """How the files are to be read."""
+        return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
+
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
         problems = []
         choices = {
-            "tokenizer": (None, *TOKENIZERS),
             "family": tuple(FAMILIES),
             "preset": (None, *PRESETS),
             "device": DEVICES,
@@ -122,7 +129,10 @@ class TrainSettings:
                 f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
                 "out a tenth), or name a file with --val"
             )
-        if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
+        problems += self.reading().problems()
+        if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
+            problems.append(problem)
+        if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
             problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
             problems.append(

@@ -51,7 +51,7 @@ ERRORS = {
     "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
     "an empty file": (["train", "empty.txt"], 3, "no text in there"),
     "not UTF-8": (["train", "latin.txt"], 3, "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
-    "a folder": (["train", "."], 2, "is a folder"),
+    "a folder without text": (["train", "nothing"], 3, "nothing has no text in it"),
     "no config": (["train", "x.txt", "--config", "no.toml"], 2, "no.toml does not exist"),
     "a broken config": (["train", "x.txt", "--config", "empty.txt"], 2, None),
     "no run": (["sample", "runs/none"], 2, "runs/none does not exist"),
@@ -69,6 +69,7 @@ def test_a_mistake_gets_one_clear_message(
     arguments: list[str], code: int, message: str | None, cli: Cli, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "latin-1.txt").write_text("lorem ipsum dolor sit amet. " * 9)
     shown = cli(*arguments)

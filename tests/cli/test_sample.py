@@ -11,7 +11,9 @@ import nanolm
 
 
 def test_json(cli: Cli, trained: Path) -> None:
-    shown = cli("sample", trained, "--prompt", "the cat", "-n", 2, "--tokens", 5, "--json")
+    shown = cli(
+        "sample", trained, "--prompt", "the cat", "-n", 2, "--tokens", 5, "--json", "--greedy"
+    )
     assert shown.returncode == 0, shown.stderr
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(lines) == 2

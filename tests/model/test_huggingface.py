@@ -13,7 +13,8 @@ from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.model.config import FAMILIES, configure
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model, save_model
-from nanolm.text.tokenizer import load_tokenizer, train_tokenizer
+from nanolm.text.loading import load_tokenizer
+from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 3
 

@@ -1,111 +1,174 @@
-import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import regex
+from conftest import corpus_of
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanolm.errors import DataError, UsageError
-from nanolm.text.corpus import EMBEDDED, Corpus, read_corpus
+from nanolm.errors import DataError
+from nanolm.text.corpus import SAFE, read_corpus
+from nanolm.text.documents import Reading
+from nanolm.text.sources import Sources, find_sources
+from nanolm.text.words import MARK, SPLIT
+
+# The split patterns of GPT-2, cl100k and o200k as tiktoken has them (possessive quantifiers, and
+# `$` for the end of the text), and ours.
+PATTERNS = {
+    "ours": SPLIT,
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++\Z|\s+(?!\S)|\s",
+    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++\Z|\s*[\r\n]|\s+(?!\S)|\s",
+    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+PROSE = st.text("aé1.'s \n\t\u3000日", max_size=300)
+
+
+def texts(corpus_bytes: bytes) -> list[str]:
+    return [text.decode() for text in corpus_bytes.split(MARK)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+@given(documents=st.lists(PROSE, min_size=1, max_size=4), size=st.integers(1, 60))
+@example(documents=["a \n\n  b\n\nc\nd"], size=3)
+def test_no_pattern_sees_where_a_text_was_cut(
+    pattern: str, documents: list[str], size: int
+) -> None:
+    with corpus_of(*documents) as corpus:
+        ranges = list(corpus.parts(0, corpus.length, size))
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == corpus.length
+        assert all(before[1] == after[0] for before, after in pairwise(ranges))
+        parts = [corpus.read(*range_) for range_ in ranges]
+    assert b"".join(parts) == b"".join(MARK + document.encode() for document in documents)
+    start, safe = 0, set()  # where there is no good place, a cut anywhere is all one can do
+    for document in documents:
+        begin = start + len(MARK)
+        places = [match.start() for match in SAFE.finditer(document)]
+        safe |= {start, begin} | {begin + len(document[:place].encode()) for place in places}
+        start = begin + len(document.encode())
+    cut = [word for part in parts for text in texts(part) for word in regex.findall(pattern, text)]
+    whole = [word for document in documents for word in regex.findall(pattern, document)]
+    if {stop for _, stop in ranges[:-1]} <= safe:
+        assert cut == whole
+
+
+@given(st.lists(PROSE, min_size=1, max_size=6), st.integers(1, 100))
+def test_whole_documents_are_not_cut(documents: list[str], size: int) -> None:
+    with corpus_of(*documents) as corpus:
+        parts = [corpus.read(*part) for part in corpus.parts(0, corpus.length, size, whole=True)]
+    assert all(part.startswith(MARK) for part in parts)
 
 
 @given(
-    st.lists(st.text("ab \né", min_size=1, max_size=200), min_size=1, max_size=30),
+    st.lists(st.text("ab \né日", min_size=1, max_size=200), min_size=1, max_size=30),
     st.floats(0.01, 0.5),
 )
 def test_a_split_loses_and_repeats_nothing(documents: list[str], fraction: float) -> None:
-    training, validation = Corpus(tuple(documents)).split(fraction)
-    assert "".join(training.documents + validation.documents) == "".join(documents)
+    with corpus_of(*documents) as corpus:
+        training, validation = corpus.split(fraction)
+        assert training[0] == 0
+        assert training[1] == validation[0]
+        assert validation[1] == corpus.length
+        for part in (training, validation):
+            texts(corpus.read(*part))  # no character is cut in two
 
 
 def test_many_documents_are_split_between_documents() -> None:
-    documents = tuple(f"document {n}\n" for n in range(100))
-    training, validation = Corpus(documents).split(0.1)
-    assert (len(training.documents), len(validation.documents)) == (90, 10)
+    with corpus_of(*(f"document {n:03}\n" for n in range(100))) as corpus:
+        training, validation = corpus.split(0.1)
+        assert corpus.read(*training).count(MARK) == 90
+        assert corpus.read(*validation).startswith(MARK + b"document 090")
 
 
 def test_one_document_is_split_between_lines() -> None:
-    training, validation = Corpus(("one two three four\n" * 100,)).split(0.1)
-    assert validation.documents == ("one two three four\n" * 10,)
-    assert training.documents[0].endswith("\n")
+    with corpus_of("one two three four\n" * 100) as corpus:
+        training, validation = corpus.split(0.1)
+        assert corpus.read(*training).endswith(b"four\n")
+        assert corpus.read(*validation) == b"one two three four\n" * 10
 
 
 def test_a_line_without_end_is_split_between_words() -> None:
-    _, validation = Corpus(("word " * 100,)).split(0.1)
-    assert validation.documents[0].startswith("word ")
+    with corpus_of("word " * 100) as corpus:
+        _, validation = corpus.split(0.1)
+        assert corpus.read(*validation).startswith(b"word ")
 
 
-def test_a_cut_near_the_start_of_a_document_stays_there() -> None:
-    documents = ("x" * 880, "y z" + "w" * 300 + "\n" + "v" * 20)
-    training, validation = Corpus(documents).split(0.26)
-    assert "".join(training.documents + validation.documents) == "".join(documents)
-    assert 0.1 < validation.size / 1204 < 0.4
-
-
-def test_separator(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_text("one\n***\ntwo *** two\n  ***  \n\n***\nthree\n***")
-    assert read_corpus([str(file)], "***").documents == ("one\n", "two *** two\n", "three\n")
-    assert len(read_corpus([str(file)]).documents) == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"\xef\xbb\xbfwith a mark", "with a mark"),
-        (b"dos\r\nmac\runix\n", "dos\nmac\nunix\n"),
-        (b"a NUL \x00 in it", "a NUL \x00 in it"),
-        ("NEL \x85 is no line end".encode(), "NEL \x85 is no line end"),
-    ],
-)
-def test_odd_text_is_read(data: bytes, text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(data)
-    assert read_corpus([str(tmp_path / "a.txt")]).documents == (text,)
-
-
-def test_what_cannot_be_read_is_explained_all_at_once(tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"line one\ncaf\xe9\n")
-    (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbfab\xff")
-    paths = [str(tmp_path / name) for name in ("latin.txt", "mark.txt", "none.txt")]
-    with pytest.raises(UsageError) as caught:
-        read_corpus([*paths, str(tmp_path), "embedded:stori"])
-    latin, mark, none, folder, embedded = str(caught.value).split("\n")
-    assert "byte 0xe9 at offset 12 (line 2)" in latin
-    assert "iconv" in latin
-    assert "byte 0xff at offset 5 " in mark
-    assert "none.txt does not exist" in none
-    assert "is a folder" in folder
-    assert "embedded:stories" in embedded
+def read(path: Path, reading: Reading | None = None) -> list[str]:
+    sources = find_sources([str(path)], path.parent / "cache", lambda *_: None)
+    with read_corpus(sources, reading or Reading(), path.parent / "cache") as corpus:
+        assert corpus.size == corpus.length - corpus.documents
+        return texts(corpus.read(0, corpus.length))[1:]
 
 
 def test_empty_text_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"\n \n", b"\xef\xbb\xbf"):
         (tmp_path / "a.txt").write_bytes(data)
         with pytest.raises(DataError, match="no text"):
-            read_corpus([str(tmp_path / "a.txt")])
+            read(tmp_path / "a.txt")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs symlinks")
-def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_corpus([str(tmp_path / "a")])
+def test_blank_documents_are_left_out_and_blank_beginnings_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n  first\n***\n \n***\nsecond\n***\n")
+    assert read(tmp_path / "a.txt", Reading(separator="***")) == ["\n\n  first\n", "second\n"]
 
 
-def test_a_forgotten_scheme_is_guessed() -> None:
-    with pytest.raises(UsageError, match="did you mean embedded:stories"):
-        read_corpus(["stories"])
+def test_what_cannot_be_read_is_explained_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"line one\ncaf\xe9\n")
+    (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbfab\xff")
+    (tmp_path / "good.txt").write_bytes(b"good")
+    sources = find_sources([str(tmp_path)], tmp_path, lambda *_: None)
+    with pytest.raises(DataError) as caught:
+        read_corpus(sources, Reading(), tmp_path)
+    latin, mark = str(caught.value).split("\n")
+    assert "latin.txt is not UTF-8: byte 0xe9 at offset 12 (line 2); try --encoding cp1252" in latin
+    assert "byte 0xff at offset 5 " in mark
 
 
-def test_fingerprint_sees_text_and_boundaries() -> None:
-    prints = {Corpus(parts).fingerprint() for parts in [("ab", "c"), ("a", "bc"), ("abc",)]}
-    assert len(prints) == 3
-    assert Corpus(("ab",)).fingerprint() == Corpus(("ab",)).fingerprint()
+def test_many_broken_files_do_not_fill_the_screen(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}.txt").write_bytes(b"\xff\xff")
+    sources = find_sources([str(tmp_path)], tmp_path, lambda *_: None)
+    with pytest.raises(DataError, match="and 30 more files like these"):
+        read_corpus(sources, Reading(), tmp_path)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded(name: str) -> None:
-    corpus = read_corpus([f"embedded:{name}"])
-    assert corpus.size > 4_000
-    assert all(document.strip() for document in corpus.documents)
+def test_a_file_that_changes_or_goes_away_is_told(tmp_path: Path) -> None:
+    for name in ("grows", "goes"):
+        (tmp_path / f"{name}.txt").write_text("some text\n" * 300_000)
+    sources = find_sources([str(tmp_path / "grows.txt")], tmp_path, lambda *_: None)
+
+    def grow(what: str, done: int, total: int) -> None:
+        with (tmp_path / "grows.txt").open("a") as stream:
+            stream.write("more")
+
+    with pytest.raises(DataError, match=r"grows\.txt changed while it was being read"):
+        read_corpus(sources, Reading(), tmp_path, grow)
+    sources = find_sources([str(tmp_path / "goes.txt")], tmp_path, lambda *_: None)
+    (tmp_path / "goes.txt").unlink()
+    with pytest.raises(DataError, match=r"goes\.txt went away"):
+        read_corpus(sources, Reading(), tmp_path)
+
+
+def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
+    """Without a single blank or line end in it."""
+    file = tmp_path / "line.txt"
+    with file.open("w") as stream:
+        for _ in range(100):
+            stream.write("日本ab" * 125_000)
+    sources = find_sources([str(file)], tmp_path, lambda *_: None)
+    with read_corpus(sources, Reading(), tmp_path) as corpus:
+        assert corpus.size == 100_000_000
+        ranges = list(corpus.parts(0, corpus.length))
+        assert len(ranges) > 100
+        for start, stop in ranges[1:5]:
+            corpus.read(start, stop).decode()
+
+
+def test_no_sources() -> None:
+    with pytest.raises(DataError, match="no text"):
+        read_corpus(Sources(), Reading(), Path("."))

@@ -3,9 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolm.text.corpus import Corpus
-from nanolm.text.tokenizer import train_tokenizer
-from nanolm.text.tokens import Batches, encode_corpus, permuted
+from nanolm.text.tokens import Batches, permuted
 
 
 @given(st.integers(1, 500), st.integers(0, 2**64 - 1))
@@ -45,13 +43,6 @@ def test_epochs_differ_in_order_and_offset() -> None:
     ]
     assert len({tuple(epoch) for epoch in epochs}) == 6
     assert len({epoch[0] % 10 for epoch in epochs}) > 1
-
-
-def test_an_end_of_text_stands_before_every_document() -> None:
-    tokenizer = train_tokenizer([], "byte")
-    ids = encode_corpus(Corpus(("ab", "c")), tokenizer)
-    assert ids.tolist() == [256, 97, 98, 256, 99]
-    assert ids.dtype == np.uint16
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

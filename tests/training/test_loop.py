@@ -15,7 +15,8 @@ from conftest import TINY_MODEL
 
 import nanolm
 from nanolm.errors import DataError, Diverged, UsageError
-from nanolm.runs.checkpoint import list_checkpoints, verify
+from nanolm.files import verify
+from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.training import loop
 from nanolm.training.events import Progressed, Started
 from nanolm.training.loop import Trainer
@@ -244,9 +245,9 @@ def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     nanolm.train(corpus, out=run, notify=stop, **SETTINGS)
     before = corpus.read_text()
-    for number, what in [(7, "corpus"), (199, "validation")]:
+    for number in (7, 199):  # in the training and in the validation part
         corpus.write_text(before.replace(f" {number} cats", f" {number} dogs"))
-        with pytest.raises(DataError, match=f"the {what} is not the one"):
+        with pytest.raises(DataError, match="the corpus is not the one"):
             nanolm.train(corpus, out=run, **SETTINGS)
     corpus.write_text(before)
     assert nanolm.train(corpus, out=run, **SETTINGS).stopped == "steps"

@@ -2,55 +2,44 @@ import pytest
 import torch
 
 from nanolm.errors import UsageError
+from nanolm.machine import available_threads
 from nanolm.model.device import choose_device
-from nanolm.training import planner
-from nanolm.training.planner import choose_rest, choose_tokenizer, model_config
+from nanolm.text.tokenizer import ByteLevel, Characters
+from nanolm.training.planner import choose_settings, model_config
 from nanolm.training.settings import TrainSettings
 
 OPEN = TrainSettings(corpus=("a.txt",))
-
-
-@pytest.mark.parametrize(
-    ("size", "vocab_size"),
-    [(5_000, None), (60_000, 512), (1_100_000, 1024), (10_000_000, 4096), (10**10, 32_768)],
-)
-def test_the_vocabulary_grows_with_the_text(size: int, vocab_size: int | None) -> None:
-    settings, choices = choose_tokenizer(OPEN, size)
-    assert (settings.tokenizer, settings.vocab_size) == ("bpe", vocab_size)
-    assert all(choice.reason for choice in choices)
+BPE = ByteLevel([(97, 98), (256, 99)])
 
 
 def test_what_is_asked_for_is_kept() -> None:
     asked = TrainSettings(
         corpus=("a.txt",), tokenizer="char", preset="mini", dim=60, lr=1e-4, steps=5, threads=3
     )
-    settings, choices = choose_tokenizer(asked, 10**6)
-    assert choices == []
-    settings, _ = choose_rest(settings, 300, 10**6, 10**6)
+    settings, _ = choose_settings(asked, Characters(["a"]), 10**6, 10**6)
     assert (settings.dim, settings.lr, settings.steps, settings.threads) == (60, 1e-4, 5, 3)
     assert (settings.layers, settings.vocab_size) == (6, None)
 
 
 @pytest.mark.parametrize("size", [4_000, 2_000_000])
 def test_nothing_is_left_open_and_a_second_look_changes_nothing(size: int) -> None:
-    settings, first = choose_tokenizer(OPEN, size)
-    settings, more = choose_rest(settings, 400, size, size // 3)
-    assert all(choice.reason for choice in first + more)
+    settings, choices = choose_settings(OPEN, BPE, size, size // 3)
+    assert all(choice.reason for choice in choices)
+    assert (settings.tokenizer, settings.vocab_size) == ("bpe", BPE.vocab_size)
     assert (settings.minutes is None) != (settings.steps is None)
-    assert choose_tokenizer(settings, size) == (settings, [])
-    assert choose_rest(settings, 400, size, size // 3) == (settings, [])
+    assert choose_settings(settings, BPE, size, size // 3) == (settings, [])
     assert model_config(settings, 400).problems() == []
 
 
 def test_a_text_shorter_than_the_context() -> None:
-    settings, choices = choose_rest(OPEN, 258, 20, 12)
+    settings, choices = choose_settings(OPEN, BPE, 20, 12)
     assert settings.context == 11
     assert any("only 12 training tokens" in choice.reason for choice in choices)
 
 
 def test_epochs_become_steps() -> None:
     asked = TrainSettings(corpus=("a.txt",), preset="nano", epochs=2)
-    settings, _ = choose_rest(asked, 300, 10**5, 50_000)
+    settings, _ = choose_settings(asked, BPE, 10**5, 50_000)
     assert (settings.steps, settings.epochs) == (round(2 * 50_000 / 1024), None)
 
 
@@ -65,6 +54,6 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert planner.available_threads() == 7
+    assert available_threads() == 7
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert planner.available_threads() >= 1
+    assert available_threads() >= 1

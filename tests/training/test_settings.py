@@ -22,7 +22,7 @@ def test_everything_wrong_is_named_at_once() -> None:
         settings.check()
     message = str(caught.value)
     for part in [
-        "--tokenizer bpee: there is bpe, char, byte; did you mean bpe?",
+        "--tokenizer bpee: there is bpe, char, byte, gpt2, cl100k, o200k, or the file",
         "--family modren: there is modern, gpt2; did you mean modern?",
         "did you mean nano?",
         "--steps 0",

@@ -1,0 +1,236 @@
+"""Text in, measured side by side: learning a tokenizer, encoding, memory.
+
+    python benchmarks/text.py corpus.txt
+
+`corpus.txt` should be 60 MB of real text or more. Every contestant runs in a process of its own
+and times itself, imports aside; the contestants take turns, and the median of the rounds counts.
+rustbpe takes part where it is installed.
+"""
+
+import argparse
+import importlib.util
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SIZES = (512, 4096, 16_384)
+ENCODED = 16_384  # vocabulary of the encoding contest
+THREADS = 2
+
+Answer = dict[str, Any]
+
+
+def blocks(file: str, size: int = 1 << 19) -> Iterator[str]:
+    """The text in pieces that end with a line, as every contestant is given it."""
+    with open(file, encoding="utf-8", newline="") as stream:
+        while part := "".join(stream.readlines(size)):
+            yield part
+
+
+def learn_nanolm(file: str, size: str, out: str) -> Answer:
+    from nanolm.text.corpus import read_corpus
+    from nanolm.text.documents import Reading
+    from nanolm.text.sources import find_sources
+    from nanolm.text.vocabulary import make_tokenizer
+
+    def quiet(*how_far: object) -> None:
+        pass
+
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        sources = find_sources([file], Path(folder), quiet)
+        with read_corpus(sources, Reading(), Path(folder)) as corpus:
+            # Two special tokens are ours; the others have none.
+            tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), "bpe", int(size) + 2, quiet)
+    seconds = time.perf_counter() - started
+    Path(out).write_text(tokenizer.to_json(), encoding="utf-8")
+    return {"seconds": seconds}
+
+
+def learn_tokenizers(file: str, size: str, out: str) -> Answer:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    from nanolm.text.words import SPLIT
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=int(size), initial_alphabet=alphabet, show_progress=False
+    )
+    started = time.perf_counter()
+    tokenizer.train_from_iterator(blocks(file), trainer)
+    seconds = time.perf_counter() - started
+    tokenizer.save(out)
+    return {"seconds": seconds}
+
+
+def learn_rustbpe(file: str, size: str, out: str) -> Answer:
+    import rustbpe
+
+    from nanolm.text.words import SPLIT
+
+    tokenizer = rustbpe.Tokenizer()
+    started = time.perf_counter()
+    tokenizer.train_from_iterator(blocks(file), int(size), pattern=SPLIT)
+    return {"seconds": time.perf_counter() - started}
+
+
+def encode_nanolm(file: str, tokenizer_file: str) -> Answer:
+    """The whole path: look at the file, read it, encode it, write tokens safely to the disk."""
+    from nanolm.text.loading import load_tokenizer
+    from nanolm.text.store import Request, prepare_tokens
+
+    tokenizer = load_tokenizer(Path(tokenizer_file))
+    tokenizer.encode("warm")
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        prepared = prepare_tokens(Request((file,), tokenizer=tokenizer), cache=Path(folder))
+        seconds = time.perf_counter() - started
+        again = time.perf_counter()
+        prepare_tokens(Request((file,), tokenizer=tokenizer), cache=Path(folder))
+        again = time.perf_counter() - again
+        return {"seconds": seconds, "tokens": len(prepared.train), "again": again}
+
+
+def encode_tiktoken(file: str, tokenizer_file: str) -> Answer:
+    from nanolm.text.loading import load_tokenizer
+    from nanolm.text.tokenizer import Tiktoken
+
+    tokenizer = load_tokenizer(Path(tokenizer_file))
+    assert isinstance(tokenizer, Tiktoken)
+    texts = list(blocks(file))
+    tokenizer.encoding.encode_ordinary("warm")
+    started = time.perf_counter()
+    tokenizer.encoding.encode_ordinary_batch(texts, num_threads=THREADS)
+    return {"seconds": time.perf_counter() - started}
+
+
+def encode_tokenizers(file: str, tokenizer_file: str) -> Answer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    texts = list(blocks(file))
+    started = time.perf_counter()
+    tokenizer.encode_batch(texts)
+    return {"seconds": time.perf_counter() - started}
+
+
+def prepare(file: str) -> Answer:
+    """Everything before training; for its peak of memory."""
+    from nanolm.text.store import Request, prepare_tokens
+
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        prepare_tokens(Request((file,), tokenizer="bpe", vocab_size=4096), cache=Path(folder))
+        return {"seconds": time.perf_counter() - started}
+
+
+def compression(file: str, tokenizer_file: str) -> Answer:
+    """Bytes per token on the last tenth of the text, by `tokenizers` for all alike."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    text = "".join(list(blocks(file))[-6:])
+    pieces = text.splitlines(keepends=True)
+    tokens = sum(len(coded.ids) for coded in tokenizer.encode_batch(pieces))
+    return {"bytes_per_token": len(text.encode()) / tokens}
+
+
+CONTESTANTS: dict[str, Callable[..., Answer]] = {
+    function.__name__: function
+    for function in (
+        learn_nanolm,
+        learn_tokenizers,
+        learn_rustbpe,
+        encode_nanolm,
+        encode_tiktoken,
+        encode_tokenizers,
+        prepare,
+        compression,
+    )
+}
+
+
+def run(name: str, *arguments: object) -> Answer:
+    command = [sys.executable, __file__, "--only", name, *map(str, arguments)]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    answer: Answer = json.loads(shown.stdout)
+    return answer
+
+
+def contest(title: str, rounds: int, entries: dict[str, tuple[object, ...]]) -> dict[str, float]:
+    """The median seconds of each entry; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    for _ in range(rounds):
+        for name, arguments in entries.items():
+            times[name].append(run(name, *arguments)["seconds"])
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ours = next(value for name, value in medians.items() if name.endswith("nanolm"))
+    for name, value in medians.items():
+        spread = f"{min(times[name]):.2f} to {max(times[name]):.2f}"
+        peer = name.partition("_")[2]
+        ratio = f"nanolm/{peer} {ours / value:.2f}"
+        print(f"{title:<24}{peer:<12}{value:8.2f} s  ({spread})  {ratio}", flush=True)
+    return medians
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        answer = CONTESTANTS[options.only[0]](*options.only[1:])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000  # kB on Linux
+        print(json.dumps({**answer, "peak": peak}))
+        return
+    if not options.file:
+        parser.error("name a file of 60 MB of real text or more")
+    file = Path(options.file).resolve()
+    megabytes = file.stat().st_size / 1e6
+    print(f"{file.name}: {megabytes:.1f} MB", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for size in SIZES:
+            learners: dict[str, tuple[object, ...]] = {
+                "learn_nanolm": (file, size, folder / f"nanolm-{size}.json"),
+                "learn_tokenizers": (file, size, folder / f"tokenizers-{size}.json"),
+            }
+            if importlib.util.find_spec("rustbpe"):
+                learners["learn_rustbpe"] = (file, size, folder / "unused")
+            contest(f"learn {size:,} tokens", options.rounds, learners)
+            ours, theirs = (
+                run("compression", file, folder / f"{kind}-{size}.json")["bytes_per_token"]
+                for kind in ("nanolm", "tokenizers")
+            )
+            print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f}: {ours / theirs - 1:+.2%}")
+        coder = folder / f"nanolm-{ENCODED}.json"
+        encoders = ("encode_nanolm", "encode_tiktoken", "encode_tokenizers")
+        medians = contest("encode", options.rounds, dict.fromkeys(encoders, (file, coder)))
+        for name, seconds in medians.items():
+            print(f"{'':<24}{name.partition('_')[2]:<12}{megabytes / seconds:8.1f} MB/s")
+        print(f"{'':<24}prepared before: {run('encode_nanolm', file, coder)['again']:.2f} s")
+        tenfold = folder / "tenfold.txt"
+        with tenfold.open("wb") as stream:
+            for _ in range(10):
+                stream.write(file.read_bytes())
+        peaks = [run("prepare", path)["peak"] for path in (file, tenfold)]
+        print(f"{'peak memory':<24}{peaks[0]:.0f} MB, of ten times the text {peaks[1]:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

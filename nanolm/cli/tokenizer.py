@@ -1,0 +1,318 @@
+"""`nanolm tokenizer`: the tokenizer on its own."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nanolm.cli.console import note, printable
+from nanolm.cli.options import READING, Command, Group, options_of
+from nanolm.errors import DataError, UsageError
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from nanolm.text.tokenizer import Tokenizer
+
+WHICH = "|".join([*NAMED, "PATH"])
+COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
+
+
+@click.group("tokenizer", cls=Group)
+def command() -> None:
+    """Train, use, look at and compare tokenizers.
+
+    A tokenizer is named by one of gpt2, cl100k and o200k, by its file (tokenizer.json, *.tiktoken)
+    or by the folder of a run or model that has one.
+    """
+
+
+@command.command("train", cls=Command)
+@click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
+@options_of(
+    TrainSettings,
+    {
+        "Tokenizer": {
+            "tokenizer": ("|".join(TRAINABLE), "Which kind.  [default: bpe]"),
+            "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
+        },
+        "How to read the text": READING,
+    },
+)
+@click.option("--out", metavar="DIR", required=True, help="Where to write tokenizer.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
+    """Learn a tokenizer from text.
+
+    \b
+    nanolm tokenizer train novel.txt --vocab-size 4096 --out my-tokenizer
+    nanolm train novel.txt --tokenizer my-tokenizer
+    """
+    settings = TrainSettings(corpus=corpus, **options)
+    settings.check()
+    if settings.tokenizer not in (None, *TRAINABLE):
+        raise UsageError(
+            f"--tokenizer {settings.tokenizer} is trained already; take one of bpe, char, byte"
+        )
+    file = Path(out) / "tokenizer.json"
+    if file.exists():
+        raise DataError(f"{file} is there already; choose another --out")
+
+    from nanolm import files
+    from nanolm.cli.progress import TrainingView
+    from nanolm.machine import cache_folder
+    from nanolm.text.corpus import read_corpus
+    from nanolm.text.sources import find_sources
+    from nanolm.text.vocabulary import make_tokenizer
+
+    started = time.monotonic()
+    with TrainingView() as view:
+        sources = find_sources(corpus, cache_folder(), view.report, settings.encoding)
+        with read_corpus(sources, settings.reading(), cache_folder(), view.report) as text:
+            tokenizer, choices = make_tokenizer(
+                text, (0, text.length), settings.tokenizer, settings.vocab_size, view.report
+            )
+            size = text.size
+        for choice in choices:
+            view.line(str(choice))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(file, tokenizer.to_json())
+    result = {
+        "tokenizer": str(file),
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "bytes": size,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        click.echo(
+            f"{file}: {tokenizer.vocab_size:,} tokens from {size:,} bytes of text "
+            f"in {result['seconds']} s"
+        )
+        note(f'next: nanolm tokenizer show --tokenizer {out} "..."')
+
+
+def text_options(function: Any) -> Any:
+    """The options by which a text and a tokenizer are named."""
+    for decorate in reversed(
+        [
+            click.argument("text", nargs=-1),
+            click.option("--tokenizer", metavar=WHICH, required=True, help="Which tokenizer."),
+            click.option("--file", metavar="FILE", help="Take the text from a file."),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+@command.command("encode", cls=Command)
+@text_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
+def encode(text: tuple[str, ...], tokenizer: str, file: str | None, as_json: bool) -> None:
+    """Text to ids. TEXT from the arguments, --file, or stdin.
+
+    \b
+    nanolm tokenizer encode --tokenizer runs/novel "It was a dark night"
+    """
+    used = load(tokenizer)
+
+    from nanolm.text.page import spelled
+
+    for part in texts(text, file):
+        ids = used.encode(part)
+        if as_json:
+            tokens = [spelled(used.tokens[id]) for id in ids]
+            click.echo(json.dumps({"ids": ids, "tokens": tokens}, ensure_ascii=False))
+        else:
+            click.echo(" ".join(map(str, ids)))
+
+
+@command.command("decode", cls=Command)
+@click.argument("ids", nargs=-1)
+@click.option("--tokenizer", metavar=WHICH, required=True, help="Which tokenizer.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def decode(ids: tuple[str, ...], tokenizer: str, as_json: bool) -> None:
+    """Ids to text. IDS from the arguments or stdin: numbers, or what `encode --json` prints.
+
+    \b
+    nanolm tokenizer encode --tokenizer gpt2 "Hello" | nanolm tokenizer decode --tokenizer gpt2
+    """
+    used = load(tokenizer)
+
+    from nanolm.cli.console import show_text
+
+    source = " ".join(ids) if ids else sys.stdin.read()
+    numbers = read_ids(source, used.vocab_size)
+    text = used.decode(numbers)
+    if as_json:
+        click.echo(json.dumps({"text": text, "ids": numbers}, ensure_ascii=False))
+    else:
+        show_text(text)
+        if sys.stdout.isatty():
+            click.echo()
+
+
+def read_ids(source: str, vocab_size: int) -> list[int]:
+    """Numbers parted by blanks or commas, or JSON with `ids` in it, one object a line."""
+    numbers: list[int] = []
+    for line in source.splitlines():
+        try:
+            value = json.loads(line) if line.lstrip().startswith(("{", "[")) else None
+            found = value["ids"] if isinstance(value, dict) else value
+            numbers += [int(id) for id in (found or line.replace(",", " ").split())]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{line[:40]!r} is no list of ids; give numbers, such as: decode 15496 995"
+            ) from None
+    wrong = [id for id in numbers if not 0 <= id < vocab_size]
+    if wrong:
+        raise UsageError(f"id {wrong[0]}: this tokenizer has ids from 0 to {vocab_size - 1}")
+    return numbers
+
+
+@command.command("show", cls=Command)
+@text_options
+@click.option("--html", metavar="FILE", help="Write a page for a browser instead.")
+def show(text: tuple[str, ...], tokenizer: str, file: str | None, html: str | None) -> None:
+    """Text with its tokens in colours and their ids below.
+
+    \b
+    nanolm tokenizer show --tokenizer cl100k "Tokenization isn't trivial"
+    nanolm tokenizer show --tokenizer runs/novel --file page.txt --html tokens.html
+    """
+    used = load(tokenizer)
+    if html is not None:
+        from nanolm.text.page import tokens_page
+
+        page = tokens_page(used, "\n".join(texts(text, file)), tokenizer)
+        Path(html).write_text(page, encoding="utf-8")
+        click.echo(html)
+        return
+    for part in texts(text, file):
+        show_tokens(used, part)
+
+
+def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
+    """Rows of coloured tokens over their ids; in a pipe, an id and a token a line."""
+    from rich.cells import cell_len
+
+    from nanolm.text.page import spelled
+
+    ids = tokenizer.encode(text)
+    if not sys.stdout.isatty():
+        for id in ids:
+            click.echo(f"{id}\t{json.dumps(spelled(tokenizer.tokens[id]), ensure_ascii=False)}")
+        return
+    width = shutil.get_terminal_size().columns
+    upper = lower = ""
+    used = 0
+    for number, id in enumerate(ids):
+        shown = printable(spelled(tokenizer.tokens[id]))
+        shown = shown.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
+        room = max(cell_len(shown), len(str(id)))
+        if used and used + room + 1 > width:
+            click.echo(f"{upper}\n{lower}")
+            upper, lower, used = "", "", 0
+        padded = shown + " " * (room - cell_len(shown))
+        upper += click.style(padded, fg=231, bg=COLOURS[number % len(COLOURS)]) + " "
+        lower += click.style(f"{id:<{room}}", dim=True) + " "
+        used += room + 1
+    click.echo(f"{upper}\n{lower}")
+    size = len(text.encode())
+    note(f"{len(ids):,} tokens, {size:,} bytes: {size / max(1, len(ids)):.2f} bytes per token")
+
+
+@command.command("compare", cls=Command)
+@click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    metavar="WHICH",
+    help="One to compare, as often as you like: a name or path as elsewhere, or byte, char, or "
+    "bpe:SIZE, made for this text.  [default: byte, char, bpe:512, bpe:4096]",
+)
+@options_of(TrainSettings, {"How to read the text": READING})
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a tokenizer.")
+def compare(
+    corpus: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Bytes per token of several tokenizers on one text.
+
+    \b
+    nanolm tokenizer compare novel.txt --tokenizer runs/novel --tokenizer gpt2 --tokenizer bpe:4096
+    """
+    settings = TrainSettings(corpus=corpus, **options)
+    if problems := settings.reading().problems():
+        raise UsageError("\n".join(problems))
+
+    from nanolm.cli.progress import TrainingView
+    from nanolm.text.check import compare as compare_on
+
+    with TrainingView() as view:
+        rows = compare_on(
+            corpus,
+            settings.reading(),
+            [(name, load_or_make(name)) for name in tokenizers or DEFAULTS],
+            view.report,
+        )
+    widest = max(len(row.tokenizer) for row in rows)
+    if not as_json:
+        click.echo(
+            f"{'tokenizer':<{widest}}  {'vocabulary':>10}  {'tokens':>12}  {'bytes/token':>11}"
+            f"  {'characters/token':>16}"
+        )
+    for row in rows:
+        if as_json:
+            click.echo(json.dumps(vars(row)))
+        else:
+            click.echo(
+                f"{row.tokenizer:<{widest}}  {row.vocab_size:>10,}  {row.tokens:>12,}"
+                f"  {row.bytes_per_token:>11.3f}  {row.characters_per_token:>16.3f}"
+            )
+
+
+DEFAULTS = ("byte", "char", "bpe:512", "bpe:4096")
+
+
+def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
+    """A tokenizer that is there, or the kind and size of one to be made for the text."""
+    kind, _, size = name.partition(":")
+    if kind not in TRAINABLE:
+        return load(name)
+    if size and not (kind == "bpe" and size.isdigit() and 258 <= int(size) <= 1 << 20):
+        raise UsageError(f"--tokenizer {name}: write bpe:SIZE, with a size from 258 to 1048576")
+    return kind, int(size) if size else None
+
+
+def load(name: str) -> "Tokenizer":
+    from nanolm.runs.folder import find_tokenizer
+
+    if name in TRAINABLE and not Path(name).exists():
+        raise UsageError(
+            f"--tokenizer {name} is made for a text; name one that is there: gpt2, a run, or the "
+            "folder that `nanolm tokenizer train` wrote"
+        )
+    return find_tokenizer(name, note)
+
+
+def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
+    """The texts to work on: those given, a file's, or stdin's."""
+    if file is not None and arguments:
+        raise UsageError("give TEXT or --file, not both")
+    if arguments:
+        return list(arguments)
+    try:
+        data = Path(file).read_bytes() if file is not None else sys.stdin.buffer.read()
+    except FileNotFoundError:
+        raise UsageError(f"--file {file} does not exist") from None
+    try:
+        return [data.decode()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file or 'stdin'} is not UTF-8: at offset {error.start:,}") from None

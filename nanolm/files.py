@@ -1,0 +1,182 @@
+"""Folders and files that are whole or not there: written aside, flushed, renamed into place.
+
+    >>> commit(Path("runs/x/checkpoints"), "step-00000120", write)   # write(folder) fills it
+    >>> verify(Path("runs/x/checkpoints/step-00000120"))
+
+A folder exists only when its MANIFEST.json does: the size and SHA-256 of every file, and last of
+the manifest itself. It is written into a temporary folder, every file is flushed to the disk, the
+manifest is written last, and one rename makes it visible. A kill at any moment leaves either
+nothing or the whole; a flipped bit or a cut-off file is found and named.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nanolm.errors import DiskFull, ModelError
+
+MANIFEST = "MANIFEST.json"
+TEMPORARY, TRASH = ".tmp-", ".trash-"
+
+
+def commit(parent: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Make `parent/name` out of what `write` puts into the folder it is given."""
+    final = parent / name
+    temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+        files = sorted(temporary.iterdir())
+        mode = 0o666 & ~_umask()  # safetensors makes files that only their owner can read
+        for file in files:
+            file.chmod(mode)
+            _flush(file)
+        manifest = temporary / MANIFEST
+        manifest.write_text(_manifest(files), encoding="utf-8")
+        _flush(manifest)
+        _flush(temporary)
+        if final.exists():  # left by a run that was resumed from further back
+            discard(final)
+        temporary.rename(final)
+        _flush(parent)
+    except Exception as error:
+        needed = sum(file.stat().st_size for file in temporary.glob("*")) / 1e6
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(
+            f"the disk is full: no room for {final} (more than {needed:.0f} MB); what was saved "
+            "before is intact. Free some space and run the same command again to go on."
+        ) from None
+    return final
+
+
+def verify(folder: Path) -> None:
+    """Raise ModelError, naming the file, unless everything is as the manifest says."""
+    manifest = _read_manifest(folder)
+    for name, entry in manifest.items():
+        file = folder / name
+        if not file.is_file():
+            raise ModelError(f"{file} is missing")
+        if file.stat().st_size != entry["size"]:
+            raise ModelError(
+                f"{file} is damaged: {file.stat().st_size:,} bytes, not {entry['size']:,}"
+            )
+        if _sha256(file) != entry["sha256"]:
+            raise ModelError(f"{file} is damaged: its contents do not match its checksum")
+
+
+class InUse(Exception):
+    """Another process holds the lock; the text is its number."""
+
+
+@contextlib.contextmanager
+def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock `file`; the system lets go even after a kill.
+
+    When another process holds it: with `wait`, say so and wait for it; else InUse is raised.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+", encoding="utf-8") as stream:
+        try:
+            import fcntl
+        except ImportError:  # Windows: no lock, best effort
+            yield
+            return
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if wait is None:
+                stream.seek(0)
+                raise InUse(stream.read().strip() or "unknown") from None
+            wait()
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        yield
+
+
+def sweep(parent: Path, name: str = "") -> None:
+    """Remove what a killed process left half done (of the folder `name`, if that is given)."""
+    for pattern in (TEMPORARY, TRASH):
+        for folder in parent.glob(f"{pattern}{name}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Replace `file` by `text`, or leave it as it was."""
+    temporary = file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    replace(temporary, file)
+
+
+def replace(temporary: Path, file: Path) -> None:
+    """Put a finished file into its place, safely on the disk."""
+    _flush(temporary)
+    os.replace(temporary, file)
+    _flush(file.parent)
+
+
+def _manifest(files: list[Path]) -> str:
+    entries = {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+    own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    try:
+        values = json.loads(file.read_bytes())
+        entries: dict[str, Any] = values["files"]
+        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
+        own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+        anew = json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
+        if anew.encode() != file.read_bytes():
+            raise ValueError
+    except FileNotFoundError:
+        raise ModelError(f"{file} is missing") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ModelError(f"{file} is damaged: it does not match its own checksum") from None
+    return entries
+
+
+def discard(folder: Path) -> None:
+    """Rename first, so that a kill halfway leaves no folder with files missing."""
+    trash = folder.with_name(f"{TRASH}{folder.name}-{os.getpid()}")
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot flush a folder
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

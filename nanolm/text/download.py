@@ -1,0 +1,350 @@
+"""Files from the network, kept in a cache, continued where a download broke off.
+
+    >>> quiet = lambda what, done, total: None
+    >>> file = fetch("https://www.gutenberg.org/files/11/11-0.txt", Path("cache"), quiet)
+    >>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), quiet)
+
+The cache has a folder for each URL, named by its hash:
+  NAME        there only when it is whole
+  NAME.json   URL, validator (what tells versions apart), size, and the SHA-256 once it is whole
+  NAME.part   what has arrived so far
+"""
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import json
+import os
+import re
+import string
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from email.message import Message
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeVar
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from nanolm import files
+from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
+from nanolm.text import COMPRESSIONS, TABLES, Report
+
+T = TypeVar("T")
+
+TIMEOUT = 30.0  # seconds without a byte
+WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
+BLOCK = 1 << 16  # bytes
+SCHEME = "hf://"
+KINDS = (*TABLES, ".txt", ".md")
+ABOUT = re.compile(r"(readme|licen[cs]e|changelog|contributing)(?![a-z])", re.I)
+TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
+
+
+class _Interrupted(Exception):
+    """The connection broke; another attempt may get further."""
+
+
+class _StartOver(_Interrupted):
+    """What the server has now does not fit what has arrived."""
+
+
+def fetch(url: str, folder: Path, report: Report) -> Path:
+    """The local copy of `url`, downloaded unless the cache in `folder` has it."""
+    file = _local(url, folder)
+    if not _whole(file):
+        with _locked(file.parent, report):
+            if not _whole(file):  # another process may have been faster
+                _download(url, file, report)
+    return file
+
+
+def checksum(file: Path) -> str:
+    """The SHA-256 of a fetched file, as it was when it arrived."""
+    try:
+        return str(_read_json(_beside(file, ".json"))["sha256"])
+    except KeyError:
+        raise DataError(f"{file} has no checksum beside it; delete it to fetch it anew") from None
+
+
+def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
+    """The data files of a Hugging Face data set: hf://OWNER/NAME, or hf://OWNER/NAME/PATH."""
+    parts = name.removeprefix(SCHEME).rstrip("/").split("/")
+    if not name.startswith(SCHEME) or {"", ".", ".."} & set(parts):
+        raise UsageError(f"{name} names no data set; write hf://OWNER/NAME or hf://OWNER/NAME/PATH")
+    repository, inside = quote("/".join(parts[:2])), "/".join(parts[2:])
+    root = f"{_endpoint()}/datasets/{repository}/resolve/main/"
+    listing_url = f"{_endpoint()}/api/datasets/{repository}/tree/main?recursive=true"
+    listing = folder / f"{_key(listing_url)}.json"
+    urls = _choose(_read_json(listing).get("paths", []), inside, root)
+    if not urls or not all(_whole(_local(url, folder)) for url in urls):
+        paths = _list(name, listing_url)
+        with _locked(folder, report):
+            _write_json(listing, {"url": listing_url, "paths": paths})
+        urls = _choose(paths, inside, root)
+        if not urls:
+            kinds = Counter(_kind(path) or "no suffix" for path in paths).most_common()
+            found = ", ".join(f"{kind} ({count})" for kind, count in kinds) or "no files at all"
+            where = f"under {inside}" if inside else "in it"
+            raise DataError(f"{name}: no {', '.join(KINDS)} file {where}; the data set has {found}")
+    return [fetch(url, folder, report) for url in urls]
+
+
+def _choose(paths: list[str], inside: str, root: str) -> list[str]:
+    """The URLs of the data files at or under `inside`; of those named for training, if any are."""
+    chosen = [path for path in sorted(paths) if _kind(path) in KINDS]
+    chosen = [path for path in chosen if not inside or f"{path}/".startswith(f"{inside}/")]
+    chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
+    chosen = [path for path in chosen if TRAIN.search(path)] or chosen
+    return [root + quote(path) for path in chosen]
+
+
+def _kind(path: str) -> str:
+    plain = PurePosixPath(path.lower())
+    return plain.with_suffix("").suffix if plain.suffix in COMPRESSIONS else plain.suffix
+
+
+def _list(name: str, url: str) -> list[str]:
+    paths: list[str] = []
+    try:
+        while True:
+            more, following = _retry(partial(_page, name, url))
+            paths += more
+            if following is None:
+                return paths
+            if _origin(following) != _origin(url) or following == url:
+                raise DataError(f"{name}: its list of files goes on at {following}, not followed")
+            url = following
+    except _Interrupted as error:
+        raise DataError(f"{name}: {error}; the same command tries again") from None
+
+
+def _page(name: str, url: str) -> tuple[list[str], str | None]:
+    """Some of the files of a data set, and where the list goes on."""
+    with _open(url, name, {}) as response:
+        data = b"".join(_blocks(response))
+        link = re.search(r'<([^>]*)>[^,]*;\s*rel="?next\b', response.headers.get("Link", ""))
+    try:
+        paths = [str(entry["path"]) for entry in json.loads(data) if entry["type"] == "file"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{name}: {url} sent no list of files; is HF_ENDPOINT right?") from None
+    return paths, urljoin(url, link[1]) if link else None
+
+
+def _download(url: str, file: Path, report: Report) -> None:
+    part, record_file = _beside(file, ".part"), _beside(file, ".json")
+    try:
+        _retry(partial(_receive, url, file, report))
+    except _Interrupted as error:
+        arrived = part.stat().st_size if part.exists() else 0
+        on = "goes on from there" if _resumable(_read_json(record_file)) else "starts over"
+        raise DataError(
+            f"{url}: {error}; {arrived:,} bytes have arrived, and the same command {on}"
+        ) from None
+    with part.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    # In this order, so that a kill in between leaves a part file that is known to be whole.
+    size = part.stat().st_size
+    _write_json(record_file, {**_read_json(record_file), "size": size, "sha256": digest})
+    files.replace(part, file)
+
+
+def _receive(url: str, file: Path, report: Report) -> None:
+    """One request for what is still missing of the part file."""
+    part, record_file = _beside(file, ".part"), _beside(file, ".json")
+    record = _read_json(record_file)
+    done = part.stat().st_size if part.exists() else 0
+    if done and done == record.get("size"):
+        return
+    headers = {}
+    if done and _resumable(record):
+        headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
+    try:
+        with _open(url, url, headers) as response:
+            validator = _validator(response.headers)
+            if response.status == 206:
+                size = record.get("size") or 0
+                rest = f"bytes {done}-{size - 1}/{size}"
+                same = validator in (None, record.get("validator"))
+                if not (headers and same and response.headers.get("Content-Range") == rest):
+                    raise _StartOver("the server sent another part of the file than was asked for")
+            else:
+                # Emptied before its record changes: old bytes never meet a new validator.
+                part.write_bytes(b"")
+                record = {"url": url, "validator": validator, "size": response.length}
+                _write_json(record_file, record)
+                done = 0
+            with part.open("ab") as stream:
+                for block in _blocks(response):
+                    stream.write(block)
+                    done += len(block)
+                    report(f"downloading {file.name}", done, record["size"] or 0)
+    except _StartOver:
+        part.unlink(missing_ok=True)
+        raise
+    if record["size"] not in (None, done):
+        raise _Interrupted("the connection ended early")
+
+
+def _resumable(record: dict[str, Any]) -> bool:
+    return bool(record.get("validator") and record.get("size"))
+
+
+def _validator(headers: Message) -> str | None:
+    """What `If-Range` takes: an ETag that stands for the very bytes, or else the date."""
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else headers.get("Last-Modified")
+
+
+def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The body as it arrives. Its errors are told apart here from those of the disk."""
+    try:
+        while block := response.read1(BLOCK):
+            yield block
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(f"the connection broke ({error})") from None
+    if response.length:  # read1 keeps count of what is still to come
+        raise _Interrupted("the connection ended early")
+
+
+def _retry(action: Callable[[], T]) -> T:
+    for wait in WAITS:
+        try:
+            return action()
+        except _Interrupted:
+            time.sleep(wait)
+    return action()
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        allowed = ("https",) if req.type == "https" else ("http", "https")
+        if urlsplit(newurl).scheme not in allowed:
+            raise DataError(f"{req.full_url} leads to {newurl}, which is not safe to follow")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        return request and _authorised(request)
+
+
+def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """Ask for `url`; errors call it `shown`."""
+    headers = {"User-Agent": "nanolm", "Accept-Encoding": "identity", **headers}
+    try:
+        request = urllib.request.Request(quote(url, safe=string.punctuation), headers=headers)
+        opener = urllib.request.build_opener(_Redirects)
+        response: http.client.HTTPResponse = opener.open(_authorised(request), timeout=TIMEOUT)
+        return response
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _explained(error, url, shown) from None
+    except (ValueError, http.client.InvalidURL):
+        raise UsageError(f"{shown} is not a valid address") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError):
+            raise DataError(
+                f"{shown} cannot be reached: {reason}; is there a network? "
+                "A downloaded file can be given instead"
+            ) from None
+        raise _Interrupted(f"the connection broke ({reason})") from None
+
+
+def _explained(error: urllib.error.HTTPError, url: str, shown: str) -> NanolmError | _StartOver:
+    if error.code == 416:
+        return _StartOver("the server has no such part of the file")
+    if error.code in (404, 410):
+        return UsageError(f"{shown} does not exist (HTTP {error.code}); check its spelling")
+    if error.code in (401, 403):
+        hint = "download it another way and give the file instead"
+        if _is_hub(url):
+            hint = "check its spelling, or set HF_TOKEN to an access token that may read it"
+        return UsageError(f"{shown} is not open to everyone (HTTP {error.code}); {hint}")
+    reason = " ".join(str(error.reason).split())
+    return DataError(f"{shown}: the server answered HTTP {error.code} ({reason}); try again later")
+
+
+def _authorised(request: urllib.request.Request) -> urllib.request.Request:
+    """Add the user's token where it belongs; urllib does not take it along to another host."""
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if _is_hub(request.full_url) and token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def _is_hub(url: str) -> bool:
+    return _origin(url) == _origin(_endpoint())
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = _parse(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _parse(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts
+    raise UsageError(f"{url} cannot be downloaded; an address starts with https://HOST/")
+
+
+def _local(url: str, folder: Path) -> Path:
+    """Where `url` is kept: under its own name, as the suffix says how to read it."""
+    name = unquote(_parse(url).path.rpartition("/")[2])
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].lstrip(".")
+    return folder / _key(url) / (name or "index.html")
+
+
+def _key(url: str) -> str:
+    return hashlib.sha256(url.encode(errors="backslashreplace")).hexdigest()[:20]
+
+
+def _beside(file: Path, suffix: str) -> Path:
+    return file.with_name(file.name + suffix)
+
+
+def _whole(file: Path) -> bool:
+    record = _read_json(_beside(file, ".json"))
+    return "sha256" in record and file.is_file() and file.stat().st_size == record["size"]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, report: Report) -> Iterator[None]:
+    """Be the only process that writes into `folder`."""
+    try:
+        with files.locked(folder / ".lock", lambda: report("waiting for another process", 0, 0)):
+            yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(
+            f"the disk is full: no room in {folder}; what has arrived is kept. "
+            "Free some space and run the same command again to go on."
+        ) from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """What `file` says; nothing where it is missing or damaged."""
+    try:
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _write_json(file: Path, values: dict[str, Any]) -> None:
+    files.write_atomically(file, json.dumps(values, indent=1) + "\n")

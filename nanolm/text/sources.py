@@ -1,0 +1,246 @@
+"""What the user named, as the files that will be read.
+
+    >>> find_sources(["novel.txt", "letters/", "logs/**/*.md", "-", "embedded:tiny"], fetched)
+
+A name is a file, a folder (everything in it that looks like text), a pattern, `-` for stdin, an
+`http(s)://` address, a Hugging Face data set (`hf://owner/name`) or a text that comes with nanolm.
+"""
+
+import glob
+import hashlib
+import io
+import os
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from nanolm.errors import DataError, NanolmError, UsageError
+from nanolm.text import COMPRESSIONS, TABLES, TEXTS, Report
+
+EMBEDDED = {  # name: (file, document separator, what it is)
+    "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
+    "stories": ("stories.txt", "***", "1 MB of short stories"),
+}
+SCHEME = "embedded:"
+ADDRESSES = ("http://", "https://", "hf://")
+STDIN = "-"
+
+LOOK = 8192  # bytes of a file that tell whether it is text
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to be read, or a stream that was copied to a temporary file."""
+
+    name: str  # as messages call it
+    path: Path
+    separator: str | None = None  # between documents, where it is known to have one
+    copy: IO[bytes] | None = None
+
+    def open(self) -> IO[bytes]:
+        """From the beginning; the caller closes it."""
+        if self.copy is not None:
+            self.copy.seek(0)
+            return io.FileIO(os.dup(self.copy.fileno()))
+        return self.path.open("rb", buffering=0)
+
+    def stamp(self) -> tuple[int, int]:
+        """Changes when the file does."""
+        if self.copy is not None:
+            return 0, 0
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
+
+    def size(self) -> int:
+        return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
+
+    def digest(self) -> str:
+        """SHA-256 of the file as it is on the disk."""
+        with self.open() as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+    @property
+    def suffix(self) -> str:
+        """What kind of file it is, compression aside: `.jsonl` of `news.jsonl.gz`."""
+        name = self.path.name.lower()
+        for ending in COMPRESSIONS:
+            name = name.removesuffix(ending)
+        return Path(name).suffix
+
+
+@dataclass
+class Sources:
+    """The files to be read, in order, and what was left out."""
+
+    files: list[Source] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)  # why: how many
+    notes: list[str] = field(default_factory=list)
+
+    def size(self) -> int:
+        """Bytes of all the files that are still there."""
+        return sum(source.size() for source in self.files if source.copy or source.path.exists())
+
+
+def find_sources(
+    names: Sequence[str], cache: Path, report: Report, encoding: str = "utf-8"
+) -> Sources:
+    """Every file that `names` stand for; all that is wrong with them is told at once."""
+    found = Sources()
+    problems: list[NanolmError] = []
+    for name in names:
+        try:
+            found.files += _expand(name, found, cache, report, encoding)
+        except NanolmError as error:
+            problems.append(error)
+        except OSError as error:
+            problems.append(DataError(f"{name} cannot be read: {error.strerror or error}"))
+    raise_all(problems)
+    return found
+
+
+def raise_all(problems: list[NanolmError]) -> None:
+    """Raise what went wrong, if anything, as one error that tells it all."""
+    if not problems:
+        return
+    worst = min(problems, key=lambda problem: problem.exit_code)
+    lines = [str(problem) for problem in problems[:20]]
+    if len(problems) > len(lines):
+        lines.append(f"... and {len(problems) - len(lines):,} more files like these")
+    raise type(worst)("\n".join(lines))
+
+
+def _expand(
+    name: str, found: Sources, cache: Path, report: Report, encoding: str
+) -> Iterator[Source]:
+    if name == STDIN:
+        yield _copied("stdin", 0, cache)
+    elif name.startswith(SCHEME):
+        yield _embedded(name.removeprefix(SCHEME))
+    elif name.startswith("hf://"):
+        from nanolm.text.download import dataset_files  # takes a while to import
+
+        for file in dataset_files(name, cache / "downloads", report):
+            yield Source(f"{name} ({file.name})", file)
+    elif name.startswith(ADDRESSES):
+        from nanolm.text.download import checksum, fetch
+
+        file = fetch(name, cache / "downloads", report)
+        found.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")
+        yield Source(name, file)
+    elif not name.isprintable():
+        raise UsageError(f"{name!r}: rename the file; its name is not plain text")
+    elif os.path.isdir(name):
+        yield from _in_folder(Path(name), found, encoding)
+    elif os.path.lexists(name):
+        yield _file(Path(name), cache)
+    elif glob.has_magic(name):
+        matches = [match for match in glob.glob(name, recursive=True) if not os.path.isdir(match)]
+        if not matches:
+            raise UsageError(f"{name} matches no file")
+        # `**` follows links, in circles too: each file once, by its shortest name.
+        files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
+        for match in sorted(files.values()):
+            yield _file(Path(match), cache)
+    else:
+        hint = f"; did you mean {SCHEME}{name}?" if name in EMBEDDED else ""
+        raise UsageError(f"{name} does not exist{hint}")
+
+
+def _file(path: Path, cache: Path) -> Source:
+    status = path.stat()
+    if stat.S_ISREG(status.st_mode):
+        return Source(str(path), path)
+    # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
+    # since nobody may ever write to it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        return _copied(str(path), descriptor, cache)
+    finally:
+        os.close(descriptor)
+
+
+def _copied(name: str, descriptor: int, cache: Path) -> Source:
+    """A stream kept in a file that vanishes with this process."""
+    cache.mkdir(parents=True, exist_ok=True)
+    copy = tempfile.TemporaryFile(dir=cache)  # noqa: SIM115
+    while True:
+        try:
+            part = os.read(descriptor, 1 << 20)
+        except BlockingIOError:  # somebody will write, but has not yet
+            os.set_blocking(descriptor, True)
+            continue
+        if not part:
+            break
+        copy.write(part)
+    copy.flush()
+    return Source(name, Path(name), copy=copy)
+
+
+def _embedded(name: str) -> Source:
+    if name not in EMBEDDED:
+        known = ", ".join(SCHEME + name for name in EMBEDDED)
+        raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
+    file, separator, _ = EMBEDDED[name]
+    return Source(SCHEME + name, embedded_file(file), separator)
+
+
+def embedded_file(name: str) -> Path:
+    """A file of the data folder: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "data" / name
+    return installed if installed.exists() else package.parent / "data" / name
+
+
+def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
+    """Everything below `folder` that looks like text, by name; links to folders stay closed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    kept = 0
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        hidden = [name for name in (*folders, *files) if name.startswith(".")]
+        found.skipped["hidden"] += len(hidden)
+        folders[:] = sorted(set(folders) - set(hidden))
+        for name in sorted(set(files) - set(hidden)):
+            source = Source(os.path.join(parent, name), Path(parent, name))
+            reason = _not_text(source, encoding)
+            if reason:
+                found.skipped[reason] += 1
+            else:
+                kept += 1
+                yield source
+    if not kept:
+        raise DataError(f"{folder} has no text in it; {skipped_files(found.skipped)}")
+
+
+def _not_text(source: Source, encoding: str) -> str | None:
+    """Why a file found in a folder is left out, if it is."""
+    if not source.name.isprintable():
+        return "oddly named"
+    if not source.path.is_file():
+        return "no regular file"
+    if source.suffix in TABLES or source.path.suffix in COMPRESSIONS:
+        return None
+    with source.open() as stream:
+        start = stream.read(LOOK)
+    if not start:
+        return "empty"
+    if source.suffix in TEXTS:  # then what cannot be read is an error, not a picture
+        return None
+    try:
+        start[: -4 if len(start) == LOOK else None].decode(encoding)
+    except ValueError as error:
+        cut_off = isinstance(error, UnicodeDecodeError) and error.start >= len(start) - 8
+        return None if cut_off and len(start) == LOOK else "binary"
+    return "binary" if b"\0" in start and encoding == "utf-8" else None
+
+
+def skipped_files(skipped: Counter[str]) -> str:
+    """ "skipped 3 binary and 1 hidden"."""
+    parts = [f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count]
+    return "skipped " + " and ".join(parts) if parts else "nothing skipped"

@@ -1,0 +1,265 @@
+"""From the names of texts to token ids on the disk, once: afterwards they are only mapped.
+
+    >>> prepared = prepare_tokens(Request(corpus=("embedded:tiny",)))
+    >>> prepared.train[:8], prepared.tokenizer.decode(prepared.train[:8])
+
+What was prepared is kept in the cache under a key made of everything it depends on: the contents
+of the files, how they are read and split, and the tokenizer that was asked for. It becomes visible
+by one rename, when it is whole and on the disk (`nanolm.files`), so a kill leaves nothing that a
+later run would trust; and whoever prepares it holds a lock, so two runs do the work once.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanolm import files
+from nanolm.choice import Choice
+from nanolm.errors import DataError, ModelError
+from nanolm.machine import available_threads, cache_folder
+from nanolm.text import Report
+from nanolm.text.corpus import Corpus, Range, read_corpus
+from nanolm.text.documents import Reading
+from nanolm.text.loading import load_tokenizer
+from nanolm.text.sources import Source, Sources, find_sources, skipped_files
+from nanolm.text.tokenizer import Ids, Tokenizer
+from nanolm.text.tokens import Store
+from nanolm.text.vocabulary import make_tokenizer
+from nanolm.text.words import MARK
+
+FORMAT = 1  # to be raised whenever the same request would give other tokens
+KEEP_DAYS = 30  # after so long without use, prepared texts are removed
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which text, and how it becomes tokens."""
+
+    corpus: tuple[str, ...]
+    val: str | None = None
+    val_fraction: float = 0.1
+    reading: Reading = field(default_factory=Reading)
+    tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Text that is ready to be learned from."""
+
+    tokenizer: Tokenizer
+    train: Store
+    val: Store
+    size: int  # bytes of training text
+    documents: int
+    prompt: str  # how the held-out text begins
+    choices: list[Choice]
+    fingerprints: dict[str, str]  # of corpus, validation and tokenizer
+
+
+def prepare_tokens(
+    request: Request,
+    report: Report = lambda *_: None,
+    note: Note = lambda text: None,
+    cache: Path | None = None,
+) -> Prepared:
+    """The tokens of `request`: from the cache, or made and put there."""
+    cache = cache or cache_folder()
+    sources, validation = find_texts(request, cache, report, note)
+    key, fingerprints = _key(request, sources, validation, report)
+    parent = cache / "tokens"
+    folder = parent / key
+    with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
+        files.sweep(parent, key)
+        if (prepared := _load(folder, fingerprints, note)) is not None:
+            return prepared
+        _remove_old(parent)
+
+        def write(temporary: Path) -> None:
+            _prepare(request, sources, validation, temporary, cache, report)
+
+        files.commit(parent, key, write)
+        prepared = _load(folder, fingerprints, note)
+    if prepared is None:
+        raise ModelError(f"{folder} was damaged as soon as it was written; is the disk all right?")
+    return prepared
+
+
+def find_texts(
+    request: Request, cache: Path, report: Report, note: Note
+) -> tuple[Sources, Sources | None]:
+    """The files of a request, training and validation."""
+    encoding = request.reading.encoding
+    sources = find_sources(request.corpus, cache, report, encoding)
+    validation = find_sources([request.val], cache, report, encoding) if request.val else None
+    for found in filter(None, (sources, validation)):
+        for text in found.notes:
+            note(text)
+        if found.skipped.total():
+            note(f"{len(found.files):,} files to read; {skipped_files(found.skipped)}")
+    return sources, validation
+
+
+def _key(
+    request: Request, sources: Sources, validation: Sources | None, report: Report
+) -> tuple[str, dict[str, str]]:
+    def identity(found: Sources) -> str:
+        total, done = found.size(), 0
+        rows: list[Any] = [asdict(request.reading)]
+        for source in found.files:
+            rows.append((source.suffix, source.separator, _digest(source)))
+            done += source.size()
+            report("looking at the text", done, total)
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    corpus = identity(sources)
+    held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
+    tokenizer = request.tokenizer
+    kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
+    parts = [FORMAT, corpus, held_out, kind, request.vocab_size]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    return key, {"corpus": corpus, "validation": held_out}
+
+
+def _digest(source: Source) -> str:
+    try:
+        return source.digest()
+    except OSError as error:
+        raise DataError(f"{source.name} cannot be read: {error.strerror}") from None
+
+
+def _prepare(
+    request: Request,
+    sources: Sources,
+    validation: Sources | None,
+    folder: Path,
+    cache: Path,
+    report: Report,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
+        if validation is None:
+            held_out = corpus
+            train, val = corpus.split(request.val_fraction)
+        else:
+            held_out = stack.enter_context(read_corpus(validation, request.reading, cache, report))
+            train, val = (0, corpus.length), (0, held_out.length)
+        texts = [corpus.read(train[0], train[0] + 100), held_out.read(val[0], val[0] + 400)]
+        if not all(text.strip(MARK) for text in texts):
+            raise DataError(
+                f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on and "
+                "hold some out; give at least a few sentences"
+            )
+        choices: list[Choice] = []
+        if isinstance(request.tokenizer, Tokenizer):
+            tokenizer = request.tokenizer
+        else:
+            tokenizer, choices = make_tokenizer(
+                corpus, train, request.tokenizer, request.vocab_size, report
+            )
+        tokenizer.save(folder, context=1 << 30)
+        encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
+        encode_corpus(held_out, val, tokenizer, folder / "val.bin", report)
+        start = texts[1].strip(MARK).split(MARK)[0].decode(errors="ignore")
+        facts = {
+            "size": train[1] - train[0],
+            "documents": corpus.documents,
+            "prompt": " ".join(start[:40].split(" ")[:3]),
+            "choices": [vars(choice) for choice in choices],
+        }
+        (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def encode_corpus(
+    corpus: Corpus,
+    part: Range,
+    tokenizer: Tokenizer,
+    file: Path,
+    report: Report = lambda *_: None,
+    threads: int | None = None,
+) -> int:
+    """Write the ids of a part of the corpus, an end-of-text token before each document."""
+    threads = threads or available_threads()
+    start, stop = part
+    waiting: deque[tuple[Range, Future[Ids]]] = deque()
+    tokens = 0
+    with file.open("wb") as stream, ThreadPoolExecutor(threads) as pool:
+
+        def write_next() -> None:
+            nonlocal tokens
+            (_, done), ids = waiting[0][0], waiting.popleft()[1].result()
+            stream.write(ids.astype(token_type(tokenizer)).data)
+            tokens += len(ids)
+            report("encoding", done - start, stop - start)
+
+        for range_ in corpus.parts(start, stop, whole=not tokenizer.cuttable):
+            waiting.append((range_, pool.submit(_encode, corpus, range_, tokenizer, start)))
+            if len(waiting) > 2 * threads:  # bounded: memory must not grow with the text
+                write_next()
+        while waiting:
+            write_next()
+    return tokens
+
+
+def _encode(corpus: Corpus, range_: Range, tokenizer: Tokenizer, start: int) -> Ids:
+    data = corpus.read(*range_)
+    if range_[0] == start and not data.startswith(MARK):
+        data = MARK + data  # held-out text that begins amid a document
+    first, *others = data.split(MARK)
+    pieces = [tokenizer.encode_array(first.decode())] if first else []
+    for other in others:
+        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(other.decode())]
+    return np.concatenate(pieces)
+
+
+def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def _load(folder: Path, fingerprints: dict[str, str], note: Note) -> Prepared | None:
+    """What was prepared before, if it is there and whole."""
+    if not folder.exists():
+        return None
+    try:
+        files.verify(folder)
+        tokenizer = load_tokenizer(folder)
+    except ModelError as error:
+        note(f"{error}; preparing the text again")
+        files.discard(folder)
+        return None
+    os.utime(folder)  # it is in use
+    facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
+    return Prepared(
+        tokenizer=tokenizer,
+        train=_mapped(folder / "train.bin", tokenizer),
+        val=_mapped(folder / "val.bin", tokenizer),
+        size=facts["size"],
+        documents=facts["documents"],
+        prompt=facts["prompt"],
+        choices=[Choice(**choice) for choice in facts["choices"]],
+        fingerprints={**fingerprints, "tokenizer": tokenizer.fingerprint()},
+    )
+
+
+def _mapped(file: Path, tokenizer: Tokenizer) -> Store:
+    return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))
+
+
+def _remove_old(parent: Path) -> None:
+    """Remove what was not used for long, and what a kill left half done."""
+    for folder in parent.iterdir():
+        days = KEEP_DAYS if not folder.name.startswith(".") else 1
+        if folder.is_dir() and time.time() - folder.stat().st_mtime > days * 86_400:
+            files.discard(folder)

@@ -1,0 +1,147 @@
+"""Which tokenizer a text gets, and how large its vocabulary is.
+
+A vocabulary is too small when the model needs many steps for one word, and too large when most of
+its tokens are hardly ever seen. Where that balance lies depends on the text, so it is measured: a
+sample is encoded with vocabularies of several sizes, and a model of three tokens is counted on
+nine tenths of it and tested on the rest. Of the sizes that come within one percent of the best,
+the smallest is taken, since a small one is also faster to train.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanolm.choice import Choice
+from nanolm.machine import available_threads
+from nanolm.text import Report
+from nanolm.text.bpe import learn
+from nanolm.text.corpus import Corpus, Range
+from nanolm.text.counting import count_corpus
+from nanolm.text.tokenizer import SPECIAL, ByteLevel, Characters, Ids, Tokenizer
+from nanolm.text.words import MARK, count_words
+
+TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
+SAMPLE = 4_000_000  # bytes that are measured
+SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
+LARGEST = 32_768
+TOLERANCE = 1.01
+DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usual value
+
+
+def make_tokenizer(
+    corpus: Corpus, part: Range, kind: str | None, vocab_size: int | None, report: Report
+) -> tuple[Tokenizer, list[Choice]]:
+    """A tokenizer for a part of the corpus; what is None is chosen."""
+    choices = []
+    if kind is None:
+        kind = "bpe"
+        choices.append(Choice("tokenizer", kind, "learns more per minute than characters"))
+    if kind == "byte":
+        return ByteLevel([]), choices
+    if kind == "char":
+        return Characters(_characters(corpus, part, report)), choices
+    if vocab_size is None:
+        choice, vocab_size = choose_vocabulary(corpus, part, report)
+        choices.append(choice)
+    words = count_corpus(corpus, part, available_threads(), report)
+    merges = learn(
+        words,
+        vocab_size and vocab_size - SPECIAL,
+        lambda done, total: report("learning merges", done, total),
+    )
+    return ByteLevel(merges), choices
+
+
+def choose_vocabulary(corpus: Corpus, part: Range, report: Report) -> tuple[Choice, int | None]:
+    """How far byte-pair encoding should go; None is: until words are tokens."""
+    size = part[1] - part[0]
+    if size < TINY:
+        reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
+        return Choice("vocabulary", "all words", reason), None
+    bits = measure_sizes(corpus, part, report)
+    best = min(bits.values())
+    chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
+    table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
+    reason = f"the smallest within 1% of the best bits per byte by three-token counts: {table}"
+    if size > 4 * SAMPLE:
+        # Four times the text bears twice the tokens: 1 MB to 45 MB of prose asked for 1,024 to
+        # 8,192 (docs/experiments.md).
+        larger = chosen << (size // SAMPLE).bit_length() // 2
+        reason += f"; measured on {SAMPLE / 1e6:.0f} MB, raised for {size / 1e6:,.0f} MB"
+        chosen = min(LARGEST, larger)
+    return Choice("vocabulary", chosen, reason), chosen
+
+
+def measure_sizes(corpus: Corpus, part: Range, report: Report) -> dict[int, float]:
+    """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
+    size = min(SAMPLE, part[1] - part[0])
+    parts = list(corpus.parts(*part, size=size // 100))
+    stride = max(1, len(parts) // 100)
+    sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in parts[::stride]]
+    held_out = sample[::10]
+    seen = [text for number, text in enumerate(sample) if number % 10]
+    merges = learn(count_words(seen), SIZES[-1])
+    size = sum(len(text.encode()) for text in held_out)
+    bits: dict[int, float] = {}
+    for done, number in enumerate(SIZES, start=1):
+        if number - 256 > len(merges) and bits:
+            break
+        tokenizer = ByteLevel(merges[: number - 256])
+        train, val = ("".join(texts) for texts in (seen, held_out))
+        coded = tokenizer.encode_array(train), tokenizer.encode_array(val)
+        bits[number] = three_token_bits(*coded, number) / size
+        report("measuring vocabularies", done, len(SIZES))
+        if bits[number] > TOLERANCE * min(bits.values()):
+            break  # from here on it gets worse
+    return bits
+
+
+def three_token_bits(train: Ids, val: Ids, vocab_size: int) -> float:
+    """Bits of `val` when each token is predicted from the two before, by counts in `train`.
+
+    What was seen n times counts n - DISCOUNT; what that frees goes to the shorter context, from
+    two tokens down to none and at last to all tokens alike.
+    """
+    chance = np.full(len(val), 1 / vocab_size)
+    for length in (0, 1, 2):  # of the context
+        contexts, val_contexts = (
+            _contexts(train, length, vocab_size),
+            _contexts(val, length, vocab_size),
+        )
+        grams, counts = np.unique(contexts * vocab_size + train[length:], return_counts=True)
+        known, first = np.unique(grams // vocab_size, return_index=True)
+        totals = np.add.reduceat(counts, first)
+        kinds = np.diff(np.append(first, len(grams)))  # different tokens after each context
+        total = _look_up(known, totals, val_contexts)
+        freed = DISCOUNT * _look_up(known, kinds, val_contexts)
+        count = _look_up(grams, counts, val_contexts * vocab_size + val[length:])
+        shorter = chance[length:]
+        chance[length:] = np.where(
+            total > 0,
+            (np.maximum(count - DISCOUNT, 0) + freed * shorter) / np.maximum(total, 1),
+            shorter,
+        )
+    return float(-np.log2(chance).sum())
+
+
+def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:
+    """For each token but the first `length`, those before it as one number."""
+    numbers = np.zeros(len(ids) - length, dtype=np.int64)
+    for place in range(length):
+        numbers = numbers * vocab_size + ids[place : place + len(numbers)]
+    return numbers
+
+
+def _look_up(keys: Any, values: Any, wanted: Any) -> npt.NDArray[np.int64]:
+    """The value of each wanted key, 0 where there is none; `keys` are sorted."""
+    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[found] == wanted, values[found], 0)
+
+
+def _characters(corpus: Corpus, part: Range, report: Report) -> list[str]:
+    found: set[str] = set()
+    for start, stop in corpus.parts(*part):
+        found.update(*(text.decode() for text in corpus.read(start, stop).split(MARK)))
+        report("collecting characters", stop - part[0], part[1] - part[0])
+    return sorted(found)

@@ -1,0 +1,121 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from conftest import Cli, on_a_terminal, program
+
+import nanolm
+
+
+@pytest.fixture
+def made(cli: Cli, tmp_path: Path) -> Path:
+    shown = cli("tokenizer", "train", "embedded:tiny", "--vocab-size", 300, "--out", "made")
+    assert shown.returncode == 0, shown.stderr
+    return tmp_path / "made"
+
+
+def test_train(cli: Cli, made: Path) -> None:
+    assert nanolm.load_tokenizer(made).vocab_size == 300
+    again = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
+    assert (again.returncode, "is there already" in again.stderr) == (3, True)
+    shown = cli(
+        "tokenizer", "train", "embedded:tiny", "--out", "c", "--tokenizer", "char", "--json"
+    )
+    result = json.loads(shown.stdout)
+    assert (result["kind"], result["tokenizer"]) == ("char", "c/tokenizer.json")
+    assert result["bytes"] > 4000
+    refused = cli("tokenizer", "train", "embedded:tiny", "--out", "d", "--tokenizer", "gpt2")
+    assert (refused.returncode, "trained already" in refused.stderr) == (2, True)
+
+
+def test_what_it_chose_is_told(cli: Cli) -> None:
+    shown = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
+    assert "vocabulary: all words (under 50 kB" in shown.stderr
+
+
+def test_encode_and_decode(cli: Cli, made: Path) -> None:
+    text = "the cat → sleeps\n"
+    for arguments, stdin in [((text,), ""), ((), text), (("--file", "t.txt"), "")]:
+        (made.parent / "t.txt").write_text(text)
+        coded = cli("tokenizer", "encode", "--tokenizer", made, *arguments, stdin=stdin)
+        assert coded.returncode == 0, coded.stderr
+        ids = [int(id) for id in coded.stdout.split()]
+        assert ids == nanolm.load_tokenizer(made).encode(text)
+        assert cli("tokenizer", "decode", "--tokenizer", made, *ids).stdout == text
+        assert cli("tokenizer", "decode", "--tokenizer", made, stdin=coded.stdout).stdout == text
+    coded = cli("tokenizer", "encode", "--tokenizer", made, "--json", "the é")
+    row = json.loads(coded.stdout)
+    assert row["tokens"][-2:] == ["\\xc3", "\\xa9"]
+    assert len(row["ids"]) == len(row["tokens"])
+    back = cli("tokenizer", "decode", "--tokenizer", made, "--json", stdin=coded.stdout)
+    assert json.loads(back.stdout) == {"text": "the é", "ids": row["ids"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["decode", "--tokenizer", "made", "999"], 2, "ids from 0 to 299"),
+        (["decode", "--tokenizer", "made", "cat"], 2, "is no list of ids"),
+        (["encode", "--tokenizer", "none", "a"], 2, "or the file or folder of one"),
+        (["encode", "--tokenizer", "bpe", "a"], 2, "is made for a text"),
+        (["encode", "--tokenizer", "made", "--file", "none"], 2, "none does not exist"),
+        (["encode", "--tokenizer", "made", "--file", "a", "text"], 2, "not both"),
+        (["encode", "text"], 2, "Missing option '--tokenizer'"),
+        (["compare", "embedded:tiny", "--tokenizer", "bpe:3"], 2, "write bpe:SIZE"),
+        (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "no such encoding"),
+        (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "or the file or folder"),
+        (["shwo"], 2, "did you mean show?"),
+        (["encode", "--tokenizer", "made", "a\udcff"], 3, "lone surrogate"),
+    ],
+)
+def test_mistakes(arguments: list[str], code: int, message: str, cli: Cli, made: Path) -> None:
+    shown = cli("tokenizer", *arguments)
+    assert shown.returncode == code, shown.stderr
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_show(cli: Cli, made: Path) -> None:
+    shown = cli("tokenizer", "show", "--tokenizer", made, "the cat\n")
+    rows = [line.split("\t") for line in shown.stdout.splitlines()]
+    assert "".join(json.loads(token) for _, token in rows) == "the cat\n"
+    command = program("tokenizer", "show", "--tokenizer", made, "the cat \x1b[31m sleeps 日本 " * 5)
+    for width in (24, 100):
+        seen = on_a_terminal(command, "stdout", made.parent, COLUMNS=str(width))
+        assert "\x1b[31m" not in seen
+        assert "␛" in seen
+        assert "\x1b[48;5;24m" in seen
+
+
+def test_show_as_a_page(cli: Cli, made: Path) -> None:
+    shown = cli("tokenizer", "show", "--tokenizer", made, "--html", "page.html", "the <cat>")
+    assert shown.stdout == "page.html\n"
+    assert "&lt;" in (made.parent / "page.html").read_text()
+
+
+def test_compare(cli: Cli, made: Path) -> None:
+    shown = cli("tokenizer", "compare", "embedded:tiny")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == [
+        "tokenizer",
+        "byte",
+        "char",
+        "bpe:512",
+        "bpe:4096",
+    ]
+    shown = cli(
+        "tokenizer", "compare", "embedded:tiny", "--tokenizer", made, "--tokenizer", "bpe:300",
+        "--json",
+    )  # fmt: skip
+    mine, same = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert mine["bytes_per_token"] == pytest.approx(same["bytes_per_token"], rel=0.02)
+    assert mine["bytes"] == same["bytes"]
+
+
+def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
+    shown = cli("train", "embedded:tiny", "--tokenizer", made, "--steps", 2, "--out", "run")
+    assert shown.returncode == 0, shown.stderr
+    run = made.parent / "run"
+    assert nanolm.load_tokenizer(run).tokens == nanolm.load_tokenizer(made).tokens
+    assert f'tokenizer = "{made}"' in (run / "config.toml").read_text()
+    assert os.path.isabs(made)

@@ -1,0 +1,153 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nanolm.errors import DataError, NanolmError, UsageError
+from nanolm.text.corpus import read_corpus
+from nanolm.text.documents import Reading
+from nanolm.text.sources import EMBEDDED, Sources, find_sources, raise_all, skipped_files
+
+
+def find(*names: object, encoding: str = "utf-8") -> Sources:
+    cache = Path(os.environ["NANOLM_CACHE"])
+    return find_sources([str(name) for name in names], cache, lambda *_: None, encoding)
+
+
+def names(found: Sources, folder: Path) -> list[str]:
+    return [str(Path(source.name).relative_to(folder)) for source in found.files]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as people have them."""
+    files = {
+        "b.txt": b"text",
+        "a.md": b"# Title",
+        "sub/c.jsonl": b'{"text": "row"}',
+        "sub/deep/d.py": b"print('code is text')\n",
+        "sub/notes": "kein Suffix: ä".encode(),
+        "big": "日".encode() * 5000,  # cut amid a character where one looks
+        "latin.txt": b"caf\xe9",
+        ".hidden.txt": b"hidden",
+        ".git/config": b"hidden too",
+        "photo.jpg": b"\xff\xd8\xff\xe0" + bytes(100),
+        "old.dat": b"caf\xe9",
+        "nul": b"a\0b",
+        "nothing.txt": b"",
+    }
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling.txt").symlink_to("gone")
+    os.mkfifo(tmp_path / "pipe.txt")
+    return tmp_path
+
+
+def test_a_folder_gives_its_texts_in_order_and_counts_the_rest(folder: Path) -> None:
+    found = find(folder)
+    texts = ["a.md", "b.txt", "big", "latin.txt", "sub/c.jsonl", "sub/notes", "sub/deep/d.py"]
+    assert names(found, folder) == texts
+    assert found.skipped == {"hidden": 2, "binary": 3, "no regular file": 2, "empty": 1}
+    assert skipped_files(found.skipped) == (
+        "skipped 3 binary and 1 empty and 2 hidden and 2 no regular file"
+    )
+    assert "old.dat" in names(find(folder, encoding="latin-1"), folder)
+
+
+def test_patterns(folder: Path) -> None:
+    assert names(find(folder / "*.md", folder / "sub" / "*.jsonl"), folder) == [
+        "a.md",
+        "sub/c.jsonl",
+    ]
+    assert len(find(folder / "**" / "*.py").files) == 1
+    with pytest.raises(UsageError, match="matches no file"):
+        find(folder / "*.none")
+    (folder / "odd[1].txt").write_text("a name is no pattern if the file is there")
+    assert names(find(folder / "odd[1].txt"), folder) == ["odd[1].txt"]
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"\0")
+    with pytest.raises(DataError, match="has no text in it; skipped 1 binary"):
+        find(tmp_path)
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find(tmp_path / "none.txt", "embedded:stori", "stories", "odd\x1bname")
+    none, embedded, forgotten, odd = str(caught.value).split("\n")
+    assert "none.txt does not exist" in none
+    assert "embedded:tiny, embedded:stories" in embedded
+    assert "did you mean embedded:stories?" in forgotten
+    assert "rename the file" in odd
+
+
+def test_the_mildest_exit_code_wins() -> None:
+    problems: list[NanolmError] = [DataError("data"), UsageError("usage")]
+    with pytest.raises(UsageError, match="data\nusage"):
+        raise_all(problems)
+    raise_all([])
+
+
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(DataError, match="cannot be read"):
+        find(tmp_path / "a")
+
+
+def test_ten_thousand_small_files(tmp_path: Path) -> None:
+    for number in range(10_000):
+        (tmp_path / f"{number:05}.txt").write_text(f"document {number}")
+    found = find(tmp_path)
+    assert len(found.files) == 10_000
+    with read_corpus(found, Reading(), tmp_path) as corpus:
+        assert corpus.documents == 10_000
+        assert corpus.read(0, 22) == b"\xffdocument 0\xffdocument 1"
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs /dev/fd")
+def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
+    """As in `nanolm train <(zcat *.gz)`."""
+    reader, writer = os.pipe()
+    text = b"through a pipe\n" * 50_000
+
+    def write() -> None:
+        with open(writer, "wb") as stream:
+            stream.write(text)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    found = find(f"/dev/fd/{reader}")
+    thread.join()
+    os.close(reader)
+    assert found.files[0].digest() == found.files[0].digest()
+    with read_corpus(found, Reading(), tmp_path) as corpus:
+        assert corpus.size == len(text)
+
+
+def test_a_pipe_that_nobody_writes_to_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="no text in there"):
+        read_corpus(find(tmp_path / "pipe"), Reading(), tmp_path)
+
+
+def test_stdin() -> None:
+    code = (
+        "import os; from pathlib import Path; from nanolm.text.sources import find_sources\n"
+        "found = find_sources(['-'], Path(os.environ['NANOLM_CACHE']), print)\n"
+        "print(found.files[0].size(), found.files[0].name)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], input=b"x" * 100_000, capture_output=True)
+    assert shown.stdout == b"100000 stdin\n", shown.stderr
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded(name: str, tmp_path: Path) -> None:
+    with read_corpus(find(f"embedded:{name}"), Reading(), tmp_path) as corpus:
+        assert corpus.size > 4_000

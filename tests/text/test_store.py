@@ -1,0 +1,266 @@
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import corpus_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanolm import files
+from nanolm.errors import DataError, ModelError
+from nanolm.text import corpus as corpus_module
+from nanolm.text import store
+from nanolm.text.documents import Reading
+from nanolm.text.store import Request, encode_corpus, prepare_tokens
+from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+
+TEXT = "The cat sat on the mat. It's 12345 o'clock!\n\nSchön, 日本 is far.\n" * 20
+TOKENIZERS = {
+    kind: train_tokenizer([TEXT], kind, 400 if kind == "bpe" else None)
+    for kind in ("bpe", "char", "byte")
+}
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return file
+
+
+def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
+    """The plain way: each document in one go."""
+    ids = [[tokenizer.end_of_text, *tokenizer.encode(document)] for document in documents]
+    return [id for part in ids for id in part]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("size", [1 << 19, 100])
+def test_ids_are_those_of_whole_documents(
+    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
+    documents = [TEXT, "another one", TEXT[:300], "a"]
+    with corpus_of(*documents) as corpus:
+        whole = (0, corpus.length)
+        count = encode_corpus(corpus, whole, TOKENIZERS[kind], tmp_path / "ids", threads=3)
+    ids = np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist()
+    assert ids == encoded(TOKENIZERS[kind], documents)
+    assert count == len(ids)
+
+
+def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["byte"]
+    with corpus_of("abcdef") as corpus:
+        encode_corpus(corpus, (4, corpus.length), tokenizer, tmp_path / "ids")
+    assert np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist() == [256, *b"def"]
+
+
+def test_what_is_prepared(text_file: Path, tmp_path: Path) -> None:
+    prepared = prepare_tokens(Request(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
+    train, val = (prepared.tokenizer.decode(ids.tolist()) for ids in (prepared.train, prepared.val))
+    assert train + val == TEXT
+    assert prepared.val[0] == prepared.train[0] == prepared.tokenizer.end_of_text
+    assert prepared.prompt == " ".join(val[:40].split(" ")[:3])
+    assert prepared.size == pytest.approx(0.9 * len(TEXT.encode()), rel=0.05)
+    assert prepared.documents == 1
+
+
+def test_a_file_to_validate_on(text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "val.txt").write_text("held out")
+    request = Request(corpus=(str(text_file),), val=str(tmp_path / "val.txt"), tokenizer="char")
+    prepared = prepare_tokens(request, cache=tmp_path)
+    assert prepared.tokenizer.decode(prepared.train.tolist()) == TEXT
+    assert prepared.tokenizer.decode(prepared.val.tolist()) == "held out"
+
+
+def test_the_second_time_nothing_is_read(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(corpus=(str(text_file),))
+    first = prepare_tokens(request, cache=tmp_path)
+    monkeypatch.setattr(store, "read_corpus", None)
+    again = prepare_tokens(request, cache=tmp_path)
+    assert (again.train == first.train).all()
+    assert (again.val == first.val).all()
+    assert (again.choices, again.fingerprints) == (first.choices, first.fingerprints)
+    assert again.tokenizer.tokens == first.tokenizer.tokens
+
+
+def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -> None:
+    asked = [
+        Request(corpus=(str(text_file),)),
+        Request(corpus=(str(text_file),), val_fraction=0.2),
+        Request(corpus=(str(text_file),), tokenizer="char"),
+        Request(corpus=(str(text_file),), tokenizer="byte"),
+        Request(corpus=(str(text_file),), tokenizer="bpe", vocab_size=300),
+        Request(corpus=(str(text_file),), tokenizer=TOKENIZERS["bpe"]),
+        Request(corpus=(str(text_file),), reading=Reading(separator="***")),
+        Request(corpus=(str(text_file),), reading=Reading(encoding="latin-1")),
+    ]
+    for request in asked:
+        prepare_tokens(request, cache=tmp_path)
+    stat = text_file.stat()
+    text_file.write_text(TEXT.replace("cat", "dog"))  # of the same size, and made to look as old
+    os.utime(text_file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    prepare_tokens(asked[0], cache=tmp_path)
+    stores = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
+    assert len(stores) == len(asked) + 1
+
+
+def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(DataError, match="too little to train on"):
+        prepare_tokens(Request(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
+    left = [entry.name for entry in (tmp_path / "cache" / "tokens").iterdir()]
+    assert all(name.endswith(".lock") for name in left)
+
+
+def test_damage_is_noticed_and_mended(text_file: Path, tmp_path: Path) -> None:
+    request = Request(corpus=(str(text_file),), tokenizer="char")
+    ids = prepare_tokens(request, cache=tmp_path).train.copy()
+    (folder,) = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
+    dice = random.Random(5)
+    for file in sorted(folder.iterdir()):
+        data = bytearray(file.read_bytes())
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        file.write_bytes(data)
+        notes: list[str] = []
+        again = prepare_tokens(request, note=notes.append, cache=tmp_path)
+        assert (again.train == ids).all()
+        assert file.name in notes[0]
+        assert "preparing the text again" in notes[0]
+
+
+def test_what_nobody_used_for_a_month_is_removed(text_file: Path, tmp_path: Path) -> None:
+    prepare_tokens(Request(corpus=(str(text_file),), tokenizer="char"), cache=tmp_path)
+    (old,) = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
+    os.utime(old, (time.time() - 31 * 86_400,) * 2)
+    left = tmp_path / "tokens" / ".tmp-of-a-killed-process"
+    left.mkdir()
+    os.utime(left, (time.time() - 2 * 86_400,) * 2)
+    prepare_tokens(Request(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
+    assert not old.exists()
+    assert not left.exists()
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from nanolm.text.store import Request, prepare_tokens
+print("ready", flush=True)
+request = Request(corpus=(sys.argv[1],), tokenizer="bpe", vocab_size=600)
+prepare_tokens(request, note=lambda text: print(text, flush=True), cache=Path(sys.argv[2]))
+"""
+
+
+def preparing(text: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREPARE, str(text), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
+
+
+def contents(cache: Path) -> dict[str, str]:
+    """Every committed file and its checksum; that each folder verifies is part of it."""
+    found = {}
+    for folder in (cache / "tokens").iterdir() if (cache / "tokens").exists() else []:
+        if folder.is_dir() and not folder.name.startswith("."):
+            files.verify(folder)
+            for file in folder.iterdir():
+                found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
+
+
+def kills(count: int, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(60_000)))
+    with preparing(text, tmp_path / "whole") as process:
+        started = time.monotonic()
+        process.wait()
+    length = time.monotonic() - started
+    whole = contents(tmp_path / "whole")
+    assert len(whole) == 6
+    dice = random.Random(11)
+    reached = 0
+    for number in range(count):
+        cache = tmp_path / f"cache-{number}"
+        with preparing(text, cache) as process:
+            assert process.stdout
+            process.stdout.readline()
+            time.sleep(dice.uniform(0, length))
+            process.kill()
+        left = contents(cache)
+        assert left in ({}, whole)
+        reached += not left
+        with preparing(text, cache) as process:
+            assert process.wait() == 0
+        assert contents(cache) == whole
+        assert not list((cache / "tokens").glob(".*"))
+    assert reached > count // 4  # most kills came before the end
+
+
+def test_a_kill_leaves_nothing_that_is_trusted_wrongly(tmp_path: Path) -> None:
+    kills(4, tmp_path)
+
+
+@pytest.mark.slow
+def test_fifty_kills_leave_nothing_that_is_trusted_wrongly(tmp_path: Path) -> None:
+    kills(50, tmp_path)
+
+
+def test_two_at_once_do_the_work_once(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(60_000)))
+    with preparing(text, tmp_path / "cache") as first, preparing(text, tmp_path / "cache") as other:
+        shown = [process.stdout.read() for process in (first, other) if process.stdout]
+    assert (first.returncode, other.returncode) == (0, 0)
+    assert len(contents(tmp_path / "cache")) == 6
+    assert "".join(shown).count("another run prepares this text") <= 1
+
+
+def test_a_disk_that_loses_what_was_written(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lossy(parent: Path, name: str, write: object) -> None:
+        (parent / name).mkdir()
+
+    monkeypatch.setattr(files, "commit", lossy)
+    with pytest.raises(ModelError, match="is the disk all right"):
+        prepare_tokens(Request(corpus=(str(text_file),)), cache=tmp_path)
+
+
+PROSE = st.text("The cat'sn1. \n\t\u3000é日👍", max_size=200)
+
+
+@settings(deadline=None)
+@given(documents=st.lists(PROSE, min_size=1, max_size=3))
+def test_random_documents_too(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "ids"
+    with corpus_of(*documents) as corpus:
+        encode_corpus(corpus, (0, corpus.length), TOKENIZERS["bpe"], file)
+    ids = np.fromfile(file, dtype=np.uint16).tolist()
+    assert ids == encoded(TOKENIZERS["bpe"], documents)
+
+
+MEASURE = PREPARE + "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    part = "".join(f"Line {n % 5000}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(150_000))
+    peaks = []
+    for times in (1, 10):
+        with (tmp_path / "text.txt").open("w") as stream:
+            for _ in range(times):
+                stream.write(part)
+        command = [sys.executable, "-c", MEASURE, str(tmp_path / "text.txt"), str(tmp_path)]
+        shown = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+        peaks.append(int(shown.stdout.split()[-1]) / 1000)  # kB to MB
+    assert peaks[1] - peaks[0] < 50, peaks

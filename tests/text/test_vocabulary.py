@@ -1,0 +1,109 @@
+import math
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from conftest import corpus_of
+
+from nanolm.text import vocabulary
+from nanolm.text.vocabulary import choose_vocabulary, make_tokenizer, three_token_bits
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_tiny_text_gets_whole_words() -> None:
+    with corpus_of("the cat sat on the mat\n" * 20) as corpus:
+        tokenizer, choices = make_tokenizer(corpus, (0, corpus.length), None, None, quiet)
+    assert len(tokenizer.encode("the cat")) == 2
+    assert [choice.value for choice in choices] == ["bpe", "all words"]
+
+
+def test_a_text_of_few_words_gets_them_all_and_a_varied_one_fewer_tokens() -> None:
+    dice = random.Random(1)
+
+    def word(letters: str) -> str:
+        return "".join(dice.choice(letters) for _ in range(dice.randint(4, 9)))
+
+    few = [word("abcdefghijklmnop") for _ in range(1500)]
+    regular = " ".join(dice.choice(few) for _ in range(40_000))
+    varied = " ".join(word("abcdefghijklmnop") for _ in range(20_000))
+    chosen = []
+    for text in (regular, varied):
+        with corpus_of(text) as corpus:
+            choice, size = choose_vocabulary(corpus, (0, corpus.length), quiet)
+        assert size == choice.value
+        assert f"{size:,}: " in choice.reason  # what was measured is on record
+        chosen.append(size)
+    assert chosen == [4096, 512]
+
+
+def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(20_000))) as corpus:
+        whole = (0, corpus.length)
+        _, measured = choose_vocabulary(corpus, whole, quiet)
+        monkeypatch.setattr(vocabulary, "SAMPLE", corpus.length // 17)
+        choice, raised = choose_vocabulary(corpus, whole, quiet)
+    assert measured and raised and raised > measured
+    assert "raised for" in choice.reason
+
+
+def test_three_token_bits_by_hand() -> None:
+    """Token by token, with dictionaries."""
+    dice = np.random.default_rng(3)
+    train, val = dice.integers(0, 6, 300), dice.integers(0, 7, 80)  # 6 was never seen
+
+    def chance(tokens: list[int], length: int) -> float:
+        *before, last = tokens
+        if length < 0:
+            return 1 / 7
+        context = tuple(before[len(before) - length :])
+        follow = [
+            int(train[n + length])
+            for n in range(len(train) - length)
+            if tuple(train[n : n + length]) == context
+        ]
+        shorter = chance(tokens, length - 1)
+        if not follow:
+            return shorter
+        seen = max(0, follow.count(last) - 0.75)
+        return (seen + 0.75 * len(set(follow)) * shorter) / len(follow)
+
+    bits = 0.0
+    for n in range(len(val)):
+        tokens = val[max(0, n - 2) : n + 1].tolist()
+        bits -= math.log2(chance(tokens, len(tokens) - 1))
+    assert three_token_bits(train, val, 7) == pytest.approx(bits)
+
+
+def test_the_measurement_is_the_same_every_time() -> None:
+    with corpus_of("some words and some more words\n" * 3000) as corpus:
+        first, second = (choose_vocabulary(corpus, (0, corpus.length), quiet) for _ in range(2))
+    assert first == second
+
+
+def test_characters_and_bytes() -> None:
+    with corpus_of("abc", "cdé") as corpus:
+        characters, choices = make_tokenizer(corpus, (0, corpus.length), "char", None, quiet)
+        assert [chr(token[0]) for token in characters.tokens[256:260]] == list("abcd")
+        assert characters.vocab_size == 258 + 5
+        assert choices == []
+        assert make_tokenizer(corpus, (0, 5), "byte", None, quiet)[0].vocab_size == 258
+
+
+def test_progress_moves_forward_to_the_end() -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    with corpus_of("some words and some more words, 1 2 3\n" * 3000) as corpus:
+        make_tokenizer(
+            corpus,
+            (0, corpus.length),
+            None,
+            None,
+            lambda what, done, total: seen.setdefault(what, []).append((done, total)),
+        )
+    assert set(seen) == {"measuring vocabularies", "counting words", "learning merges"}
+    for steps in seen.values():
+        assert all(before[0] <= after[0] for before, after in pairwise(steps))
+    assert seen["counting words"][-1] == (corpus.length, corpus.length)
