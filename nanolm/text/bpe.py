@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 Pair = tuple[int, int]
 Places = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint16] | npt.NDArray[np.int64]
 
 
 def learn(
@@ -40,7 +41,7 @@ def learn(
         places, count = text.find(pair)
         if count == -negative:
             heappop(text.heap)
-            text.merge(pair, places, 256 + len(merges))
+            text.merge(pair, places)
             merges.append(pair)
             report(len(merges), (vocab_size or 0) - 256)
         elif count > 1:
@@ -50,11 +51,15 @@ def learn(
     return merges
 
 
-GAP = -1  # in place of a token: between two words, or where the second half of a merge was
+GAP = -1  # between two words, and inside a token
 
 
 class Pieces:
-    """The distinct words as one long row of tokens with gaps between, and where each pair stands.
+    """The distinct words as one long row of bytes with gaps between, and where each pair stands.
+
+    The first and the last place of a token hold its id, so that its neighbours are found from
+    there: the next token begins as many places on as this one has bytes, and just before it is the
+    last place of the one before.
 
     A pair first appears when the younger of its tokens is made, in all its places at once; from
     then on its places can only become fewer. So they are noted once and checked when the pair's
@@ -64,61 +69,71 @@ class Pieces:
 
     def __init__(self, words: Counter[bytes]) -> None:
         joined = b"\xff".join([b"", *words, b""])  # 0xff: the byte that UTF-8 never has
-        self.tokens = np.frombuffer(joined, dtype=np.uint8).astype(np.int32)
-        gaps = self.tokens == 0xFF
-        self.tokens[gaps] = GAP
-        counts = np.fromiter(words.values(), np.int64, len(words))
-        self.counts = np.append(counts, 0)[np.cumsum(gaps) - 1]  # of the word a place is in
-        self.after = np.arange(1, len(self.tokens) + 1, dtype=np.int32)  # the next token's place
-        self.before = self.after - 2
+        bytes_ = np.frombuffer(joined, dtype=np.uint8)
+        gaps = bytes_ == 0xFF
+        self.tokens = np.where(gaps, np.int32(GAP), bytes_)
+        counts = np.fromiter([*words.values(), 0], np.int64, len(words) + 1)
+        small = counts.max() < 1 << 31
+        number = np.cumsum(gaps, dtype=np.int32) - 1
+        self.counts = counts.astype(np.int32 if small else np.int64)[number]  # of a place's word
+        self.lengths = np.ones(512, dtype=np.int32)  # of each token, in bytes; has room for more
+        self.size = 256  # of the vocabulary
         self.places: dict[Pair, Places] = {}
         self.heap: list[tuple[int, Pair]] = []  # (-count or less, pair)
         places = np.flatnonzero(~gaps[:-1] & ~gaps[1:]).astype(np.int32)
-        self.add(self.tokens[places], self.tokens[places + 1], places)
+        self.add(bytes_[places].astype(np.uint16) << 8 | bytes_[places + 1], 8, places)
 
     def find(self, pair: Pair) -> tuple[Places, int]:
         """Where `pair` still stands, and how often it occurs in the text."""
         left, right = pair
         places = self.places.pop(pair)
         places = places[self.tokens[places] == left]
-        places = places[self.tokens[self.after[places]] == right]
+        places = places[self.tokens[places + self.lengths[left]] == right]
         self.places[pair] = places
-        return places, int(self.counts[places].sum())
+        return places, int(self.counts[places].sum(dtype=np.int64))
 
-    def merge(self, pair: Pair, places: Places, new: int) -> None:
-        """Put the token `new` in place of `pair`, and take in the pairs it makes."""
+    def merge(self, pair: Pair, places: Places) -> None:
+        """Put a new token in place of `pair`, and take in the pairs it makes."""
         del self.places[pair]
+        left, right = self.lengths[pair[0]], self.lengths[pair[1]]
         if pair[0] == pair[1]:  # "aaa" holds "aa" twice: only every other one of a run is merged
             number = np.arange(len(places))
-            begins = np.append(True, self.before[places[1:]] != places[:-1])
+            begins = np.append(True, np.diff(places) != left)
             begin = np.maximum.accumulate(np.where(begins, number, 0))
             places = places[(number - begin) % 2 == 0]
-        second = self.after[places]
-        behind, ahead = self.before[places], self.after[second]
-        self.tokens[places], self.tokens[second] = new, GAP
-        self.after[places], self.before[ahead] = ahead, places
-        lefts, rights = self.tokens[behind], self.tokens[ahead]
-        has_left = (lefts != GAP) & (lefts != new)  # (new, new) is among the right ones
-        has_right = rights != GAP
-        lefts, rights = lefts[has_left], rights[has_right]
+        new = self.size
+        self.size += 1
+        if self.size > len(self.lengths):
+            self.lengths = np.resize(self.lengths, 2 * self.size)
+        self.lengths[new] = left + right
+        self.tokens[places + (left - 1)] = self.tokens[places + left] = GAP
+        self.tokens[places] = self.tokens[places + (left + right - 1)] = new
+
+        before, after = self.tokens[places - 1], self.tokens[places + (left + right)]
+        has_before = (before != GAP) & (before != new)  # (new, new) is among those after
+        has_after = after != GAP
+        before, after = before[has_before], after[has_after]
+        starts = places[has_before] - self.lengths[before]
         self.add(
-            np.append(lefts, np.full_like(rights, new)),
-            np.append(np.full_like(lefts, new), rights),
-            np.append(behind[has_left], places[has_right]),
+            np.concatenate([before.astype(np.int64) << 32 | new, after | np.int64(new << 32)]),
+            32,
+            np.concatenate([starts, places[has_after]]),
         )
 
-    def add(self, lefts: Places, rights: Places, places: Places) -> None:
-        """Note pairs that are new, each with all its places and its count."""
+    def add(self, keys: Keys, bits: int, places: Places) -> None:
+        """Note pairs that are new; each key has a left token above and a right below `bits`."""
         if not len(places):
             return
-        keys = lefts.astype(np.int64) << 32 | rights
         order = np.argsort(keys, kind="stable")
         keys, places = keys[order], places[order]
-        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        counts = np.add.reduceat(self.counts[places], starts).tolist()
-        parts = [*starts.tolist(), len(keys)]
-        for number, (key, count) in enumerate(zip(keys[starts].tolist(), counts, strict=True)):
+        del order
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        counts = np.add.reduceat(self.counts[places], starts, dtype=np.int64).tolist()
+        ends = [*starts[1:].tolist(), len(keys)]
+        for key, start, end, count in zip(
+            keys[starts].tolist(), starts.tolist(), ends, counts, strict=True
+        ):
             if count > 1:
-                pair = (key >> 32, key & 0xFFFFFFFF)
-                self.places[pair] = places[parts[number] : parts[number + 1]]
+                pair = (key >> bits, key & (1 << bits) - 1)
+                self.places[pair] = places[start:end]
                 heappush(self.heap, (-count, pair))

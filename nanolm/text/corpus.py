@@ -26,8 +26,8 @@ from nanolm.text.documents import BLOCK, Reading, documents
 from nanolm.text.sources import Source, Sources, raise_all
 from nanolm.text.words import MARK
 
-PART = 1 << 19  # bytes: what is worked on at once
-WINDOW = 1 << 12  # bytes before the end of a part in which a good place to cut is looked for
+PART = 1 << 16  # bytes: what is encoded at once; larger ones leave holes in the heap that add up
+WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
 
 Range = tuple[int, int]
 

@@ -7,7 +7,6 @@ and sends its counts when there are no more. Counts are added up, so the result 
 how many processes there were or who counted what.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ def count_corpus(
 ) -> Counter[bytes]:
     """How often each word occurs in a part of the corpus."""
     total, done = part[1] - part[0], 0
-    parts = corpus.parts(*part)
+    parts = corpus.parts(*part, size=1 << 19)
     lock = Lock()
 
     def counted(start: int, stop: int) -> None:
@@ -53,7 +52,7 @@ def count_corpus(
         for _ in range(processes)
     ]
 
-    def employ(worker: subprocess.Popen[bytes]) -> dict[str, int]:
+    def employ(worker: subprocess.Popen[bytes]) -> bytes:
         assert worker.stdin and worker.stdout
         while True:
             with lock:
@@ -70,15 +69,15 @@ def count_corpus(
         answer = worker.stdout.read()
         if worker.wait():
             raise RuntimeError(f"a process that counted words ended with {worker.returncode}")
-        mine: dict[str, int] = json.loads(answer)
-        return mine
+        return answer
 
     counts: Counter[bytes] = Counter()
     pool = ThreadPoolExecutor(processes)
     try:
         for answer in pool.map(employ, workers):
-            for word, count in answer.items():
-                counts[word.encode()] += count
+            numbers, _, joined = answer.partition(b"\n")
+            for word, number in zip(joined.split(words.MARK), numbers.split(), strict=False):
+                counts[word] += int(number)
     finally:
         for worker in workers:  # has ended by itself, unless something went wrong
             worker.kill()

@@ -7,7 +7,6 @@ A large corpus is counted by several processes (`nanolm.text.counting`). This fi
 program that they run, so it imports little.
 """
 
-import json
 import os
 import signal
 import sys
@@ -88,7 +87,7 @@ class WordCounter:
 
 
 def _work(descriptor: int) -> None:
-    """Count the parts whose bounds come in on stdin; at the end of it, write out the counts."""
+    """Count the parts whose bounds come in on stdin; at its end, write out counts and words."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
     counter = WordCounter()
     with open(0, "rb") as orders, open(1, "wb") as answers:
@@ -97,7 +96,9 @@ def _work(descriptor: int) -> None:
             counter.add(os.pread(descriptor, stop - start, start))
             answers.write(b"done\n")
             answers.flush()
-        answers.write(json.dumps(counter.counts()).encode())
+        counts = counter.counts()
+        answers.write(" ".join(map(str, counts.values())).encode() + b"\n")
+        answers.write(MARK.join(word.encode() for word in counts))
 
 
 if __name__ == "__main__":
