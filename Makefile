@@ -12,7 +12,7 @@ ARGS ?=
 export FILE PROMPT RUN
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train sample resume test test-slow lint data wheel clean
+.PHONY: help setup demo train sample resume test test-slow bench lint data wheel clean
 
 help: ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: setup ## train on the embedded stories (2 minutes), then write three new ones
-	@$(NANOLM) train embedded:stories --vocab-size 2048 --minutes 1.75
+	@$(NANOLM) train embedded:stories --minutes 1.75
 	@echo
 	@$(NANOLM) sample -n 3 --tokens 250 --temperature 0.7 </dev/null
 	@echo
@@ -57,6 +57,11 @@ test: setup ## run the tests
 
 test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+
+# hint bench: FILE=text.txt
+bench: setup ## measure learning tokenizers and encoding against others (60 MB of text or more)
+	@test -n "$$FILE" || { echo 'say which text: make bench FILE=60-megabytes-or-more.txt'; exit 2; }
+	@$(BIN)/python benchmarks/text.py "$$FILE" $(ARGS)
 
 lint: setup ## check style and types
 	@$(BIN)/ruff check .

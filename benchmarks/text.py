@@ -196,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", nargs="?")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contests", nargs="+", default=["learn", "encode", "memory"])
     parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
@@ -206,37 +207,52 @@ def main() -> None:
     if not options.file:
         parser.error("name a file of 60 MB of real text or more")
     file = Path(options.file).resolve()
-    megabytes = file.stat().st_size / 1e6
-    print(f"{file.name}: {megabytes:.1f} MB", flush=True)
+    print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for size in SIZES:
-            learners: dict[str, tuple[object, ...]] = {
-                "learn_nanolm": (file, size, folder / f"nanolm-{size}.json"),
-                "learn_tokenizers": (file, size, folder / f"tokenizers-{size}.json"),
-            }
-            if importlib.util.find_spec("rustbpe"):
-                learners["learn_rustbpe"] = (file, size, folder / "unused")
-            contest(f"learn {size:,} tokens", options.rounds, learners)
-            ours, theirs = (
-                run("compression", file, folder / f"{kind}-{size}.json")["bytes_per_token"]
-                for kind in ("nanolm", "tokenizers")
-            )
-            print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f}: {ours / theirs - 1:+.2%}")
-        coder = folder / f"nanolm-{ENCODED}.json"
-        encoders = ("encode_nanolm", "encode_tiktoken", "encode_tokenizers")
-        medians = contest("encode", options.rounds, dict.fromkeys(encoders, (file, coder)))
-        for name, seconds in medians.items():
-            print(f"{'':<24}{name.partition('_')[2]:<12}{megabytes / seconds:8.1f} MB/s")
-        print(f"{'':<24}prepared before: {run('encode_nanolm', file, coder)['again']:.2f} s")
-        tenfold = folder / "tenfold.txt"
-        with tenfold.open("wb") as stream:
-            for _ in range(10):
-                stream.write(file.read_bytes())
-        held_out = folder / "held-out.txt"
-        held_out.write_text(next(blocks(str(file))), encoding="utf-8")
-        peaks = [run("prepare", path, held_out)["peak"] for path in (file, tenfold)]
-        print(f"{'peak memory':<24}{peaks[0]:.0f} MB, of ten times the text {peaks[1]:.0f} MB")
+        if "learn" in options.contests:
+            learn_contest(file, Path(name), options.rounds)
+        if "encode" in options.contests:
+            encode_contest(file, Path(name), options.rounds)
+        if "memory" in options.contests:
+            memory(file, Path(name))
+
+
+def learn_contest(file: Path, folder: Path, rounds: int) -> None:
+    for size in SIZES:
+        learners: dict[str, tuple[object, ...]] = {
+            "learn_nanolm": (file, size, folder / f"nanolm-{size}.json"),
+            "learn_tokenizers": (file, size, folder / f"tokenizers-{size}.json"),
+        }
+        if importlib.util.find_spec("rustbpe"):
+            learners["learn_rustbpe"] = (file, size, folder / "unused")
+        contest(f"learn {size:,} tokens", rounds, learners)
+        ours, theirs = (
+            run("compression", file, folder / f"{kind}-{size}.json")["bytes_per_token"]
+            for kind in ("nanolm", "tokenizers")
+        )
+        print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f}: {ours / theirs - 1:+.2%}")
+
+
+def encode_contest(file: Path, folder: Path, rounds: int) -> None:
+    coder = folder / f"nanolm-{ENCODED}.json"
+    if not coder.exists():
+        run("learn_nanolm", file, ENCODED, coder)
+    encoders = ("encode_nanolm", "encode_tiktoken", "encode_tokenizers")
+    medians = contest("encode", rounds, dict.fromkeys(encoders, (file, coder)))
+    for name, seconds in medians.items():
+        speed = file.stat().st_size / 1e6 / seconds
+        print(f"{'':<24}{name.partition('_')[2]:<12}{speed:8.1f} MB/s")
+    print(f"{'':<24}prepared before: {run('encode_nanolm', file, coder)['again']:.2f} s")
+
+
+def memory(file: Path, folder: Path) -> None:
+    tenfold, held_out = folder / "tenfold.txt", folder / "held-out.txt"
+    with tenfold.open("wb") as stream:
+        for _ in range(10):
+            stream.write(file.read_bytes())
+    held_out.write_text(next(blocks(str(file))), encoding="utf-8")
+    peaks = [run("prepare", path, held_out)["peak"] for path in (file, tenfold)]
+    print(f"{'peak memory':<24}{peaks[0]:.0f} MB, of ten times the text {peaks[1]:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ def test_commands_options_and_recipes_exist(document: Path) -> None:
         if verb in VERBS:
             command = cli.get_command(click.Context(cli), verb)
             assert command
+            if isinstance(command, click.Group):  # then the next word is the command
+                verb, _, rest = rest.partition(" ")
+                command = command.get_command(click.Context(command), verb.strip("`,"))
+                assert command, verb
             known = {name for parameter in command.params for name in parameter.opts}
             used = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.split("  ")[0])) - {"--help"}
             assert used <= known, f"nanolm {verb} {rest}"

@@ -354,7 +354,7 @@ class Foreign(Tiktoken):
     """The byte-level BPE of a tokenizer.json that is not ours."""
 
     def __init__(self, contents: Contents, ranks: dict[bytes, int], pattern: str) -> None:
-        self.kind, self.text, self.pattern, self.ranks = "foreign", contents.text, pattern, ranks
+        self.kind, self.text, self.pattern, self._ranks = "foreign", contents.text, pattern, ranks
         for known in PUBLISHED.values():  # written by `Ranks`
             if (known.pattern, known.ranks) == (pattern, len(ranks)):
                 self.kind = known.kind
@@ -373,11 +373,8 @@ class Foreign(Tiktoken):
         super().__init__(tokens, end_of_text=end, padding=padding)
         self.special = special
 
-    @cached_property
-    def encoding(self) -> tiktoken.Encoding:
-        return tiktoken.Encoding(
-            "foreign", pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens={}
-        )
+    def ranks(self) -> dict[bytes, int]:
+        return self._ranks
 
     def encode_array(self, text: str) -> Ids:
         own.utf8(text)

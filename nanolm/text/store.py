@@ -78,23 +78,31 @@ def prepare_tokens(
     """The tokens of `request`: from the cache, or made and put there."""
     cache = cache or cache_folder()
     sources, validation = find_texts(request, cache, report, note)
+    stamps = _stamps(sources, validation)
     key, fingerprints = _key(request, sources, validation, report)
     parent = cache / "tokens"
     folder = parent / key
     with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
         files.sweep(parent, key)
-        if (prepared := _load(folder, fingerprints, note)) is not None:
+        if (prepared := _load(folder, request, fingerprints, note)) is not None:
             return prepared
         _remove_old(parent)
 
         def write(temporary: Path) -> None:
             _prepare(request, sources, validation, temporary, cache, report)
+            if _stamps(sources, validation) != stamps:  # then the key is not that of this text
+                raise DataError("the text changed while it was being read; run the command again")
 
         files.commit(parent, key, write)
-        prepared = _load(folder, fingerprints, note)
+        prepared = _load(folder, request, fingerprints, note)
     if prepared is None:
         raise ModelError(f"{folder} was damaged as soon as it was written; is the disk all right?")
     return prepared
+
+
+def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
+    files_ = sources.files + (validation.files if validation else [])
+    return [source.stamp() for source in files_]
 
 
 def find_texts(
@@ -156,8 +164,8 @@ def _prepare(
         else:
             held_out = stack.enter_context(read_corpus(validation, request.reading, cache, report))
             train, val = (0, corpus.length), (0, held_out.length)
-        texts = [corpus.read(train[0], train[0] + 100), held_out.read(val[0], val[0] + 400)]
-        if not all(text.strip(MARK) for text in texts):
+        start = held_out.read(val[0], min(val[1], val[0] + 400)).strip(MARK)
+        if not start or not corpus.read(train[0], min(train[1], train[0] + 400)).strip(MARK):
             raise DataError(
                 f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on and "
                 "hold some out; give at least a few sentences"
@@ -169,14 +177,14 @@ def _prepare(
             tokenizer, choices = make_tokenizer(
                 corpus, train, request.tokenizer, request.vocab_size, report
             )
-        tokenizer.save(folder, context=1 << 30)
+            (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
         encode_corpus(held_out, val, tokenizer, folder / "val.bin", report)
-        start = texts[1].strip(MARK).split(MARK)[0].decode(errors="ignore")
+        beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
         facts = {
             "size": train[1] - train[0],
             "documents": corpus.documents,
-            "prompt": " ".join(start[:40].split(" ")[:3]),
+            "prompt": " ".join(beginning.split(" ")[:3]),
             "choices": [vars(choice) for choice in choices],
         }
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -228,13 +236,17 @@ def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def _load(folder: Path, fingerprints: dict[str, str], note: Note) -> Prepared | None:
+def _load(
+    folder: Path, request: Request, fingerprints: dict[str, str], note: Note
+) -> Prepared | None:
     """What was prepared before, if it is there and whole."""
     if not folder.exists():
         return None
     try:
         files.verify(folder)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = request.tokenizer
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer = load_tokenizer(folder)
     except ModelError as error:
         note(f"{error}; preparing the text again")
         files.discard(folder)

@@ -13,7 +13,6 @@ two special tokens come last, after everything learned.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -101,11 +100,18 @@ class Tiktoken(Tokenizer):
 
     pattern: str
 
+    def ranks(self) -> dict[bytes, int]:
+        """The tokens that merging can make."""
+        return {token: id for id, token in enumerate(self.tokens) if token}
+
     @cached_property
     def encoding(self) -> tiktoken.Encoding:
-        ranks = {token: id for id, token in enumerate(self.tokens) if token}
         return tiktoken.Encoding(
-            "nanolm", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={}
+            "nanolm",
+            pat_str=self.pattern,
+            mergeable_ranks=self.ranks(),
+            # Never looked for in a text; but without any, tiktoken looks for nothing everywhere.
+            special_tokens={self.special[self.end_of_text]: self.end_of_text},
         )
 
     def fingerprint(self) -> str:
@@ -118,18 +124,17 @@ class Tiktoken(Tokenizer):
     def encode_array(self, text: str) -> Ids:
         utf8(text)  # tiktoken would replace a lone surrogate in silence
         try:
-            ids = self.encoding.encode_ordinary(text)
+            return self.encoding.encode_to_numpy(text, disallowed_special=())
         except BaseException as error:
-            # The panic of a compiled library is no Exception. Its matcher gives up on some
-            # hundred thousand blanks in a row; cut there, they are encoded in parts.
-            if type(error).__name__ != "PanicException":
+            # Its matcher gives up on some hundred thousand blanks in a row; cut there, they are
+            # encoded in parts. (Older ones panic, and that is no Exception.)
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
             stretch = regex.search(rf"\s{{{LONG_STRETCH}}}(?=.)", text, regex.DOTALL)
             if not stretch:
                 raise DataError(f"tiktoken cannot encode this text: {error}") from None
             parts = (text[: stretch.end()], text[stretch.end() :])
             return np.concatenate([self.encode_array(part) for part in parts])
-        return np.frombuffer(array("I", ids), dtype=np.uint32)
 
 
 class ByteLevel(Tiktoken):

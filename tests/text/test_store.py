@@ -184,7 +184,7 @@ def kills(count: int, tmp_path: Path) -> None:
         process.wait()
     length = time.monotonic() - started
     whole = contents(tmp_path / "whole")
-    assert len(whole) == 6
+    assert len(whole) == 5
     dice = random.Random(11)
     reached = 0
     for number in range(count):
@@ -219,8 +219,20 @@ def test_two_at_once_do_the_work_once(tmp_path: Path) -> None:
     with preparing(text, tmp_path / "cache") as first, preparing(text, tmp_path / "cache") as other:
         shown = [process.stdout.read() for process in (first, other) if process.stdout]
     assert (first.returncode, other.returncode) == (0, 0)
-    assert len(contents(tmp_path / "cache")) == 6
+    assert len(contents(tmp_path / "cache")) == 5
     assert "".join(shown).count("another run prepares this text") <= 1
+
+
+def test_text_that_changes_between_a_look_and_the_reading_is_refused(
+    text_file: Path, tmp_path: Path
+) -> None:
+    def change(what: str, done: int, total: int) -> None:
+        if what == "looking at the text":
+            text_file.write_text(TEXT + "more")
+
+    with pytest.raises(DataError, match="changed while it was being read"):
+        prepare_tokens(Request(corpus=(str(text_file),)), report=change, cache=tmp_path)
+    assert not contents(tmp_path)
 
 
 def test_a_disk_that_loses_what_was_written(
