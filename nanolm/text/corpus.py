@@ -22,14 +22,13 @@ from typing import IO, Self
 
 from nanolm.errors import DataError, DiskFull, NanolmError
 from nanolm.text import Report
+from nanolm.text.crew import Range
 from nanolm.text.documents import BLOCK, Reading, documents
 from nanolm.text.sources import Source, Sources, raise_all
 from nanolm.text.words import MARK
 
 PART = 1 << 16  # bytes: what is encoded at once; larger ones leave holes in the heap that add up
 WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
-
-Range = tuple[int, int]
 
 # Where a text can be cut so that no split pattern in use sees a difference: before a blank that
 # follows anything else, and after a single line end between two characters.

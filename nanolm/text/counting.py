@@ -2,85 +2,39 @@
 
     >>> count_corpus(corpus, (0, corpus.length), processes=2)
 
-The parent cuts the text into parts and hands them out; each process counts the words of its parts
-and sends its counts when there are no more. Counts are added up, so the result does not depend on
-how many processes there were or who counted what.
+Counts are added up, so the result does not depend on how many processes there were or who counted
+what.
 """
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 
-from nanolm.text import Report, words
-from nanolm.text.corpus import Corpus, Range
+from nanolm.text import Report
+from nanolm.text.corpus import Corpus
+from nanolm.text.crew import POSSIBLE, Crew, Range
+from nanolm.text.words import MARK, WordCounter
 
 ALONE = 8_000_000  # bytes; fewer are counted before other processes would have started
+PART = 1 << 19  # bytes that a process counts at once
 
 
 def count_corpus(
     corpus: Corpus, part: Range, processes: int, report: Report = lambda *_: None
 ) -> Counter[bytes]:
     """How often each word occurs in a part of the corpus."""
-    total, done = part[1] - part[0], 0
-    parts = corpus.parts(*part, size=1 << 19)
-    lock = Lock()
-
-    def counted(start: int, stop: int) -> None:
-        nonlocal done
-        done += stop - start
-        report("counting words", done, total)
-
-    if processes < 2 or total < ALONE or not hasattr(os, "pread"):
-        counter = words.WordCounter()
-        for start, stop in parts:
-            counter.add(corpus.read(start, stop))
-            counted(start, stop)
+    start, stop = part
+    parts = corpus.parts(start, stop, size=PART)
+    if processes < 2 or stop - start < ALONE or not POSSIBLE:
+        counter = WordCounter()
+        for range_ in parts:
+            counter.add(corpus.read(*range_))
+            report("counting words", range_[1] - start, stop - start)
         return Counter({word.encode(): count for word, count in counter.counts().items()})
-
-    descriptor = corpus.file.fileno()
-    workers = [
-        subprocess.Popen(
-            # -P: this folder must not hide modules of the same name elsewhere.
-            [sys.executable, "-P", words.__file__, str(descriptor)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[descriptor],
-        )
-        for _ in range(processes)
-    ]
-
-    def employ(worker: subprocess.Popen[bytes]) -> bytes:
-        assert worker.stdin and worker.stdout
-        while True:
-            with lock:
-                range_ = next(parts, None)
-            if range_ is None:
-                break
-            worker.stdin.write(b"%d %d\n" % range_)
-            worker.stdin.flush()
-            if not worker.stdout.readline():
-                break
-            with lock:
-                counted(*range_)
-        worker.stdin.close()
-        answer = worker.stdout.read()
-        if worker.wait():
-            raise RuntimeError(f"a process that counted words ended with {worker.returncode}")
-        return answer
-
     counts: Counter[bytes] = Counter()
-    pool = ThreadPoolExecutor(processes)
-    try:
-        for answer in pool.map(employ, workers):
+    with Crew("nanolm.text.words", corpus.file, processes) as crew:
+        for (_, done), _ in crew.work(parts):
+            report("counting words", done - start, stop - start)
+        for answer in crew.dismiss():
             numbers, _, joined = answer.partition(b"\n")
-            for word, number in zip(joined.split(words.MARK), numbers.split(), strict=False):
+            for word, number in zip(joined.split(MARK), numbers.split(), strict=False):
                 counts[word] += int(number)
-    finally:
-        for worker in workers:  # has ended by itself, unless something went wrong
-            worker.kill()
-            worker.wait()
-        pool.shutdown()
     return counts

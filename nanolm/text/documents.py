@@ -266,19 +266,19 @@ def decoded(source: Source, blocks: Iterator[bytes], encoding: str) -> Iterator[
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
-    offset, line = 0, 1
+    offset = 0
 
     def decode(block: bytes, final: bool) -> str:
         waiting = len(decoder.getstate()[0])
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
+            place = offset - waiting + error.start
             cure = f"--encoding {likely_encoding(error.object)}" if utf8 else "another --encoding"
             raise DataError(
                 f"{source.name} is not {'UTF-8' if utf8 else encoding}: "
-                f"byte 0x{error.object[error.start]:02x} at offset "
-                f"{offset - waiting + error.start:,} "
-                f"(line {line + error.object[: error.start].count(10):,}); try {cure}"
+                f"byte 0x{error.object[error.start]:02x} at offset {place:,} "
+                f"(line {line_at(source, place):,}); try {cure}"
             ) from None
 
     at_start = utf8
@@ -288,8 +288,19 @@ def decoded(source: Source, blocks: Iterator[bytes], encoding: str) -> Iterator[
             text, at_start = text.removeprefix("\ufeff"), False  # the byte-order mark
         yield line_ends.decode(text)
         offset += len(block)
-        line += block.count(b"\n")
     yield line_ends.decode(decode(b"", final=True), final=True)
+
+
+def line_at(source: Source, offset: int) -> int:
+    """The number of the line that a byte is in, counted anew: it is asked for once at most."""
+    line = 1
+    with source.open() as stream:
+        for block in decompressed(source, stream):
+            line += block.count(b"\n", 0, max(0, offset))
+            offset -= len(block)
+            if offset <= 0:
+                break
+    return line
 
 
 def likely_encoding(data: bytes) -> str:

@@ -13,11 +13,12 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,19 @@ from nanolm.choice import Choice
 from nanolm.errors import DataError, ModelError
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text import Report
-from nanolm.text.corpus import Corpus, Range, read_corpus
+from nanolm.text.corpus import Corpus, read_corpus
+from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
+from nanolm.text.encoding import encode_part, token_type
 from nanolm.text.loading import load_tokenizer
 from nanolm.text.sources import Source, Sources, find_sources, skipped_files
-from nanolm.text.tokenizer import Ids, Tokenizer
+from nanolm.text.tokenizer import ByteLevel, Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import make_tokenizer
 from nanolm.text.words import MARK
 
 FORMAT = 1  # to be raised whenever the same request would give other tokens
+ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 
 Note = Callable[[str], None]
@@ -84,8 +88,8 @@ def prepare_tokens(
     folder = parent / key
     with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
         files.sweep(parent, key)
-        if (prepared := _load(folder, request, fingerprints, note)) is not None:
-            return prepared
+        if _whole(folder, note):
+            return _load(folder, request, fingerprints)
         _remove_old(parent)
 
         def write(temporary: Path) -> None:
@@ -93,11 +97,7 @@ def prepare_tokens(
             if _stamps(sources, validation) != stamps:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
-        files.commit(parent, key, write)
-        prepared = _load(folder, request, fingerprints, note)
-    if prepared is None:
-        raise ModelError(f"{folder} was damaged as soon as it was written; is the disk all right?")
-    return prepared
+        return _load(files.commit(parent, key, write), request, fingerprints)
 
 
 def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
@@ -201,56 +201,46 @@ def encode_corpus(
     """Write the ids of a part of the corpus, an end-of-text token before each document."""
     threads = threads or available_threads()
     start, stop = part
-    waiting: deque[tuple[Range, Future[Ids]]] = deque()
-    tokens = 0
-    with file.open("wb") as stream, ThreadPoolExecutor(threads) as pool:
-
-        def write_next() -> None:
-            nonlocal tokens
-            (_, done), ids = waiting[0][0], waiting.popleft()[1].result()
-            stream.write(ids.astype(token_type(tokenizer)).data)
-            tokens += len(ids)
+    # Two processes encode a third faster than two threads, but take half a second to start.
+    together = isinstance(tokenizer, ByteLevel) and stop - start > ALONE and threads > 1
+    encode = partial(encode_part, tokenizer)
+    parts = corpus.parts(start, stop, whole=not tokenizer.cuttable)
+    written = 0
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(file.open("wb"))
+        if corpus.read(start, start + 1) != MARK:  # held-out text that begins amid a document
+            written += stream.write(encode(MARK))
+        if together and POSSIBLE:
+            copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
+            copy.write(tokenizer.to_json())
+            copy.flush()
+            crew = Crew("nanolm.text.encoding", corpus.file, threads, copy.name)
+            answers = stack.enter_context(crew).work(parts)
+        else:
+            pool = stack.enter_context(ThreadPoolExecutor(threads))
+            answers = in_order(pool, threads, lambda range_: encode(corpus.read(*range_)), parts)
+        for (_, done), ids in answers:
+            written += stream.write(ids)
             report("encoding", done - start, stop - start)
-
-        for range_ in corpus.parts(start, stop, whole=not tokenizer.cuttable):
-            waiting.append((range_, pool.submit(_encode, corpus, range_, tokenizer, start)))
-            if len(waiting) > 2 * threads:  # bounded: memory must not grow with the text
-                write_next()
-        while waiting:
-            write_next()
-    return tokens
+    return written // np.dtype(token_type(tokenizer)).itemsize
 
 
-def _encode(corpus: Corpus, range_: Range, tokenizer: Tokenizer, start: int) -> Ids:
-    data = corpus.read(*range_)
-    if range_[0] == start and not data.startswith(MARK):
-        data = MARK + data  # held-out text that begins amid a document
-    first, *others = data.split(MARK)
-    pieces = [tokenizer.encode_array(first.decode())] if first else []
-    for other in others:
-        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(other.decode())]
-    return np.concatenate(pieces)
-
-
-def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
-    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-
-
-def _load(
-    folder: Path, request: Request, fingerprints: dict[str, str], note: Note
-) -> Prepared | None:
-    """What was prepared before, if it is there and whole."""
-    if not folder.exists():
-        return None
+def _whole(folder: Path, note: Note) -> bool:
+    """Has it been prepared before, and is it still as it was?"""
     try:
         files.verify(folder)
-        tokenizer = request.tokenizer
-        if not isinstance(tokenizer, Tokenizer):
-            tokenizer = load_tokenizer(folder)
     except ModelError as error:
-        note(f"{error}; preparing the text again")
-        files.discard(folder)
-        return None
+        if folder.exists():
+            note(f"{error}; preparing the text again")
+            files.discard(folder)
+        return False
+    return True
+
+
+def _load(folder: Path, request: Request, fingerprints: dict[str, str]) -> Prepared:
+    tokenizer = request.tokenizer
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = load_tokenizer(folder)
     os.utime(folder)  # it is in use
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
     return Prepared(

@@ -16,8 +16,9 @@ from nanolm.choice import Choice
 from nanolm.machine import available_threads
 from nanolm.text import Report
 from nanolm.text.bpe import learn
-from nanolm.text.corpus import Corpus, Range
+from nanolm.text.corpus import Corpus
 from nanolm.text.counting import count_corpus
+from nanolm.text.crew import Range
 from nanolm.text.tokenizer import SPECIAL, ByteLevel, Characters, Ids, Tokenizer
 from nanolm.text.words import MARK, count_words
 

@@ -7,13 +7,12 @@ A large corpus is counted by several processes (`nanolm.text.counting`). This fi
 program that they run, so it imports little.
 """
 
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import Iterable
 
 import regex
+
+from nanolm.text.crew import serve
 
 # How text is cut into words before pairs are counted: contractions; letters with the one
 # character before them (usually a space); up to three digits; runs of punctuation with the line
@@ -85,21 +84,18 @@ class WordCounter:
                 self.words[word] += count
         self.chunks.clear()
 
-
-def _work(descriptor: int) -> None:
-    """Count the parts whose bounds come in on stdin; at its end, write out counts and words."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
-    counter = WordCounter()
-    with open(0, "rb") as orders, open(1, "wb") as answers:
-        for order in orders:
-            start, stop = map(int, order.split())
-            counter.add(os.pread(descriptor, stop - start, start))
-            answers.write(b"done\n")
-            answers.flush()
-        counts = counter.counts()
-        answers.write(" ".join(map(str, counts.values())).encode() + b"\n")
-        answers.write(MARK.join(word.encode() for word in counts))
+    def answer(self) -> bytes:
+        """The counts, then the words, for the process that asked."""
+        counts = self.counts()
+        numbers = " ".join(map(str, counts.values())).encode()
+        return numbers + b"\n" + MARK.join(word.encode() for word in counts)
 
 
 if __name__ == "__main__":
-    _work(int(sys.argv[1]))
+    counter = WordCounter()
+
+    def count(part: bytes) -> bytes:
+        counter.add(part)
+        return b""
+
+    serve(count, counter.answer)

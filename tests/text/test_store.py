@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError
+from nanolm.errors import DataError
 from nanolm.text import corpus as corpus_module
 from nanolm.text import store
 from nanolm.text.documents import Reading
@@ -42,9 +42,11 @@ def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("size", [1 << 19, 100])
+@pytest.mark.parametrize("alone", [0, 1 << 40], ids=["by processes", "by threads"])
 def test_ids_are_those_of_whole_documents(
-    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: int, alone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store, "ALONE", alone)
     monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
@@ -233,17 +235,6 @@ def test_text_that_changes_between_a_look_and_the_reading_is_refused(
     with pytest.raises(DataError, match="changed while it was being read"):
         prepare_tokens(Request(corpus=(str(text_file),)), report=change, cache=tmp_path)
     assert not contents(tmp_path)
-
-
-def test_a_disk_that_loses_what_was_written(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lossy(parent: Path, name: str, write: object) -> None:
-        (parent / name).mkdir()
-
-    monkeypatch.setattr(files, "commit", lossy)
-    with pytest.raises(ModelError, match="is the disk all right"):
-        prepare_tokens(Request(corpus=(str(text_file),)), cache=tmp_path)
 
 
 PROSE = st.text("The cat'sn1. \n\t\u3000é日👍", max_size=200)

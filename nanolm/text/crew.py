@@ -1,0 +1,123 @@
+"""Several processes that work on parts of one file: threads would wait for each other.
+
+    >>> with Crew("nanolm.text.words", corpus.file, size=2) as crew:
+    ...     answers = [answer for _, answer in crew.work(corpus.parts(0, corpus.length))]
+    ...     last_words = crew.dismiss()
+
+Each process reads the parts it is told to, and answers each with some bytes; when it is dismissed
+it answers once more. Bytes are all that passes between them.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Self, TypeVar
+
+POSSIBLE = hasattr(os, "pread")  # not on Windows
+ROOT = str(Path(__file__).parents[2])
+LENGTH = struct.Struct("<q")
+
+Range = tuple[int, int]
+T = TypeVar("T")
+
+
+class Crew:
+    """Processes that run `module`, which calls `serve`."""
+
+    def __init__(self, module: str, file: IO[bytes], size: int, *arguments: str) -> None:
+        descriptor = file.fileno()
+        # The same nanolm as here, and nothing from the current folder.
+        paths = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+        self.workers = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(descriptor), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+            for _ in range(size)
+        ]
+        self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+        self.pool = ThreadPoolExecutor(size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:  # has ended by itself, unless something went wrong
+            worker.kill()
+            worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                with contextlib.suppress(BrokenPipeError):  # an order that it never read
+                    assert stream
+                    stream.close()
+        self.pool.shutdown(cancel_futures=True)
+
+    def work(self, parts: Iterable[Range]) -> Iterator[tuple[Range, bytes]]:
+        """Each part with its answer, in order."""
+        return in_order(self.pool, len(self.workers), self._ask, parts)
+
+    def _ask(self, part: Range) -> bytes:
+        worker = self.idle.get()
+        assert worker.stdin
+        try:
+            worker.stdin.write(b"%d %d\n" % part)
+            worker.stdin.flush()
+            return self._answer(worker)
+        finally:
+            self.idle.put(worker)
+
+    def dismiss(self) -> list[bytes]:
+        """Tell all that there is no more to do; what each has to say at last."""
+        for worker in self.workers:
+            assert worker.stdin
+            worker.stdin.close()
+        return [self._answer(worker) for worker in self.workers]
+
+    def _answer(self, worker: "subprocess.Popen[bytes]") -> bytes:
+        assert worker.stdout
+        head = worker.stdout.read(LENGTH.size)
+        if len(head) == LENGTH.size:
+            answer = worker.stdout.read(LENGTH.unpack(head)[0])
+            if len(answer) == LENGTH.unpack(head)[0]:
+                return answer
+        raise RuntimeError(f"a process of the crew ended early, with {worker.wait()}")
+
+
+def in_order(
+    pool: ThreadPoolExecutor, size: int, ask: Callable[[Range], T], parts: Iterable[Range]
+) -> Iterator[tuple[Range, T]]:
+    """Ask for every part, several at once; few enough that memory does not grow with the text."""
+    waiting: deque[tuple[Range, Future[T]]] = deque()
+    for part in parts:
+        waiting.append((part, pool.submit(ask, part)))
+        if len(waiting) > 2 * size:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
+
+
+def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
+    """What a process of the crew does all day."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
+    descriptor = int(sys.argv[1])
+    with open(0, "rb") as orders, open(1, "wb") as answers:
+        for order in orders:
+            start, stop = map(int, order.split())
+            answer = work(os.pread(descriptor, stop - start, start))
+            answers.write(LENGTH.pack(len(answer)) + answer)
+            answers.flush()
+        answer = finish()
+        answers.write(LENGTH.pack(len(answer)) + answer)

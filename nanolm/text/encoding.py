@@ -1,0 +1,30 @@
+"""A part of a corpus as token ids; also the program of the processes that do it together."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from nanolm.text.crew import serve
+from nanolm.text.tokenizer import Tokenizer, own_tokenizer
+from nanolm.text.words import MARK
+
+
+def encode_part(tokenizer: Tokenizer, part: bytes) -> bytes:
+    """The ids of a part of a corpus file, as they are stored; a mark is an end-of-text token."""
+    first, *others = part.split(MARK)
+    pieces = [tokenizer.encode_array(first.decode())] if first else []
+    for other in others:
+        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(other.decode())]
+    return np.concatenate(pieces).astype(token_type(tokenizer)).tobytes()
+
+
+def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+if __name__ == "__main__":
+    own = own_tokenizer(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    assert own, "only tokenizers of ours are handed over"
+    serve(partial(encode_part, own))
