@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from nanolm.errors import DataError
+
 
 def available_threads() -> int:
     """OMP_NUM_THREADS if it is set, else the cores this process may run on."""
@@ -16,6 +18,13 @@ def available_threads() -> int:
 
 def cache_folder() -> Path:
     """Where downloads and encoded texts are kept: $NANOLM_CACHE, or nanolm in the user's cache."""
-    if asked := os.environ.get("NANOLM_CACHE"):
-        return Path(asked)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanolm"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("NANOLM_CACHE") or users / "nanolm")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"no place for prepared text: {folder} cannot be made ({error.strerror}); "
+            "name a folder in the environment variable NANOLM_CACHE"
+        ) from None
+    return folder

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import complain, printable
+from nanolm.cli.console import complain, note, printable
 from nanolm.cli.options import READING, Command, Group, options_of
 from nanolm.errors import UsageError
 from nanolm.training.settings import TrainSettings
@@ -44,6 +44,8 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
         click.echo(json.dumps(asdict(found), ensure_ascii=False))
     else:
         show(found)
+    for text in found.notes:
+        note(text)
     for problem in found.problems:
         complain(problem)
     return 3 if found.problems or not found.documents else 0

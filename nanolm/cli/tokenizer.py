@@ -77,8 +77,8 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
                 text, (0, text.length), settings.tokenizer, settings.vocab_size, view.report
             )
             size = text.size
-        for choice in choices:
-            view.line(str(choice))
+        for line in [*sources.notes, *map(str, choices)]:
+            view.line(line)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(file, tokenizer.to_json())
     result = {

@@ -43,7 +43,7 @@ def learn(
             heappop(text.heap)
             text.merge(pair, places)
             merges.append(pair)
-            report(len(merges), (vocab_size or 0) - 256)
+            report(len(merges), max(0, (vocab_size or 0) - 256))
         elif count > 1:
             heapreplace(text.heap, (-count, pair))
         else:

@@ -30,6 +30,7 @@ class Survey:
 
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # reason: files
+    notes: list[str] = field(default_factory=list)  # of downloads, with their checksums
     documents: int = 0
     bytes: int = 0
     characters: int = 0
@@ -54,7 +55,7 @@ def survey(
     """Read everything as `nanolm train` would, and say what is there."""
     cache = cache or cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
-    found = Survey(files=len(sources.files), skipped=dict(sources.skipped))
+    found = Survey(len(sources.files), dict(sources.skipped), sources.notes)
     corpus, problems = read_what_can_be_read(sources, reading, cache, report)
     found.problems = [str(problem) for problem in problems]
     with corpus:

@@ -1,7 +1,10 @@
+import functools
+import gzip
 import os
 import subprocess
 import sys
 import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -145,6 +148,25 @@ def test_stdin() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], input=b"x" * 100_000, capture_output=True)
     assert shown.stdout == b"100000 stdin\n", shown.stderr
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_an_address_is_read_and_its_checksum_told(tmp_path: Path) -> None:
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress(b"a book from afar"))
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/book.txt.gz"
+        found = find(address)
+        server.shutdown()
+    assert found.files[0].name == address
+    assert found.files[0].digest() in found.notes[0]
+    with read_corpus(find(address), Reading(), tmp_path) as corpus:  # now without a server
+        assert corpus.read(0, 99) == b"\xffa book from afar"
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
