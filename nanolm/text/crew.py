@@ -113,7 +113,8 @@ def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -
     """What a process of the crew does all day."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
     descriptor = int(sys.argv[1])
-    with open(0, "rb") as orders, open(1, "wb") as answers:
+    # A pipe that breaks: the parent is gone, and nobody waits for an answer.
+    with contextlib.suppress(BrokenPipeError), open(0, "rb") as orders, open(1, "wb") as answers:
         for order in orders:
             start, stop = map(int, order.split())
             answer = work(os.pread(descriptor, stop - start, start))

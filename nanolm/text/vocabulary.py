@@ -76,6 +76,7 @@ def choose_vocabulary(corpus: Corpus, part: Range, report: Report) -> tuple[Choi
 
 def measure_sizes(corpus: Corpus, part: Range, report: Report) -> dict[int, float]:
     """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
+    report("measuring vocabularies", 0, len(SIZES))
     size = min(SAMPLE, part[1] - part[0])
     parts = list(corpus.parts(*part, size=size // 100))
     stride = max(1, len(parts) // 100)
