@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import nanolm
+from nanolm.files import commit
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
 
@@ -71,6 +73,17 @@ def on_a_terminal(command: list[str], stream: str, cwd: Path, **environment: str
     os.close(master)
     assert process.wait() == 0
     return shown.decode()
+
+
+def write(folder: Path) -> None:
+    """What a checkpoint might hold."""
+    (folder / "weights").write_bytes(random.Random(1).randbytes(5000))
+    (folder / "state.json").write_text('{"step": 3}')
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> Path:
+    return commit(tmp_path, "step-00000003", write)
 
 
 @contextlib.contextmanager

@@ -8,20 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import write
 
 from nanolm.errors import DiskFull, ModelError
 from nanolm.files import MANIFEST, InUse, commit, locked, sweep, verify
 from nanolm.runs.checkpoint import newest_valid
-
-
-def write(folder: Path) -> None:
-    (folder / "weights").write_bytes(random.Random(1).randbytes(5000))
-    (folder / "state.json").write_text('{"step": 3}')
-
-
-@pytest.fixture
-def committed(tmp_path: Path) -> Path:
-    return commit(tmp_path, "step-00000003", write)
 
 
 def test_a_commit_verifies_and_leaves_nothing_else(committed: Path, tmp_path: Path) -> None:

@@ -1,21 +1,11 @@
 import os
-import random
 from pathlib import Path
 
 import pytest
+from conftest import write
 
 from nanolm.files import MANIFEST, commit
 from nanolm.runs.checkpoint import follow, newest_valid, point, prune
-
-
-def write(folder: Path) -> None:
-    (folder / "weights").write_bytes(random.Random(1).randbytes(5000))
-    (folder / "state.json").write_text('{"step": 3}')
-
-
-@pytest.fixture
-def committed(tmp_path: Path) -> Path:
-    return commit(tmp_path, "step-00000003", write)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
