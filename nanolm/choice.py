@@ -1,6 +1,9 @@
-"""What was decided for the user, and why: printed at once, and kept in run.json."""
+"""What the user is told: what was decided and why (kept in run.json too), and how far work is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much or 0
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loopback import Server
 
 import nanolm
+from nanolm import download
 from nanolm.files import commit
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
@@ -109,3 +112,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "tiny"
     nanolm.train("embedded:tiny", out=run, steps=60, **TINY_MODEL)
     return run
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Takes the place of the Hugging Face Hub too."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(download, "WAITS", (0.0, 0.01))
+    with Server() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.root)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -10,6 +10,7 @@ ORDER = [
     "choice",
     "machine",
     "files",
+    "download",
     "text",
     "model",
     "runs",

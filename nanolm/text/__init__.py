@@ -1,11 +1,8 @@
 """Text in: from whatever the user named to token ids, and back."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from nanolm.errors import did_you_mean
-
-Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much or 0
 
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanolm.choice import Choice
+from nanolm.choice import Choice, Report
 from nanolm.machine import cache_folder
-from nanolm.text import Report
 from nanolm.text.corpus import Corpus, read_corpus, read_what_can_be_read
 from nanolm.text.documents import Reading
 from nanolm.text.sources import find_sources

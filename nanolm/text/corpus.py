@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
-from nanolm.text import Report
 from nanolm.text.crew import Range
 from nanolm.text.documents import BLOCK, Reading, documents
 from nanolm.text.sources import Source, Sources, raise_all

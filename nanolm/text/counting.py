@@ -8,7 +8,7 @@ what.
 
 from collections import Counter
 
-from nanolm.text import Report
+from nanolm.choice import Report
 from nanolm.text.corpus import Corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range
 from nanolm.text.words import MARK, WordCounter

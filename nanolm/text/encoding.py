@@ -12,11 +12,11 @@ from nanolm.text.words import MARK
 
 
 def encode_part(tokenizer: Tokenizer, part: bytes) -> bytes:
-    """The ids of a part of a corpus file, as they are stored; a mark is an end-of-text token."""
+    """The ids of a part of a corpus file, as they are stored; a mark is a start-of-text token."""
     first, *others = part.split(MARK)
     pieces = [tokenizer.encode_array(first.decode())] if first else []
     for other in others:
-        pieces += [np.array([tokenizer.end_of_text]), tokenizer.encode_array(other.decode())]
+        pieces += [np.array([tokenizer.start_of_text]), tokenizer.encode_array(other.decode())]
     return np.concatenate(pieces).astype(token_type(tokenizer)).tobytes()
 
 

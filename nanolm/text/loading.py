@@ -369,9 +369,9 @@ class Foreign(Tiktoken):
         names = sorted((new["content"] for new in contents.added), key=len, reverse=True)
         self.matched = regex.compile("|".join(map(regex.escape, names)))
         self.normalized = contents.whole.get("normalizer") is not None
-        end, padding, special = find_ends(contents.file, contents.ids)
-        super().__init__(tokens, end_of_text=end, padding=padding)
-        self.special = special
+        ends = find_ends(contents, contents.ids)
+        super().__init__(tokens, end_of_text=ends.end_of_text, padding=ends.padding)
+        self.begin, self.stops, self.special = ends.begin, ends.stops, ends.special
 
     def ranks(self) -> dict[bytes, int]:
         return self._ranks
@@ -423,9 +423,9 @@ class HuggingFace(Tokenizer):
         self.library.no_padding()
         self.library.encode_special_tokens = True  # which means: as text
         ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
-        end, padding, special = find_ends(self.file, ids)
+        ends = find_ends(contents, ids)
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
-        written |= dict.fromkeys(special.values(), True)
+        written |= dict.fromkeys(ends.special.values(), True)
         # How the text of a token is to be had from its name shows in the steps before and after.
         keys = ("normalizer", "pre_tokenizer", "decoder")
         steps = str([contents.whole.get(key) for key in keys])
@@ -442,8 +442,8 @@ class HuggingFace(Tokenizer):
                 tokens[id] = bytes(BYTES[character] for character in token)
             else:
                 tokens[id] = self.library.decode([id]).encode()
-        super().__init__(tokens, end_of_text=end, padding=padding)
-        self.special = special
+        super().__init__(tokens, end_of_text=ends.end_of_text, padding=ends.padding)
+        self.begin, self.stops, self.special = ends.begin, ends.stops, ends.special
 
     def encode_array(self, text: str) -> Ids:
         own.utf8(text)
@@ -460,8 +460,20 @@ class HuggingFace(Tokenizer):
         return self.text
 
 
-def find_ends(file: Path, ids: dict[str, int]) -> tuple[int, int, dict[int, str]]:
-    """The ids of end of text and padding and how both are written, by the files beside `file`."""
+@dataclass(frozen=True)
+class Ends:
+    """The ids of special tokens that have a meaning here, and how they are written."""
+
+    end_of_text: int
+    padding: int
+    begin: tuple[int, ...]
+    stops: set[int]
+    special: dict[int, str]
+
+
+def find_ends(contents: Contents, ids: dict[str, int]) -> Ends:
+    """Special tokens by what tokenizer.json puts before a text, and by the files beside it."""
+    file = contents.file
     tokens = {id: token for token, id in ids.items()}
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
     files = [file.with_name(name) for name in names]
@@ -474,15 +486,35 @@ def find_ends(file: Path, ids: dict[str, int]) -> tuple[int, int, dict[int, str]
 
     def numbered(key: str) -> list[int]:
         values = [config.get(f"{key}_token_id") for config in configs]
-        firsts = [value[0] if isinstance(value, list) and value else value for value in values]
-        return [id for id in firsts if type(id) is int and id in tokens]
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        return [id for part in lists for id in part if type(id) is int and id in tokens]
 
     usual = [ids[name] for name in ENDS if name in ids]
     ends = [*named("eos"), *numbered("eos"), *usual, *named("bos"), *numbered("bos")]
     if not ends:
         raise ModelError(f"{file}: no token is the end of a text; name it in {files[0].name}")
     end, padding = ends[0], [*named("pad"), ends[0]][0]
-    return end, padding, {end: tokens[end], padding: tokens[padding]}
+    opening = opening_tokens(contents.whole.get("post_processor"))
+    begin = tuple(ids[name] for name in opening if name in ids)
+    special = {id: tokens[id] for id in (end, padding, *begin)}
+    return Ends(end, padding, begin, {end, *begin, *numbered("eos")}, special)
+
+
+def opening_tokens(processor: Any) -> list[str]:
+    """The special tokens that this part of a tokenizer.json puts before a text."""
+    match processor:
+        case {"type": "Sequence", "processors": [*parts]}:
+            return [name for part in parts for name in opening_tokens(part)]
+        case {"type": "TemplateProcessing", "single": [*parts]}:
+            names = []
+            for part in parts:
+                match part:
+                    case {"SpecialToken": {"id": str(name)}}:
+                        names.append(name)
+                    case _:
+                        break
+            return names
+    return []
 
 
 def parse(text: str, file: Path) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import COMPRESSIONS, TABLES, TEXTS, Report
+from nanolm.text import COMPRESSIONS, TABLES, TEXTS
 
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
@@ -121,12 +122,12 @@ def _expand(
     elif name.startswith(SCHEME):
         yield _embedded(name.removeprefix(SCHEME))
     elif name.startswith("hf://"):
-        from nanolm.text.download import dataset_files  # takes a while to import
+        from nanolm.text.datasets import dataset_files  # takes a while to import
 
         for file in dataset_files(name, cache / "downloads", report):
             yield Source(f"{name} ({file.name})", file)
     elif name.startswith(ADDRESSES):
-        from nanolm.text.download import checksum, fetch
+        from nanolm.download import checksum, fetch
 
         file = fetch(name, cache / "downloads", report)
         found.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")

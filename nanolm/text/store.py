@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from nanolm import files
-from nanolm.choice import Choice
+from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError
 from nanolm.machine import available_threads, cache_folder
-from nanolm.text import Report
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading

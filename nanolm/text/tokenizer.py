@@ -45,7 +45,18 @@ class Tokenizer(ABC):
         self.tokens = tokens  # by id; special tokens stand for no text, so their bytes are empty
         self.end_of_text = end_of_text
         self.padding = padding
+        self.begin: tuple[int, ...] = ()  # what other models expect before every text
+        self.stops = {end_of_text}  # where writing ends
         self.special = {end_of_text: END_OF_TEXT, padding: PADDING}  # how they are written
+
+    @property
+    def start_of_text(self) -> int:
+        """What stands before every document."""
+        return self.begin[0] if self.begin else self.end_of_text
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a text to write on from."""
+        return [*self.begin, *self.encode(text)] or [self.end_of_text]
 
     @property
     def vocab_size(self) -> int:
@@ -82,7 +93,7 @@ class Tokenizer(ABC):
         config = {
             # Without the class, transformers 5 puts a tokenizer of the model's family in place.
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self.special[self.end_of_text],
+            "bos_token": self.special[self.start_of_text],
             "eos_token": self.special[self.end_of_text],
             "pad_token": self.special[self.padding],
             "model_max_length": context,

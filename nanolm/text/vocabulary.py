@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanolm.choice import Choice
+from nanolm.choice import Choice, Report
 from nanolm.machine import available_threads
-from nanolm.text import Report
 from nanolm.text.bpe import learn
 from nanolm.text.corpus import Corpus
 from nanolm.text.counting import count_corpus

@@ -2,9 +2,10 @@
 
     >>> quiet = lambda what, done, total: None
     >>> file = fetch("https://www.gutenberg.org/files/11/11-0.txt", Path("cache"), quiet)
-    >>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), quiet)
+    >>> stories = Repository("datasets", "roneneldan/TinyStories", "the stories", Path("cache"))
+    >>> files = stories.fetch(lambda paths: [path for path in paths if "train" in path], quiet)
 
-The cache has a folder for each URL, named by its hash:
+The cache has a folder for each URL or repository, named by its hash:
   NAME        there only when it is whole
   NAME.json   URL, validator (what tells versions apart), size, and the SHA-256 once it is whole
   NAME.part   what has arrived so far
@@ -21,27 +22,24 @@ import string
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from email.message import Message
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from nanolm import files
+from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
-from nanolm.text import COMPRESSIONS, TABLES, Report
 
 T = TypeVar("T")
 
+HUB = "hf://"  # what addresses of the Hugging Face Hub begin with
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
 BLOCK = 1 << 16  # bytes
-SCHEME = "hf://"
-KINDS = (*TABLES, ".txt", ".md")
-ABOUT = re.compile(r"(readme|licen[cs]e|changelog|contributing)(?![a-z])", re.I)
-TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
 
 
 class _Interrupted(Exception):
@@ -54,12 +52,7 @@ class _StartOver(_Interrupted):
 
 def fetch(url: str, folder: Path, report: Report) -> Path:
     """The local copy of `url`, downloaded unless the cache in `folder` has it."""
-    file = _local(url, folder)
-    if not _whole(file):
-        with _locked(file.parent, report):
-            if not _whole(file):  # another process may have been faster
-                _download(url, file, report)
-    return file
+    return _fetch(url, folder / _key(url) / _name(url), url, report)
 
 
 def checksum(file: Path) -> str:
@@ -70,41 +63,43 @@ def checksum(file: Path) -> str:
         raise DataError(f"{file} has no checksum beside it; delete it to fetch it anew") from None
 
 
-def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
-    """The data files of a Hugging Face data set: hf://OWNER/NAME, or hf://OWNER/NAME/PATH."""
-    parts = name.removeprefix(SCHEME).rstrip("/").split("/")
-    if not name.startswith(SCHEME) or {"", ".", ".."} & set(parts):
-        raise UsageError(f"{name} names no data set; write hf://OWNER/NAME or hf://OWNER/NAME/PATH")
-    repository, inside = quote("/".join(parts[:2])), "/".join(parts[2:])
-    root = f"{_endpoint()}/datasets/{repository}/resolve/main/"
-    listing_url = f"{_endpoint()}/api/datasets/{repository}/tree/main?recursive=true"
-    listing = folder / f"{_key(listing_url)}.json"
-    urls = _choose(_read_json(listing).get("paths", []), inside, root)
-    if not urls or not all(_whole(_local(url, folder)) for url in urls):
-        paths = _list(name, listing_url)
-        with _locked(folder, report):
-            _write_json(listing, {"url": listing_url, "paths": paths})
-        urls = _choose(paths, inside, root)
-        if not urls:
-            kinds = Counter(_kind(path) or "no suffix" for path in paths).most_common()
-            found = ", ".join(f"{kind} ({count})" for kind, count in kinds) or "no files at all"
-            where = f"under {inside}" if inside else "in it"
-            raise DataError(f"{name}: no {', '.join(KINDS)} file {where}; the data set has {found}")
-    return [fetch(url, folder, report) for url in urls]
+@dataclass(frozen=True)
+class Repository:
+    """A data set or model on the Hugging Face Hub."""
 
+    kind: str  # "datasets" or "models"
+    name: str  # OWNER/NAME, or NAME alone
+    shown: str  # what messages call it
+    cache: Path
 
-def _choose(paths: list[str], inside: str, root: str) -> list[str]:
-    """The URLs of the data files at or under `inside`; of those named for training, if any are."""
-    chosen = [path for path in sorted(paths) if _kind(path) in KINDS]
-    chosen = [path for path in chosen if not inside or f"{path}/".startswith(f"{inside}/")]
-    chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
-    chosen = [path for path in chosen if TRAIN.search(path)] or chosen
-    return [root + quote(path) for path in chosen]
+    def fetch(
+        self, choose: Callable[[list[str]], list[str]], report: Report, together: bool = False
+    ) -> list[Path]:
+        """The local copies of what `choose` picks from the paths of all files, or refuses.
 
+        They share a folder if they are to lie `together`; else each has its own, as the same name
+        may be found in several folders of a repository. No network is needed once all are whole.
+        """
+        url = f"{_endpoint()}/api/{self.kind}/{quote(self.name)}/tree/main?recursive=true"
+        listing = self.cache / f"{_key(url)}.json"
 
-def _kind(path: str) -> str:
-    plain = PurePosixPath(path.lower())
-    return plain.with_suffix("").suffix if plain.suffix in COMPRESSIONS else plain.suffix
+        def local(path: str) -> Path:
+            address = self._address(path)
+            return self.cache / _key(url if together else address) / _name(address)
+
+        chosen: list[str] = []
+        with contextlib.suppress(NanolmError):  # what is refused may be there by now
+            chosen = choose(_read_json(listing).get("paths", []))
+        if not chosen or not all(_whole(local(path)) for path in chosen):
+            paths = _list(self.shown, url)
+            chosen = choose(paths)
+            with _locked(self.cache, report):
+                _write_json(listing, {"url": url, "paths": paths})
+        return [_fetch(self._address(path), local(path), self.shown, report) for path in chosen]
+
+    def _address(self, path: str) -> str:
+        prefix = "" if self.kind == "models" else f"{self.kind}/"
+        return f"{_endpoint()}/{prefix}{quote(self.name)}/resolve/main/{quote(path)}"
 
 
 def _list(name: str, url: str) -> list[str]:
@@ -123,7 +118,7 @@ def _list(name: str, url: str) -> list[str]:
 
 
 def _page(name: str, url: str) -> tuple[list[str], str | None]:
-    """Some of the files of a data set, and where the list goes on."""
+    """Some of the files of a repository, and where the list goes on."""
     with _open(url, name, {}) as response:
         data = b"".join(_blocks(response))
         link = re.search(r'<([^>]*)>[^,]*;\s*rel="?next\b', response.headers.get("Link", ""))
@@ -134,15 +129,24 @@ def _page(name: str, url: str) -> tuple[list[str], str | None]:
     return paths, urljoin(url, link[1]) if link else None
 
 
-def _download(url: str, file: Path, report: Report) -> None:
+def _fetch(url: str, file: Path, shown: str, report: Report) -> Path:
+    if not _whole(file):
+        with _locked(file.parent, report):
+            if not _whole(file):  # another process may have been faster
+                _download(url, file, shown, report)
+    return file
+
+
+def _download(url: str, file: Path, shown: str, report: Report) -> None:
     part, record_file = _beside(file, ".part"), _beside(file, ".json")
     try:
-        _retry(partial(_receive, url, file, report))
+        _retry(partial(_receive, url, file, shown, report))
     except _Interrupted as error:
         arrived = part.stat().st_size if part.exists() else 0
         on = "goes on from there" if _resumable(_read_json(record_file)) else "starts over"
         raise DataError(
-            f"{url}: {error}; {arrived:,} bytes have arrived, and the same command {on}"
+            f"{shown}: {error}; {arrived:,} bytes of {file.name} have arrived, "
+            f"and the same command {on}"
         ) from None
     with part.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -152,7 +156,7 @@ def _download(url: str, file: Path, report: Report) -> None:
     files.replace(part, file)
 
 
-def _receive(url: str, file: Path, report: Report) -> None:
+def _receive(url: str, file: Path, shown: str, report: Report) -> None:
     """One request for what is still missing of the part file."""
     part, record_file = _beside(file, ".part"), _beside(file, ".json")
     record = _read_json(record_file)
@@ -163,7 +167,7 @@ def _receive(url: str, file: Path, report: Report) -> None:
     if done and _resumable(record):
         headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
     try:
-        with _open(url, url, headers) as response:
+        with _open(url, shown, headers) as response:
             validator = _validator(response.headers)
             if response.status == 206:
                 size = record.get("size") or 0
@@ -254,7 +258,7 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
         if isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError):
             raise DataError(
                 f"{shown} cannot be reached: {reason}; is there a network? "
-                "A downloaded file can be given instead"
+                "A file or folder that was downloaded elsewhere can be given instead"
             ) from None
         raise _Interrupted(f"the connection broke ({reason})") from None
 
@@ -262,13 +266,17 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
 def _explained(error: urllib.error.HTTPError, url: str, shown: str) -> NanolmError | _StartOver:
     if error.code == 416:
         return _StartOver("the server has no such part of the file")
-    if error.code in (404, 410):
-        return UsageError(f"{shown} does not exist (HTTP {error.code}); check its spelling")
-    if error.code in (401, 403):
+    status = f"(HTTP {error.code})"
+    if error.code in (401, 403, 404, 410):
+        if _is_hub(url):  # which does not tell strangers what it keeps from them
+            return UsageError(
+                f"the Hub has no open {shown} {status}; check its spelling, "
+                "or set HF_TOKEN to an access token that may read it"
+            )
+        if error.code in (404, 410):
+            return UsageError(f"{shown} does not exist {status}; check its spelling")
         hint = "download it another way and give the file instead"
-        if _is_hub(url):
-            hint = "check its spelling, or set HF_TOKEN to an access token that may read it"
-        return UsageError(f"{shown} is not open to everyone (HTTP {error.code}); {hint}")
+        return UsageError(f"{shown} is not open to everyone {status}; {hint}")
     reason = " ".join(str(error.reason).split())
     return DataError(f"{shown}: the server answered HTTP {error.code} ({reason}); try again later")
 
@@ -302,11 +310,11 @@ def _parse(url: str) -> SplitResult:
     raise UsageError(f"{url} cannot be downloaded; an address starts with https://HOST/")
 
 
-def _local(url: str, folder: Path) -> Path:
-    """Where `url` is kept: under its own name, as the suffix says how to read it."""
+def _name(url: str) -> str:
+    """What the copy of `url` is called: its own name, as the suffix says how to read it."""
     name = unquote(_parse(url).path.rpartition("/")[2])
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].lstrip(".")
-    return folder / _key(url) / (name or "index.html")
+    return name or "index.html"
 
 
 def _key(url: str) -> str:

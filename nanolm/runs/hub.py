@@ -1,0 +1,101 @@
+"""A model of the Hugging Face Hub, as a folder on this machine.
+
+    >>> quiet = lambda what, done, total: None
+    >>> hub_model("gpt2", quiet)            # or "hf://gpt2", "owner/name", "hf://owner/name"
+
+Where the Hugging Face tools have it already, their copy is used. Else what a model needs is
+downloaded once (`nanolm.download`); from then on no network is asked.
+"""
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+from nanolm.choice import Report
+from nanolm.download import HUB, Repository
+from nanolm.errors import ModelError, UsageError
+from nanolm.machine import cache_folder
+
+PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that leads out of a folder
+NAME = re.compile(rf"(?:{HUB})?((?:{PART}/)?{PART})/?")
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")  # one of several files of weights
+SMALL = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
+OTHER = re.compile(rf"{PART}\.(safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot)")
+
+
+def hub_model(name: str, report: Report) -> Path:
+    """The folder of the model `name`, downloaded unless it is on this machine."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(
+            f"{name} names no model of the Hugging Face Hub; "
+            f"write OWNER/NAME or {HUB}OWNER/NAME, and nothing after it"
+        )
+    name = match[1]
+    folder = _of_other_tools(name)
+    if folder is None:
+        repository = Repository("models", name, f"model {name}", cache_folder() / "models")
+        folder = repository.fetch(partial(_choose, name), report, together=True)[0].parent
+        if not _is_model(folder):
+            raise ModelError(
+                f"{name}: its {INDEX} names files that it does not have; "
+                f"if that was mended on the Hub, delete {folder} to fetch it anew"
+            )
+    return folder
+
+
+def _choose(name: str, paths: list[str]) -> list[str]:
+    """What a model needs of all that its repository holds, the weights last."""
+    shards = sorted({path for path in paths if SHARD.fullmatch(path)})
+    if WEIGHTS in paths:
+        weights = [WEIGHTS]
+    elif INDEX in paths and shards:
+        weights = [INDEX, *shards]
+    else:
+        others = [path for path in sorted(paths) if OTHER.fullmatch(path)]
+        found = ", ".join(others[:5]) or "no weights at all"
+        raise ModelError(
+            f"{name} has {found} where {WEIGHTS} (or {INDEX} with its parts) was expected; "
+            "nanolm reads only .safetensors, because other kinds can run code when loaded"
+        )
+    if CONFIG not in paths:
+        raise ModelError(f"{name} has no {CONFIG}, which says what kind of model its weights are")
+    return [path for path in SMALL if path in paths] + weights
+
+
+def _of_other_tools(name: str) -> Path | None:
+    """The copy that the Hugging Face tools keep, if it is whole."""
+    try:
+        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        home = Path(os.environ.get("HF_HOME") or users / "huggingface")
+        cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+        repository = cache / "--".join(("models", *name.split("/")))
+        revision = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError, RuntimeError):  # not there, no text, or no home
+        return None
+    snapshot = repository / "snapshots" / revision
+    return snapshot if re.fullmatch(PART, revision) and _is_model(snapshot) else None
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether the config and all the weights are in `folder`."""
+    weights = {WEIGHTS}
+    try:
+        if not (folder / WEIGHTS).is_file():
+            weights = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+        if not weights or not all(re.fullmatch(PART, name) for name in weights):
+            return False
+        return all((folder / name).is_file() for name in (CONFIG, *weights))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False

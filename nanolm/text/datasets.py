@@ -1,0 +1,50 @@
+"""Data sets of the Hugging Face Hub, as the files that will be read.
+
+    >>> quiet = lambda what, done, total: None
+    >>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), quiet)
+
+Of all that a data set holds, the tables and texts are taken; of those the ones named for
+training, if any are.
+"""
+
+import re
+from collections import Counter
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from nanolm.choice import Report
+from nanolm.download import HUB, Repository
+from nanolm.errors import DataError, UsageError
+from nanolm.text import COMPRESSIONS, TABLES
+
+KINDS = (*TABLES, ".txt", ".md")
+ABOUT = re.compile(r"(readme|licen[cs]e|changelog|contributing)(?![a-z])", re.I)
+TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
+
+
+def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
+    """The data files of a Hugging Face data set: hf://OWNER/NAME, or hf://OWNER/NAME/PATH."""
+    parts = name.removeprefix(HUB).rstrip("/").split("/")
+    if not name.startswith(HUB) or {"", ".", ".."} & set(parts):
+        raise UsageError(f"{name} names no data set; write hf://OWNER/NAME or hf://OWNER/NAME/PATH")
+    repository = Repository("datasets", "/".join(parts[:2]), f"data set {name}", folder)
+    return repository.fetch(partial(_choose, name, "/".join(parts[2:])), report)
+
+
+def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
+    """The data files at or under `inside`; of those named for training, if any are."""
+    chosen = [path for path in sorted(paths) if _kind(path) in KINDS]
+    chosen = [path for path in chosen if not inside or f"{path}/".startswith(f"{inside}/")]
+    chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
+    chosen = [path for path in chosen if TRAIN.search(path)] or chosen
+    if not chosen:
+        kinds = Counter(_kind(path) or "no suffix" for path in paths).most_common()
+        found = ", ".join(f"{kind} ({count})" for kind, count in kinds) or "no files at all"
+        where = f"under {inside}" if inside else "in it"
+        raise DataError(f"{name}: no {', '.join(KINDS)} file {where}; the data set has {found}")
+    return chosen
+
+
+def _kind(path: str) -> str:
+    plain = PurePosixPath(path.lower())
+    return plain.with_suffix("").suffix if plain.suffix in COMPRESSIONS else plain.suffix
