@@ -23,6 +23,7 @@ VERBS = {
     "sample": "nanolm.cli.sample",
     "tokenizer": "nanolm.cli.tokenizer",
     "data": "nanolm.cli.data",
+    "info": "nanolm.cli.info",
 }
 
 
@@ -68,6 +69,7 @@ def cli() -> None:
     nanolm sample --prompt "Once upon"      write with it
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens
+    nanolm info runs/corpus                 what a model is made of
     """
 
 

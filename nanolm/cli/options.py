@@ -69,8 +69,12 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
         for heading, name, (metavar, text) in reversed(rows):
             types = [part for part in get_args(hints[name]) or [hints[name]] if part is not None]
             default = defaults[name]
+            flag = option(name)
+            if types[0] is bool and default is None:  # yes, no, or as it comes
+                flag += f"/--no-{flag.removeprefix('--')}"
             function = click.option(
-                option(name),
+                name,
+                flag,
                 cls=Option,
                 heading=heading,
                 type=types[0],

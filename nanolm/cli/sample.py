@@ -48,11 +48,13 @@ def command(
 ) -> None:
     """Write with a trained model.
 
-    RUN is a run folder, a checkpoint or a model folder; without it, the newest run under runs/.
+    RUN is a run folder, a checkpoint, any Hugging Face folder of a GPT-2, llama or Qwen3 model, or
+    hf://NAME, which is downloaded; without it, the newest run under runs/.
 
     \b
     nanolm sample --prompt "Once upon a time"
     nanolm sample runs/novel -n 3 --temperature 1
+    nanolm sample hf://gpt2 --prompt "The meaning of life"
     echo "It was" | nanolm sample
     """
     problems = Knobs(**knobs).problems()
@@ -65,12 +67,17 @@ def command(
     if seed is None:
         seed = secrets.randbelow(1_000_000)
 
+    from nanolm.cli.progress import TrainingView
     from nanolm.generation.language_model import Sample, load
     from nanolm.model.device import choose_device
 
     settled = Knobs(seed=seed, **knobs)
     where, _ = choose_device(device)
-    writer = load_newest() if run is None else load(run, note)
+    if run is None:
+        writer = load_newest()
+    else:
+        with TrainingView() as view:
+            writer = load(run, note, view.report)
     writer.model.to(where)
     if prompt is None:
         prompt = piped_text()

@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -13,10 +13,26 @@ from click.core import ParameterSource
 from nanolm.cli.console import note
 from nanolm.cli.options import READING, Command, Option, Table, options_of
 from nanolm.errors import UsageError
-from nanolm.model.config import FAMILIES, PRESETS
+from nanolm.model.config import (
+    FAMILIES,
+    PRESETS,
+    RECURRENT,
+    FeedForwardKind,
+    Norm,
+    NormPlace,
+    Positions,
+)
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import EMBEDDED, SCHEME
-from nanolm.training.settings import DEVICES, DTYPES, TrainSettings
+from nanolm.training.settings import (
+    ARCHITECTURE,
+    DEFAULT_FAMILY,
+    DEVICES,
+    DTYPES,
+    SIZES,
+    SWITCHES,
+    TrainSettings,
+)
 
 TABLE: Table = {
     "Text": {
@@ -31,12 +47,36 @@ TABLE: Table = {
     },
     "Model": {
         "preset": ("|".join(PRESETS), "A size with a name.  [default: by text and machine]"),
-        "family": ("|".join(FAMILIES), "Rotary positions, RMS norm, SwiGLU; or as in GPT-2."),
+        "family": (
+            "|".join(FAMILIES),
+            "Its kind: modern is as Qwen3, gpt2 the classic; rnn and lstm are to compare with.  "
+            f"[default: {DEFAULT_FAMILY}]",
+        ),
+        "start_from": (
+            "RUN",
+            "Go on from a trained model: a run, a model folder, or a name on the Hugging Face Hub "
+            "(gpt2).",
+        ),
         "layers": ("", "Blocks of attention and feed-forward."),
         "heads": ("", "Attention heads in each block."),
+        "kv_heads": (
+            "",
+            "Fewer heads of keys and values, shared.  [default: --heads]",
+        ),
         "dim": ("", "Width of the model; a multiple of --heads."),
+        "hidden": ("", "Width inside the feed-forward layer.  [default: by the width]"),
         "context": ("", "Tokens the model can look back on."),
         "dropout": ("", "Raise (0.1 to 0.3) when the validation loss turns up.  [default: 0]"),
+    },
+    "Switches of the model  [default: as its family has them]": {
+        "positions": ("|".join(get_args(Positions)), "How a token knows where it stands."),
+        "rope_base": ("", "Slowest rotation of --positions rope; more for longer contexts."),
+        "norm": ("|".join(get_args(Norm)), "Layer norm, or root mean square alone."),
+        "norm_place": ("|".join(get_args(NormPlace)), "Before each layer, or after its residual."),
+        "qk_norm": ("", "Normalise queries and keys."),
+        "feed_forward": ("|".join(get_args(FeedForwardKind)), "Its nonlinearity."),
+        "bias": ("", "Biases in linear layers and layer norms."),
+        "tied": ("", "Use the token embedding as the output layer."),
     },
     "Budget (one of them)": {
         "steps": ("", "Updates; the same steps give the same model, bit for bit."),
@@ -65,7 +105,9 @@ DISPLACES = {
     "steps": ("minutes", "epochs"),
     "minutes": ("steps", "epochs"),
     "epochs": ("steps", "minutes"),
-    "preset": ("layers", "heads", "dim", "context", "batch", "lr", "threads"),
+    "preset": (*SIZES, "context", "batch", "lr", "threads"),
+    "family": ("start_from", "heads", "kv_heads", "hidden", *SWITCHES),
+    "start_from": (*ARCHITECTURE, "context", "batch", "lr", "threads", "tokenizer", "vocab_size"),
     "tokenizer": ("vocab_size",),
 }
 
@@ -75,12 +117,6 @@ NO_CORPUS = "\n".join(
         "  nanolm train my-text.txt",
         *(f"  nanolm train {SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()),
     ]
-)
-
-SIZES = "\n".join(
-    f"{name:<6} {size.layers:>2} layers, {size.heads:>2} heads, width {size.dim}, context "
-    f"{size.context}: {size.purpose}"
-    for name, size in PRESETS.items()
 )
 
 
@@ -98,7 +134,7 @@ def read_config(context: click.Context, parameter: click.Parameter, file: str | 
     context.default_map = {**(context.default_map or {}), **values}
 
 
-@click.command("train", cls=Command, epilog=f"\b\nPresets:\n{SIZES}")
+@click.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @options_of(TrainSettings, TABLE)
 @click.option(
@@ -128,9 +164,22 @@ def read_config(context: click.Context, parameter: click.Parameter, file: str | 
 @click.option(
     "--json", "as_json", cls=Option, heading="Run", is_flag=True, help="Print the result as JSON."
 )
+@click.option(
+    "--list-presets",
+    cls=Option,
+    heading="Run",
+    is_flag=True,
+    help="Show the sizes that have names, as the --family has them, and end.",
+)
 @click.pass_context
 def command(
-    context: click.Context, /, out: str | None, resume: bool, as_json: bool, **options: Any
+    context: click.Context,
+    /,
+    out: str | None,
+    resume: bool,
+    as_json: bool,
+    list_presets: bool,
+    **options: Any,
 ) -> int:
     """Train a language model on text.
 
@@ -141,11 +190,17 @@ def command(
     nanolm train novel.txt                        three minutes, everything chosen for you
     nanolm train novel.txt --minutes 20
     nanolm train small.txt --preset nano --steps 1000
+    nanolm train novel.txt --from runs/stories    go on from another model; or --from gpt2
+    nanolm train novel.txt --family lstm          something to compare with
     nanolm train --config runs/novel/config.toml  the same again
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """
     settings = TrainSettings.from_dict(without_displaced(context, options))
+    if list_presets:
+        TrainSettings((), family=settings.family).check()
+        show_presets(settings.family or DEFAULT_FAMILY, as_json)
+        return 0
     if not settings.corpus:
         raise UsageError(NO_CORPUS)
     settings.check()
@@ -168,6 +223,28 @@ def command(
         )
         note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0
+
+
+def show_presets(family: str, as_json: bool) -> None:
+    from nanolm.model.size import preset_sizes
+
+    sizes = preset_sizes(family)
+    if as_json:
+        for size in sizes:
+            click.echo(json.dumps(asdict(size)))
+        return
+    click.echo("preset       layers  heads  width  context     parameters    memory  for")
+    for size in sizes:
+        heads = "-" if family in RECURRENT else size.heads
+        click.echo(
+            f"{size.preset:<12} {size.layers:>6} {heads:>6} {size.dim:>6} {size.context:>8} "
+            f"{size.parameters:>14,} {size.training_bytes / 1e9:>6.2f} GB  {size.purpose}"
+        )
+    small, large = sizes[0].vocab_size, sizes[-1].vocab_size
+    note(
+        f"Family {family}. Parameters with a usual vocabulary, from {small:,} to {large:,} tokens; "
+        "memory is about what a GPU needs to train it in bfloat16 with the preset's batch."
+    )
 
 
 def without_displaced(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:

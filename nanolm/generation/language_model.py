@@ -1,6 +1,6 @@
 """A model with its tokenizer: text in, text out, piece by piece.
 
-    >>> language_model = load("runs/stories", report=print)
+    >>> language_model = load("runs/stories", note=print)
     >>> language_model.generate("Once upon a time", seed=1)
 
 Each new token needs only its own row of the network, since the keys and values of the tokens
@@ -17,23 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanolm.errors import UsageError
+from nanolm.choice import Report
+from nanolm.download import HUB
+from nanolm.errors import ModelError, UsageError
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
-from nanolm.model.cache import Cache
-from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import load_model
-from nanolm.runs.folder import find_model
+from nanolm.model.base import Model
+from nanolm.model.huggingface import load_config, load_model
+from nanolm.runs.folder import find_model, find_or_download
 from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
 
-def first_visible(length: int, context: int) -> int:
+def first_visible(length: int, context: int | None) -> int:
     """The first of `length` tokens that the model still sees.
 
-    All of them while they fit; past that, the window moves on by half a context at a time, so
-    that the cache is filled anew once every half context instead of at every token.
+    All of them while they fit, as they always do in a recurrent model (None). Past that, the
+    window moves on by half a context at a time, so that the cache is filled anew once every half
+    context instead of at every token.
     """
+    if context is None:
+        return 0
     hop = max(1, context // 2)
     return -(-max(0, length - context) // hop) * hop
 
@@ -41,11 +45,11 @@ def first_visible(length: int, context: int) -> int:
 class Naive:
     """Logits of the next token by running the whole visible text through the model."""
 
-    def __init__(self, model: GPT, batch: int) -> None:
+    def __init__(self, model: Model, batch: int, length: int) -> None:
         self.model = model
 
     def next_logits(self, ids: Tensor) -> Tensor:
-        start = first_visible(ids.shape[1], self.model.config.context)
+        start = first_visible(ids.shape[1], self.model.window())
         logits: Tensor = self.model(ids[:, start:])  # (batch, time, vocabulary)
         return logits[:, -1]
 
@@ -53,16 +57,17 @@ class Naive:
 class Cached:
     """The same logits, computing only what is new since the last call."""
 
-    def __init__(self, model: GPT, batch: int) -> None:
+    def __init__(self, model: Model, batch: int, length: int) -> None:
         self.model = model
-        self.cache = Cache(model.config, batch, like=model.head.weight)
+        self.memory = model.remember(batch, length)
         self.start = 0
 
     def next_logits(self, ids: Tensor) -> Tensor:
-        start = first_visible(ids.shape[1], self.model.config.context)
+        start = first_visible(ids.shape[1], self.model.window())
         if start != self.start:
-            self.start, self.cache.length = start, 0
-        logits: Tensor = self.model(ids[:, start + self.cache.length :], self.cache)
+            self.start = start
+            self.memory.forget()
+        logits: Tensor = self.model(ids[:, start + self.memory.length :], self.memory)
         return logits[:, -1]
 
 
@@ -80,7 +85,7 @@ class Sample:
 class LanguageModel:
     """What `nanolm.load` gives."""
 
-    model: GPT
+    model: Model
     tokenizer: Tokenizer
 
     def generate(self, prompt: str = "", **knobs: Any) -> str:
@@ -95,7 +100,7 @@ class LanguageModel:
         prompt: str,
         knobs: Knobs,
         samples: list[Sample],
-        path: Callable[[GPT, int], Naive | Cached] = Cached,
+        path: Callable[[Model, int, int], Naive | Cached] = Cached,
     ) -> Iterator[tuple[int, str]]:
         """Fill `samples` together, giving (number of the sample, new text) as it comes.
 
@@ -103,7 +108,7 @@ class LanguageModel:
         """
         if problems := knobs.problems():
             raise UsageError("\n".join(problems))
-        prompt_ids = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+        prompt_ids = self.tokenizer.encode_prompt(prompt)
         return self._write(prompt_ids, knobs, samples, path)  # mistakes are told before it runs
 
     def _write(
@@ -111,7 +116,7 @@ class LanguageModel:
         prompt_ids: list[int],
         knobs: Knobs,
         samples: list[Sample],
-        path: Callable[[GPT, int], Naive | Cached],
+        path: Callable[[Model, int, int], Naive | Cached],
     ) -> Iterator[tuple[int, str]]:
         rows = len(samples)
         start = len(prompt_ids)
@@ -120,13 +125,14 @@ class LanguageModel:
         ids[:, :start] = torch.tensor(prompt_ids, device=device)
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in samples]
         sampler = Sampler(knobs, rows)
-        network = path(self.model, rows)
+        network = path(self.model, rows, start + knobs.tokens)
         was_training = self.model.training
         self.model.eval()
         try:
             for position in range(start, start + knobs.tokens):
                 with torch.inference_mode():
                     logits = network.next_logits(ids[:, :position])  # (rows, vocabulary)
+                    logits = logits[:, : self.tokenizer.vocab_size]  # some models have spare rows
                     drawn = sampler.draw(logits)  # (rows,)
                     chances = logits.float().log_softmax(dim=-1).gather(1, drawn[:, None])
                     ids[:, position] = drawn
@@ -136,7 +142,7 @@ class LanguageModel:
                         continue
                     sample.tokens.append(id)
                     sample.logprobs.append(chances[row].item())
-                    if id == self.tokenizer.end_of_text:
+                    if id in self.tokenizer.stops:
                         sample.stopped = "end"
                     elif last:
                         sample.stopped = "length"
@@ -149,7 +155,17 @@ class LanguageModel:
             self.model.train(was_training)
 
 
-def load(path: str | Path, report: Callable[[str], None]) -> LanguageModel:
-    """The model in a run folder, a checkpoint folder or a Hugging Face folder of ours."""
-    folder = find_model(Path(path), report)
-    return LanguageModel(load_model(folder), load_tokenizer(folder))
+def load(
+    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
+) -> LanguageModel:
+    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
+    if str(path).startswith(HUB):
+        folder = find_or_download(str(path), note, progress)
+    else:
+        folder = find_model(path, note)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > (vocabulary := load_config(folder).vocab_size):
+        raise ModelError(
+            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model {vocabulary:,}"
+        )
+    return LanguageModel(load_model(folder), tokenizer)

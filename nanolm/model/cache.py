@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from nanolm.model.config import ModelConfig
+from nanolm.model.config import GPTConfig
 
 
 class Cache:
-    """Keys and values of up to `context` tokens for every layer, allocated once."""
+    """Keys and values of up to `length` tokens for every layer, allocated once."""
 
-    def __init__(self, config: ModelConfig, batch: int, like: Tensor) -> None:
-        shape = (config.layers, batch, config.heads, config.context, config.head_dim)
+    def __init__(self, config: GPTConfig, batch: int, length: int, like: Tensor) -> None:
+        shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
         self.keys = like.new_zeros(shape)
         self.values = like.new_zeros(shape)
         self.length = 0  # tokens behind; the model moves it on after its last layer
@@ -22,9 +22,11 @@ class Cache:
         self.values[layer, :, :, self.length : end] = values
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
-    def mask(self, time: int) -> Tensor | None:
-        """Which of all keys each of `time` new queries may see; None for one query: all."""
-        if time == 1:
-            return None
-        visible = torch.ones(time, self.length + time, dtype=torch.bool, device=self.keys.device)
-        return visible.tril(self.length)
+    def forget(self) -> None:
+        self.length = 0
+
+
+def look_back(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Which of all keys each of the last `queries` may see: itself and what is behind it."""
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return visible.tril(keys - queries)

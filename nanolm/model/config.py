@@ -1,4 +1,4 @@
-"""What a model is: one frozen dataclass, the families, and the sizes that have names.
+"""What a model is: frozen dataclasses, the families, and the sizes that have names.
 
     >>> configure("modern", vocab_size=1024, layers=3, heads=3, dim=48, context=64).hidden
     128
@@ -6,75 +6,162 @@
 Importing this costs nothing (no torch), so the command line can show it in its help.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Positions = Literal["learned", "sinusoidal", "rope", "none"]
+Norm = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post"]
+FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything needed to build a model; saved whole, and the model is rebuilt from it alone."""
+    """What every model has; saved whole, and the model is rebuilt from its config alone."""
 
     vocab_size: int
     layers: int
-    heads: int
-    dim: int  # width of the residual stream
-    context: int  # tokens the model can look back on
-    hidden: int  # width inside the feed-forward layer
-    positions: Literal["learned", "rope"]
-    norm: Literal["layer", "rms"]
-    feed_forward: Literal["gelu_tanh", "swiglu"]
-    qk_norm: bool  # normalise queries and keys: attention scores cannot blow up
-    bias: bool
+    dim: int  # width of the vector that stands for a token
+    context: int  # tokens that the model is trained to look back on
     tied: bool  # the output layer is the token embedding
     dropout: float = 0.0
-    norm_epsilon: float = 1e-6
-    rope_base: float = 10_000.0
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
 
     def problems(self) -> list[str]:
         """What keeps this from being a model, each with what to change."""
-        found = []
-        for name in ("layers", "heads", "dim", "context"):
-            if getattr(self, name) < 1:
-                found.append(f"--{name} {getattr(self, name)}: must be at least 1")
-        if not found and self.dim % self.heads:
-            fitting = max(1, round(self.dim / self.heads)) * self.heads
-            found.append(
-                f"--dim {self.dim} is not a multiple of --heads {self.heads}; try --dim {fitting}"
-            )
-        elif not found and self.positions == "rope" and self.head_dim % 2:
-            found.append(
-                f"rotary positions need an even width a head, and --dim {self.dim} / "
-                f"--heads {self.heads} is {self.head_dim}; try --dim {self.dim + self.heads}"
-            )
+        counts = ("vocab_size", "layers", "dim", "context")
+        found = [
+            f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1"
+            for name in counts
+            if getattr(self, name) < 1
+        ]
         if not 0 <= self.dropout < 1:
             found.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
         return found
 
 
-# The switches that make a family; its name decides the folder that is written on disk.
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are stretched to a longer context than they were first trained on.
+
+    Slow rotations, which do not come round within the original context, are slowed down by
+    `factor`; fast ones stay; in between it blends. What is slow and what is fast is said in turns
+    within the original context. "linear" slows all of them down.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_context: int = 0
+    slow: float = 0.0  # turns; fewer are slowed down
+    fast: float = 0.0  # turns; more stay
+    gain: float = 1.0  # YaRN also sharpens attention: queries and keys grow by this
+
+    def problems(self) -> list[str]:
+        sound = self.factor > 0 and self.gain > 0
+        if self.kind != "linear":
+            sound = sound and self.original_context > 0 and 0 < self.slow < self.fast
+        return [] if sound else [f"no sense in {self}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(ModelConfig):
+    """A decoder-only Transformer, with every switch that the lectures name."""
+
+    heads: int
+    kv_heads: int  # several heads can share their keys and values ("grouped queries")
+    head_width: int | None = None  # dim / heads unless given
+    hidden: int  # width inside the feed-forward layer
+    positions: Positions
+    norm: Norm
+    norm_place: NormPlace  # before each layer, or after adding its result
+    feed_forward: FeedForwardKind
+    qk_norm: bool  # normalise queries and keys: attention scores cannot blow up
+    bias: bool  # in linear layers, and in layer norms
+    norm_epsilon: float = 1e-6
+    rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.dim // self.heads
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        for name in ("heads", "kv_heads", "hidden"):
+            if getattr(self, name) < 1:
+                option = name.replace("_", "-")
+                found.append(f"--{option} {getattr(self, name)}: must be at least 1")
+        if self.head_width is not None and self.head_width < 1:
+            found.append(f"the width of a head is {self.head_width}")
+        if self.norm_epsilon < 0:
+            found.append(f"the epsilon of a norm is {self.norm_epsilon}")
+        if self.rope_base <= 1:
+            found.append(f"--rope-base {self.rope_base}: must be above 1")
+        if self.rope_scaling:
+            found += self.rope_scaling.problems()
+        if found:
+            return found
+        if self.heads % self.kv_heads:
+            found.append(
+                f"--heads {self.heads} is not a multiple of --kv-heads {self.kv_heads}; "
+                f"try --kv-heads {math.gcd(self.heads, self.kv_heads)}"
+            )
+        if self.head_width is None and self.dim % self.heads:
+            fitting = max(1, round(self.dim / self.heads)) * self.heads
+            found.append(
+                f"--dim {self.dim} is not a multiple of --heads {self.heads}; try --dim {fitting}"
+            )
+        elif self.positions == "rope" and self.head_dim % 2:
+            found.append(
+                f"rotary positions need an even width a head, and --dim {self.dim} / "
+                f"--heads {self.heads} is {self.head_dim}; try --dim {self.dim + self.heads}"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(ModelConfig):
+    """A stack of recurrent layers: what Transformers are measured against."""
+
+    cell: Literal["rnn", "lstm"]
+
+
+# The switches that make a family.
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {  # written as Qwen3
         "positions": "rope",
         "norm": "rms",
+        "norm_place": "pre",
         "feed_forward": "swiglu",
         "qk_norm": True,
         "bias": False,
         "tied": False,
+        "norm_epsilon": 1e-6,
+    },
+    "llama": {
+        "positions": "rope",
+        "norm": "rms",
+        "norm_place": "pre",
+        "feed_forward": "swiglu",
+        "qk_norm": False,
+        "bias": False,
+        "tied": False,
+        "norm_epsilon": 1e-5,
     },
     "gpt2": {
         "positions": "learned",
         "norm": "layer",
+        "norm_place": "pre",
         "feed_forward": "gelu_tanh",
         "qk_norm": False,
         "bias": True,
         "tied": True,
         "norm_epsilon": 1e-5,
     },
+    "rnn": {"cell": "rnn", "tied": False},
+    "lstm": {"cell": "lstm", "tied": False},
 }
+RECURRENT = ("rnn", "lstm")
 
 
 @dataclass(frozen=True)
@@ -86,25 +173,32 @@ class Preset:
     dim: int
     context: int
     batch: int
+    vocab_size: int  # a usual one, to tell its size by
     purpose: str
 
 
 PRESETS = {
-    "nano": Preset(3, 3, 48, 64, 16, "for a few kilobytes"),
-    "micro": Preset(4, 4, 128, 128, 8, "for a megabyte on a CPU"),
-    "mini": Preset(6, 6, 384, 256, 64, "for a megabyte on a GPU"),
-    "small": Preset(8, 8, 512, 512, 64, "for tens of megabytes on a GPU"),
-    "gpt2": Preset(12, 12, 768, 1024, 64, "for gigabytes on a large GPU"),
+    "nano": Preset(3, 3, 48, 64, 16, 512, "a few kB; the course's model"),
+    "micro": Preset(4, 4, 128, 128, 8, 2_048, "a megabyte, on a CPU"),
+    "mini": Preset(6, 6, 384, 256, 64, 2_048, "a megabyte, on a GPU"),
+    "small": Preset(8, 8, 512, 512, 64, 16_384, "tens of MB, on a GPU"),
+    "gpt2": Preset(12, 12, 768, 1024, 64, 50_257, "gigabytes, on a large GPU"),
+    "gpt2-medium": Preset(24, 16, 1024, 1024, 32, 50_257, "as GPT-2 medium"),
+    "gpt2-large": Preset(36, 20, 1280, 1024, 16, 50_257, "as GPT-2 large"),
+    "gpt2-xl": Preset(48, 25, 1600, 1024, 8, 50_257, "as GPT-2 XL, the largest"),
 }
 
 
-def configure(family: str, *, vocab_size: int, dim: int, **settings: Any) -> ModelConfig:
-    """A model of `family`, its feed-forward width the usual one for its kind."""
-    switches = FAMILIES[family]
-    if switches["feed_forward"] == "swiglu":
+def configure(family: str, **asked: Any) -> ModelConfig:
+    """A model of `family`; what is asked for (and not None) goes before what the family has."""
+    values = FAMILIES[family] | {name: value for name, value in asked.items() if value is not None}
+    if family in RECURRENT:
+        values.pop("heads", None)  # a size with a name has them for every family
+        return RecurrentConfig(**values)
+    values.setdefault("kv_heads", values["heads"])
+    if values["feed_forward"] == "swiglu":
         # Three matrices instead of two, so two thirds of four times the width, rounded up to a
         # multiple of 32 for the hardware.
-        hidden = -(-8 * dim // 96) * 32
-    else:
-        hidden = 4 * dim
-    return ModelConfig(vocab_size=vocab_size, dim=dim, hidden=hidden, **switches, **settings)
+        values.setdefault("hidden", -(-8 * values["dim"] // 96) * 32)
+    values.setdefault("hidden", 4 * values["dim"])
+    return GPTConfig(**values)

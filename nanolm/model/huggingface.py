@@ -2,26 +2,73 @@
 
     >>> save_model(model, folder, tokenizer); load_model(folder)
 
-`config.json`, `generation_config.json` and `model.safetensors`, with the names and shapes of
-the model's family: `modern` is written as Qwen3, `gpt2` as GPT-2. Weights that are fused inside
-(queries, keys and values; gate and up) are split on disk where the family splits them. Loading
-is strict: every fault is named.
+`config.json` (see config_json.py), `generation_config.json` and `model.safetensors`, with the
+names and shapes of the model's family. Weights that are fused inside (queries, keys and values;
+gate and up) are split on disk where the family splits them. Loading is strict: names and shapes
+are compared before a number is read, every fault is named, and nothing in a folder can run.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nanolm.errors import ModelError
-from nanolm.model.config import FAMILIES, ModelConfig
-from nanolm.model.gpt import GPT
+from nanolm.model.base import Model
+from nanolm.model.build import build_model
+from nanolm.model.config import GPTConfig, ModelConfig
+from nanolm.model.config_json import config_from_json, config_to_json, model_type
 from nanolm.text.tokenizer import Tokenizer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD = 5_000_000_000  # bytes; larger weights are written as several files
+LARGEST_JSON = 10_000_000  # bytes; the indexes of the largest models have one million
+LARGEST_HEADER = 10_000_000  # bytes; what says which tensors a file has
+HEAD = "lm_head.weight"
+PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
+# Tables that older versions of transformers saved beside the weights, and every version ignores.
+IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+# Where each module of ours is on disk; several names are one fused matrix of ours.
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "token_embedding": ("wte",),
+        "position_embedding": ("wpe",),
+        "attention_norm": ("ln_1",),
+        "attention.qkv": ("attn.c_attn",),
+        "attention.out": ("attn.c_proj",),
+        "feed_forward_norm": ("ln_2",),
+        "feed_forward.up": ("mlp.c_fc",),
+        "feed_forward.out": ("mlp.c_proj",),
+        "norm": ("ln_f",),
+        "head": ("lm_head",),
+    },
+    "llama": {
+        "token_embedding": ("embed_tokens",),
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.query_norm": ("self_attn.q_norm",),
+        "attention.key_norm": ("self_attn.k_norm",),
+        "attention.out": ("self_attn.o_proj",),
+        "feed_forward_norm": ("post_attention_layernorm",),
+        "feed_forward.up": ("mlp.gate_proj", "mlp.up_proj"),
+        "feed_forward.out": ("mlp.down_proj",),
+        "norm": ("norm",),
+        "head": ("lm_head",),
+    },
+}
+NAMES["qwen3"] = NAMES["llama"]
+LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
+LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
+READ = {"F64", "F32", "F16", "BF16"}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -30,214 +77,209 @@ class Row:
 
     inside: str
     outside: tuple[str, ...]
+    sizes: tuple[int, ...]  # rows of each
     transposed: bool = False  # GPT-2 stores (in, out)
 
 
-def save_model(model: GPT, folder: Path, tokenizer: Tokenizer) -> None:
+def save_model(model: Model, folder: Path, tokenizer: Tokenizer, shard: int = SHARD) -> None:
     """Write everything `AutoModelForCausalLM` and `AutoTokenizer` need into `folder`."""
     config = config_to_json(model.config)
+    stops = sorted(tokenizer.stops)
     ends = {
-        "bos_token_id": tokenizer.end_of_text,
-        "eos_token_id": tokenizer.end_of_text,
+        "bos_token_id": tokenizer.start_of_text,
+        "eos_token_id": stops if len(stops) > 1 else stops[0],
         "pad_token_id": tokenizer.padding,
     }
     _write_json(folder / "config.json", {**config, **ends})
     _write_json(folder / "generation_config.json", {"do_sample": True, **ends})
-    parameters = dict(model.named_parameters())
-    tensors: dict[str, Tensor] = {}
-    for row in rows(model.config):
-        parts = parameters[row.inside].detach().cpu().chunk(len(row.outside))
-        for name, part in zip(row.outside, parts, strict=True):
-            tensors[name] = (part.T if row.transposed else part).contiguous()
-    # The key is what transformers looks for to know who wrote the numbers.
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(model, folder, shard)
     tokenizer.save(folder, model.config.context)
 
 
-def load_model(folder: Path) -> GPT:
-    """The model in `folder`, in float32 on the CPU."""
-    config = config_from_json(_read_json(folder / "config.json"), folder)
-    file = folder / "model.safetensors"
-    try:
-        tensors = load_file(file)
-    except FileNotFoundError:
-        raise ModelError(f"{file} does not exist") from None
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from None
-    if config.layers > len(tensors):
-        raise ModelError(f"{file} does not fit its config.json: no {config.layers} layers in it")
-    with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
-        model = GPT(config)
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    state: dict[str, Tensor] = {}
-    problems = []
-    for row in rows(config):
-        parts = [tensors.pop(name, None) for name in row.outside]
-        found = [part.T if row.transposed else part for part in parts if part is not None]
-        if len(found) < len(parts):
-            problems.append(f"{', '.join(row.outside)}: missing")
-            continue
-        shape = shapes[row.inside]
-        each = (shape[0] // len(parts), *shape[1:])
-        if any(tuple(part.shape) != each for part in found):
-            is_now = ", ".join(str(tuple(part.shape)) for part in found)
-            problems.append(f"{', '.join(row.outside)}: {is_now} where config.json says {each}")
-            continue
-        state[row.inside] = torch.cat(found).to(torch.float32).contiguous()
-    problems += [f"{name}: not part of this model" for name in tensors]
-    if problems:
-        raise ModelError(f"{file} does not fit its config.json:\n  " + "\n  ".join(problems))
+def save_weights(model: Model, folder: Path, shard: int) -> None:
+    """All tensors in one file, or in several with an index where they exceed `shard` bytes."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = total = 0
+    for name, tensor in split_weights(model):
+        size += tensor.nbytes
+        total += tensor.nbytes
+        if size > shard and shards[-1]:
+            shards.append({})
+            size = tensor.nbytes
+        shards[-1][name] = tensor
+    # The key is what transformers looks for to know who wrote the numbers.
+    metadata = {"format": "pt"}
+    if len(shards) == 1:
+        save_file(shards[0], folder / WEIGHTS, metadata)
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(part, folder / file, metadata)
+        places |= dict.fromkeys(part, file)
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def split_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor on disk with its name there."""
+    prefix = PREFIX[model_type(model.config)[0]]
+    parameters = dict(model.named_parameters())
+    for row in rows(model):
+        parts = parameters[row.inside].detach().cpu().split(row.sizes)
+        for name, part in zip(row.outside, parts, strict=True):
+            there = name if name == HEAD else prefix + name
+            yield there, (part.T if row.transposed else part).contiguous()
+
+
+def load_config(folder: Path) -> ModelConfig:
+    file = folder / "config.json"
+    return config_from_json(_read_json(file), file)
+
+
+def load_model(folder: Path, dropout: float | None = None) -> Model:
+    """The model in `folder`, in float32 on the CPU; with another `dropout` if that is given."""
+    config = load_config(folder)
+    if dropout is not None:
+        config = replace(config, dropout=dropout)
+    with checked(folder, config) as (model, tensors):
+        state = {row.inside: joined(row, tensors) for row in rows(model)}
+        # Kept from before the weights were tied: transformers passes over it, we make sure.
+        if config.tied and HEAD in tensors:
+            head = tensors[HEAD].read()
+            if not torch.equal(head, state["token_embedding.weight"]):
+                raise ModelError(f"{folder}: {HEAD} differs from the embedding it is tied to")
     model.load_state_dict(state, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.token_embedding.weight
     return model.eval()
 
 
-def family_of(config: ModelConfig) -> str:
-    """The family whose switches this config has."""
-    for family, switches in FAMILIES.items():
-        if all(getattr(config, name) == value for name, value in switches.items()):
-            return family
-    raise ModelError("this combination of switches belongs to no family that can be saved")
+@contextmanager
+def checked(folder: Path, config: ModelConfig) -> Iterator[tuple[Model, dict[str, "Stored"]]]:
+    """A model of `config` without its numbers, and where in `folder` they are: all that it needs,
+    of the right shape, and nothing else."""
+    with ExitStack() as stack:
+        tensors = open_weights(folder, stack, PREFIX[model_type(config)[0]])
+        if config.layers > len(tensors):  # before anything is built for so many
+            raise ModelError(f"{folder} does not fit its config.json: no {config.layers} layers")
+        with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
+            model = build_model(config)
+        if problems := misfits(model, tensors):
+            shown = problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+            raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
+        yield model, tensors
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    if family_of(config) == "gpt2":
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "vocab_size": config.vocab_size,
-            "n_positions": config.context,
-            "n_embd": config.dim,
-            "n_layer": config.layers,
-            "n_head": config.heads,
-            "n_inner": config.hidden,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": config.norm_epsilon,
-            "resid_pdrop": config.dropout,
-            "embd_pdrop": config.dropout,
-            "attn_pdrop": 0.0,
-            "tie_word_embeddings": config.tied,
-            "dtype": "float32",
-        }
-    return {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.context,
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.hidden,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope_base,  # read by transformers 4; version 5 reads the next line
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "attention_bias": config.bias,
-        "attention_dropout": 0.0,
-        "dropout": config.dropout,  # ours: the residual dropout it was trained with
-        "tie_word_embeddings": config.tied,
-        "dtype": "float32",
-    }
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in an open file; nothing of it is read yet."""
+
+    file: Any
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(self.name)
+        return tensor.to(torch.float32)
 
 
-def config_from_json(values: dict[str, Any], folder: Path) -> ModelConfig:
-    try:
-        kind = values["model_type"]
-        if kind == "gpt2":
-            config = ModelConfig(
-                vocab_size=values["vocab_size"],
-                layers=values["n_layer"],
-                heads=values["n_head"],
-                dim=values["n_embd"],
-                context=values["n_positions"],
-                hidden=values["n_inner"],
-                dropout=values["resid_pdrop"],
-                **{**FAMILIES["gpt2"], "norm_epsilon": values["layer_norm_epsilon"]},
+def open_weights(folder: Path, stack: ExitStack, prefix: str) -> dict[str, Stored]:
+    """Every tensor of the folder by its name without `prefix`."""
+    tensors: dict[str, Stored] = {}
+    for file in weight_files(folder):
+        try:
+            with file.open("rb") as stream:
+                header = int.from_bytes(stream.read(8), "little")
+            if header > LARGEST_HEADER:
+                raise ModelError(f"{file} is no safetensors file: a header of {header:,} bytes")
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+            for name in opened.keys():  # noqa: SIM118
+                part = opened.get_slice(name)
+                stored = Stored(opened, name, tuple(part.get_shape()), part.get_dtype())
+                short = name.removeprefix(prefix)
+                if short in tensors:
+                    raise ModelError(f"{file}: {name} is there twice")
+                if not name.endswith(IGNORED) or prefix == "":
+                    tensors[short] = stored
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from None
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The one file of weights, or those that the index names."""
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        places = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise ModelError(f"{folder / INDEX} does not say where the weights are")
+        names = sorted({str(name) for name in places.values()})
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ModelError(f"{folder / INDEX}: {name!r} is no weight file of this folder")
+    for name in names:
+        if not (folder / name).is_file():
+            others = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+            hint = f"; {others[0]} can run code when it is loaded, so nanolm does not" * bool(
+                others
             )
-        elif kind == "qwen3":
-            config = ModelConfig(
-                vocab_size=values["vocab_size"],
-                layers=values["num_hidden_layers"],
-                heads=values["num_attention_heads"],
-                dim=values["hidden_size"],
-                context=values["max_position_embeddings"],
-                hidden=values["intermediate_size"],
-                dropout=values["dropout"],
-                norm_epsilon=values["rms_norm_eps"],
-                rope_base=values["rope_parameters"]["rope_theta"],
-                **FAMILIES["modern"],
-            )
-        else:
-            raise ModelError(f"{folder}: nanolm does not read models of type {kind!r}")
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{folder / 'config.json'}: {error} is missing or wrong") from None
-    for name in ("vocab_size", "layers", "heads", "dim", "context", "hidden"):
-        value = getattr(config, name)
-        # No tensor answers for the context: its bound keeps the table of rotations small.
-        if type(value) is not int or value < 1 or (name == "context" and value > 1_000_000):
-            raise ModelError(f"{folder / 'config.json'}: {name} is {value!r}")
-    for name in ("dropout", "norm_epsilon", "rope_base"):
-        if not isinstance(getattr(config, name), int | float):
-            raise ModelError(f"{folder / 'config.json'}: {name} is {getattr(config, name)!r}")
-    if problems := config.problems():
-        raise ModelError(f"{folder / 'config.json'}: {'; '.join(problems)}")
-    # What else the file says must be what we would have said: nothing is passed over in silence.
-    for name, value in config_to_json(config).items():
-        if values.get(name) != value:
-            raise ModelError(
-                f"{folder / 'config.json'}: {name} is {values.get(name)!r}, "
-                f"and nanolm reads only {value!r}"
-            )
-    return config
+            raise ModelError(f"{folder / name} does not exist or is no file{hint}")
+    return [folder / name for name in names]
 
 
-def rows(config: ModelConfig) -> list[Row]:
-    """Every parameter of the model with its names on disk."""
+def misfits(model: Model, tensors: dict[str, Stored]) -> list[str]:
+    """Tensors that are missing, of another shape or kind of number, or too many."""
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    expected: dict[str, tuple[int, ...]] = {}
+    for row in rows(model):
+        shape = shapes[row.inside]
+        for name, size in zip(row.outside, row.sizes, strict=True):
+            part = (size, *shape[1:])
+            expected[name] = part[::-1] if row.transposed else part
+    found = [f"{name}: missing" for name in expected if name not in tensors]
+    for name, stored in tensors.items():
+        if name not in expected:
+            if name != HEAD or not model.config.tied:
+                found.append(f"{name}: not part of this model")
+        elif stored.shape != expected[name]:
+            found.append(f"{name}: {stored.shape} where config.json says {expected[name]}")
+        if stored.dtype not in READ:
+            found.append(f"{name}: {stored.dtype} numbers; nanolm reads no quantised weights")
+    return found
+
+
+def joined(row: Row, tensors: dict[str, Stored]) -> Tensor:
+    parts = [tensors[name].read() for name in row.outside]
+    whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return (whole.T if row.transposed else whole).contiguous()
+
+
+def rows(model: Model) -> list[Row]:
+    """Every parameter of the model with its names on disk, the prefix of the family aside."""
+    config = model.config
+    family, _ = model_type(config)
     table = []
-    if family_of(config) == "gpt2":
-        for n in range(config.layers):
-            here, there = f"blocks.{n}", f"transformer.h.{n}"
-            for inside, name in [
-                ("attention_norm", "ln_1"),
-                ("attention.qkv", "attn.c_attn"),
-                ("attention.out", "attn.c_proj"),
-                ("feed_forward_norm", "ln_2"),
-                ("feed_forward.up", "mlp.c_fc"),
-                ("feed_forward.out", "mlp.c_proj"),
-            ]:
-                matrix = not inside.endswith("norm")
-                table.append(Row(f"{here}.{inside}.weight", (f"{there}.{name}.weight",), matrix))
-                table.append(Row(f"{here}.{inside}.bias", (f"{there}.{name}.bias",)))
-        return [
-            Row("token_embedding.weight", ("transformer.wte.weight",)),
-            Row("position_embedding.weight", ("transformer.wpe.weight",)),
-            *table,
-            Row("norm.weight", ("transformer.ln_f.weight",)),
-            Row("norm.bias", ("transformer.ln_f.bias",)),
-        ]
-    for n in range(config.layers):
-        here, there = f"blocks.{n}", f"model.layers.{n}"
-        for inside, names in [
-            ("attention_norm", ["input_layernorm"]),
-            ("attention.qkv", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-            ("attention.query_norm", ["self_attn.q_norm"]),
-            ("attention.key_norm", ["self_attn.k_norm"]),
-            ("attention.out", ["self_attn.o_proj"]),
-            ("feed_forward_norm", ["post_attention_layernorm"]),
-            ("feed_forward.up", ["mlp.gate_proj", "mlp.up_proj"]),
-            ("feed_forward.out", ["mlp.down_proj"]),
-        ]:
-            outside = tuple(f"{there}.{name}.weight" for name in names)
-            table.append(Row(f"{here}.{inside}.weight", outside))
-    return [
-        Row("token_embedding.weight", ("model.embed_tokens.weight",)),
-        *table,
-        Row("norm.weight", ("model.norm.weight",)),
-        Row("head.weight", ("lm_head.weight",)),
-    ]
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
+        if family == "nanolm":
+            table.append(Row(name, (name,), tuple(parameter.shape[:1])))
+            continue
+        assert isinstance(config, GPTConfig)
+        layer = ""
+        if module.startswith("blocks."):
+            _, number, module = module.split(".", 2)
+            layer = f"{LAYERS[family]}.{number}."
+        outside = tuple(f"{layer}{there}.{kind}" for there in NAMES[family][module])
+        sizes = tuple(parameter.shape[:1])
+        if len(outside) == 3:  # queries, keys, values
+            shared = config.kv_heads * config.head_dim
+            sizes = (config.heads * config.head_dim, shared, shared)
+        elif len(outside) == 2:  # gate, up
+            sizes = (config.hidden, config.hidden)
+        transposed = family == "gpt2" and module in LINEAR and kind == "weight"
+        table.append(Row(name, outside, sizes, transposed))
+    return table
 
 
 def _write_json(file: Path, values: dict[str, Any]) -> None:
@@ -245,11 +287,13 @@ def _write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelError(f"{file} does not exist or is no file")
     try:
+        if file.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"{file.stat().st_size:,} bytes are too many")
         values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{file} does not exist") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ModelError(f"{file} holds no JSON object")

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError, UsageError
+from nanolm.choice import Report
+from nanolm.download import HUB
+from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.runs.hub import hub_model
 from nanolm.runs.toml import dump_toml
 from nanolm.text import NAMED, tokenizer_problem
 from nanolm.text.loading import load_tokenizer, named_tokenizer
@@ -106,15 +109,31 @@ class Run:
             ) from None
 
 
-def find_model(path: Path, report: Callable[[str], None]) -> Path:
+def find_or_download(name: str, note: Callable[[str], None], progress: Report) -> Path:
+    """The model folder that RUN means; what is no folder here is a name on the Hub."""
+    if not name.startswith(HUB) and Path(name).exists():
+        return find_model(name, note)
+    try:
+        return hub_model(name, progress)
+    except NanolmError as error:
+        if name.startswith(HUB):
+            raise
+        raise type(error)(f"{name} is no folder here, and {error}") from None
+
+
+def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
 
     A checkpoint of ours is verified first; where it is damaged, that is reported and the newest
     whole one is taken.
     """
+    path = Path(path)
     if not path.is_dir():
         what = "is no folder" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}; `ls runs` shows what has been trained")
+        raise UsageError(
+            f"{path} {what}; `ls runs` shows what has been trained, and {HUB}NAME is a model of "
+            "the Hugging Face Hub"
+        )
     if (path / "config.json").exists():
         if (path / files.MANIFEST).exists():
             files.verify(path)

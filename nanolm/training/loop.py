@@ -28,11 +28,12 @@ from nanolm.runs.folder import Run, append
 from nanolm.text.tokens import Batches
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.metrics import evaluate
+from nanolm.training.metrics import Score, evaluate
 from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
 from nanolm.training.prepare import (
     Job,
     choose_run,
+    find_base,
     prepare,
     prepare_text,
     refuse_finished,
@@ -96,12 +97,13 @@ def train(
     settings = with_absolute_paths(settings)
     choose_device(settings.device)  # one that is not there is better told at once
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-    text = prepare_text(settings, notify)
+    base = find_base(settings, notify)
+    text = prepare_text(settings, base, notify)
     with run.locked():
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
-        job = prepare(settings, run, text, notify)
+        job = prepare(settings, run, base, text, notify)
         with thread_count(job.settings.threads), StopRequest() as stop:
             return Trainer(job, notify).loop(stop)
 
@@ -249,7 +251,7 @@ class Trainer:
             budget = state.step * self.step_tokens / progress
             affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
             state.evaluated_tokens = max(1, min(affordable, len(job.text.val) - 1))
-        score = evaluate(self.model, job.text.tokenizer, job.text.val, state.evaluated_tokens)
+        score = self.score(state.evaluated_tokens)
         state.evaluations = int(progress * settings.evaluations + 1e-9)
         state.val_loss, state.val_bits_per_byte = score.loss, score.bits_per_byte
         if state.best_loss is None or score.loss < state.best_loss:
@@ -262,6 +264,12 @@ class Trainer:
         append(self.run.samples, f"{heading}\n{quoted}\n\n")
         self.notify(Wrote(state.step, job.text.prompt, text))
         self.record(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte)
+
+    def score(self, limit: int | None = None) -> Score:
+        """How good the model is on held-out text, or on its first `limit` tokens."""
+        assert self.settings.context
+        text = self.job.text
+        return evaluate(self.model, text.tokenizer, text.val, self.settings.context, limit)
 
     def save(self) -> None:
         """Commit a checkpoint of this step, unless it is there already."""
@@ -298,7 +306,7 @@ class Trainer:
                 self.state.best_step = self.state.step
                 last = self.checkpoint_folder(self.state.step)
                 checkpoint.point(self.run.path / "best", last)
-        score = evaluate(self.model, self.job.text.tokenizer, self.job.text.val)
+        score = self.score()
         self.state.val_loss, self.state.val_bits_per_byte = score.loss, score.bits_per_byte
         result = self.result("steps" if self.settings.steps else "minutes")
         self.run.update({**self.run.facts(), "result": asdict(result)})

@@ -1,7 +1,7 @@
 """How good a model is on held-out text: loss, and bits per byte, by one pass over all of it.
 
 Bits per byte divides by the bytes of the text instead of by its tokens, so models with different
-tokenizers can be compared. End-of-text tokens stand for no bytes and are not counted.
+tokenizers can be compared. What stands between documents has no bytes and is not counted.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from nanolm.model.gpt import GPT
+from nanolm.model.base import Model
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 
@@ -24,20 +24,21 @@ class Score:
 
 
 @torch.inference_mode()
-def evaluate(model: GPT, tokenizer: Tokenizer, ids: Store, limit: int | None = None) -> Score:
-    """Score `ids` (or its first `limit` tokens) in windows of the context that do not overlap."""
-    config = model.config
+def evaluate(
+    model: Model, tokenizer: Tokenizer, ids: Store, window: int, limit: int | None = None
+) -> Score:
+    """Score `ids` (or its first `limit` tokens) in windows that do not overlap."""
     device = model.head.weight.device
     row = torch.from_numpy(ids[: limit and limit + 1].astype("int64"))
     lengths = torch.from_numpy(tokenizer.byte_lengths())
     targets = row[1:]
-    whole = len(targets) // config.context * config.context
+    whole = len(targets) // window * window
     # As many windows at a time as keep the logits to 64 MiB.
-    rows = max(1, (1 << 24) // (config.context * config.vocab_size))
+    rows = max(1, (1 << 24) // (window * model.config.vocab_size))
     batches = list(
         zip(
-            row[:whole].view(-1, config.context).split(rows),  # (rows, context)
-            targets[:whole].view(-1, config.context).split(rows),
+            row[:whole].view(-1, window).split(rows),  # (rows, context)
+            targets[:whole].view(-1, window).split(rows),
             strict=True,
         )
     )
@@ -47,7 +48,7 @@ def evaluate(model: GPT, tokenizer: Tokenizer, ids: Store, limit: int | None = N
     was_training = model.training
     model.eval()
     for x, y in batches:
-        counted = y != tokenizer.end_of_text
+        counted = y != tokenizer.start_of_text
         logits = model(x.to(device)).float()  # (rows, time, vocabulary)
         losses = F.cross_entropy(logits.flatten(0, 1), y.to(device).flatten(), reduction="none")
         nats += (losses.cpu().double() * counted.flatten()).sum().item()

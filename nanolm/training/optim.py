@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanolm.errors import ModelError
-from nanolm.model.gpt import GPT
+from nanolm.model.base import Model
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BETAS = (0.9, 0.95)  # the second shorter than Adam's 0.999: runs here are short
 
 
-def make_optimizer(model: GPT, lr: float, weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(model: Model, lr: float, weight_decay: float) -> torch.optim.AdamW:
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
@@ -27,7 +27,7 @@ def make_optimizer(model: GPT, lr: float, weight_decay: float) -> torch.optim.Ad
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=1e-10, fused=fused)
 
 
-def save_optimizer(optimizer: torch.optim.AdamW, model: GPT, file: Path) -> None:
+def save_optimizer(optimizer: torch.optim.AdamW, model: Model, file: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter)
@@ -37,7 +37,7 @@ def save_optimizer(optimizer: torch.optim.AdamW, model: GPT, file: Path) -> None
     save_file(tensors, file)
 
 
-def load_optimizer(optimizer: torch.optim.AdamW, model: GPT, file: Path) -> None:
+def load_optimizer(optimizer: torch.optim.AdamW, model: Model, file: Path) -> None:
     tensors = load_file(file)
     if not tensors:
         return  # saved before the first step

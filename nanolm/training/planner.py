@@ -7,17 +7,24 @@ import torch
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
-from nanolm.model.config import PRESETS, ModelConfig, configure
+from nanolm.model.config import PRESETS, RECURRENT, ModelConfig, configure
 from nanolm.model.device import choose_device
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import TINY
-from nanolm.training.settings import TrainSettings
+from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 
 
 def choose_settings(
-    settings: TrainSettings, tokenizer: Tokenizer, size: int, tokens: int
+    settings: TrainSettings,
+    tokenizer: Tokenizer,
+    size: int,
+    tokens: int,
+    base: ModelConfig | None = None,
 ) -> tuple[TrainSettings, list[Choice]]:
-    """Everything but the tokenizer, for `size` bytes of text that are `tokens` training tokens."""
+    """Everything but the tokenizer, for `size` bytes of text that are `tokens` training tokens.
+
+    `base` is the model that training starts from, if it does not start from nothing.
+    """
     choices = []
 
     def choose(name: str, value: object, reason: str) -> None:
@@ -25,7 +32,8 @@ def choose_settings(
         settings = replace(settings, **{name: value})  # type: ignore[arg-type]
         choices.append(Choice(name, value, reason))
 
-    settings = replace(settings, tokenizer=settings.tokenizer or tokenizer.kind)
+    if base is None:
+        settings = replace(settings, tokenizer=settings.tokenizer or tokenizer.kind)
     if settings.tokenizer == "bpe":
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
     device, reason = choose_device(settings.device)
@@ -36,20 +44,32 @@ def choose_settings(
             choose("dtype", "bfloat16", "this GPU supports it")
         else:
             choose("dtype", "float32", f"the safe choice on {settings.device}")
-    if settings.preset is None and None in (settings.layers, settings.heads, settings.dim):
-        if size < TINY:
-            choose("preset", "nano", f"under {TINY // 1000} kB of text")
-        elif settings.device == "cpu":
-            choose("preset", "micro", "the most a CPU can train in minutes")
-        else:
-            choose("preset", "mini", "a few minutes on a GPU")
-    preset = PRESETS[settings.preset or "micro"]
-    for name in ("layers", "heads", "dim", "context"):
-        if getattr(settings, name) is None:
-            settings = replace(settings, **{name: getattr(preset, name)})
-    if settings.threads is None:
+    small = settings.device == "cpu"
+    if base is not None:
+        preset = PRESETS["micro" if small else "mini"]  # for the tokens a step alone
+        if settings.context is None:
+            context = min(base.context, 256 if small else 1024)
+            choose("context", context, f"the model looks back on {base.context:,}")
+        dim = base.dim
+    else:
+        family = settings.family or DEFAULT_FAMILY
+        needed = ("layers", "dim") if family in RECURRENT else ("layers", "heads", "dim")
+        if settings.preset is None and any(getattr(settings, name) is None for name in needed):
+            if size < TINY:
+                choose("preset", "nano", f"under {TINY // 1000} kB of text")
+            elif small:
+                choose("preset", "micro", "the most a CPU can train in minutes")
+            else:
+                choose("preset", "mini", "a few minutes on a GPU")
+        preset = PRESETS[settings.preset or "micro"]
+        for name in (*needed, "context"):
+            if getattr(settings, name) is None:
+                settings = replace(settings, **{name: getattr(preset, name)})
+        settings = with_switches(replace(settings, family=family))
         assert settings.dim is not None
-        if settings.dim < 96:
+        dim = settings.dim
+    if settings.threads is None:
+        if dim < 96:
             choose("threads", 1, "a model this small gains little from more")
         else:
             choose("threads", available_threads(), "as many as this process may use")
@@ -63,10 +83,12 @@ def choose_settings(
         batch = max(1, preset.batch * preset.context // settings.context)
         settings = replace(settings, batch=batch)
     if settings.lr is None:
-        assert settings.dim is not None
         # Twice as much was worse at width 128 (docs/experiments.md); wider models want less.
-        lr = round(3e-3 * min(1, 128 / settings.dim) ** 0.5, 6)
-        choose("lr", lr, f"for width {settings.dim}")
+        lr = 3e-3 * min(1, 128 / dim) ** 0.5
+        if base is None:
+            choose("lr", round(lr, 6), f"for width {dim}")
+        else:
+            choose("lr", round(lr / 10, 7), "a tenth of what fresh weights would take")
     if settings.epochs is not None:
         assert settings.batch is not None and settings.context is not None
         steps = max(1, round(settings.epochs * tokens / (settings.batch * settings.context)))
@@ -81,19 +103,21 @@ def choose_settings(
     return settings, choices
 
 
+def with_switches(settings: TrainSettings) -> TrainSettings:
+    """What is left open about the model, as its family has it."""
+    config = model_config(settings, vocab_size=1)
+    given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
+    if given["positions"] != "rope":
+        del given["rope_base"]
+    return replace(settings, **given)  # type: ignore[arg-type]
+
+
 def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
     """The model that resolved settings describe, or a UsageError that says what does not fit."""
-    assert settings.dim is not None
-    config = configure(
-        settings.family,
-        vocab_size=vocab_size,
-        layers=settings.layers,
-        heads=settings.heads,
-        dim=settings.dim,
-        context=settings.context,
-        dropout=settings.dropout,
-    )
-    problems = config.problems()
-    if problems:
+    assert settings.family
+    names = ("context", "dropout", *SIZES, *SWITCHES)
+    asked = {name: getattr(settings, name) for name in names}
+    config = configure(settings.family, vocab_size=vocab_size, **asked)
+    if problems := config.problems():
         raise UsageError("\n".join(problems))
     return config

@@ -3,6 +3,7 @@
 import platform
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import numpy as np
 import torch
 
 from nanolm import __version__, files
-from nanolm.errors import DataError
-from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import load_model
+from nanolm.choice import Choice, Report
+from nanolm.errors import DataError, UsageError
+from nanolm.model.base import Model
+from nanolm.model.build import build_model
+from nanolm.model.config_json import model_type
+from nanolm.model.huggingface import load_config, load_model
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run, find_tokenizer
+from nanolm.runs.folder import Run, find_or_download, find_tokenizer
 from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.loading import load_tokenizer
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.text.store import Prepared, Request, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
@@ -33,18 +38,32 @@ class Job:
     settings: TrainSettings  # resolved: nothing left to choose
     run: Run
     text: Prepared
-    model: GPT
+    model: Model
     checkpoint: Path | None  # to go on from
 
 
-def prepare_text(settings: TrainSettings, notify: Notify) -> Prepared:
+def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
+    """The folder of the model to start from, if it is not to start from nothing."""
+    if settings.start_from is None:
+        return None
+    note, progress = reports(notify)
+    base = find_or_download(settings.start_from, note, progress)
+    most = load_config(base).context
+    if settings.context is not None and settings.context > most:
+        raise UsageError(
+            f"--context {settings.context}: {settings.start_from} looks back on {most:,} tokens "
+            "at most"
+        )
+    return base
+
+
+def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> Prepared:
     """The text as tokens: training and validation."""
-
-    def note(text: str) -> None:
-        notify(Note(text))
-
+    note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
-    if settings.tokenizer not in (None, *TRAINABLE):
+    if base is not None:
+        tokenizer = load_tokenizer(base)
+    elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
     request = Request(
         corpus=settings.corpus,
@@ -54,7 +73,12 @@ def prepare_text(settings: TrainSettings, notify: Notify) -> Prepared:
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
     )
-    return prepare_tokens(request, lambda *how_far: notify(Preparing(*how_far)), note)
+    return prepare_tokens(request, progress, note)
+
+
+def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
+    """How others tell something worth knowing, and how far they are."""
+    return lambda text: notify(Note(text)), lambda *how_far: notify(Preparing(*how_far))
 
 
 def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: Notify) -> Run:
@@ -88,8 +112,10 @@ def run_name(corpus: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name.partition(".")[0]).strip("-") or "run"
 
 
-def prepare(settings: TrainSettings, run: Run, text: Prepared, notify: Notify) -> Job:
-    """Settings and model: new, or as the last checkpoint of the run has them."""
+def prepare(
+    settings: TrainSettings, run: Run, base: Path | None, text: Prepared, notify: Notify
+) -> Job:
+    """Settings and model: new, from another one, or as the last checkpoint of the run has them."""
     request, folder, known = settings, None, None
     if run.exists():
         settings = TrainSettings.from_dict(run.settings())
@@ -106,16 +132,26 @@ def prepare(settings: TrainSettings, run: Run, text: Prepared, notify: Notify) -
                 f"the {what} is not the one that {run.path} began with; "
                 "bring it back, or start a new run with --out"
             )
-    settings, choices = choose_settings(settings, text.tokenizer, text.size, len(text.train))
+    given = load_config(base) if base else None
+    settings, choices = choose_settings(settings, text.tokenizer, text.size, len(text.train), given)
     choices = text.choices + choices
-    config = model_config(settings, text.tokenizer.vocab_size)
+    if given:
+        assert settings.dropout is not None
+        config = replace(given, dropout=settings.dropout)
+    else:
+        config = model_config(settings, text.tokenizer.vocab_size)
     if folder:
         model = load_model(folder)
         if model.config != config:
             raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
+    elif base:
+        model = load_model(base, config.dropout)
     else:
         torch.manual_seed(settings.seed)
-        model = GPT(config)
+        model = build_model(config)
+    family, reason = model_type(config)
+    if family == "nanolm":
+        choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
     if known is None:
         for choice in choices:
             notify(choice)
@@ -142,11 +178,12 @@ def with_absolute_paths(settings: TrainSettings) -> TrainSettings:
         kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
         return path if kept else str(Path(path).absolute())
 
-    tokenizer = settings.tokenizer
+    tokenizer, start = settings.tokenizer, settings.start_from
     return replace(
         settings,
         corpus=tuple(absolute(path) for path in settings.corpus),
         val=settings.val and absolute(settings.val),
+        start_from=start if start is None or not Path(start).exists() else absolute(start),
         tokenizer=tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
     )
 

@@ -9,16 +9,36 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean
-from nanolm.model.config import FAMILIES, PRESETS
+from nanolm.model.config import (
+    FAMILIES,
+    PRESETS,
+    RECURRENT,
+    FeedForwardKind,
+    Norm,
+    NormPlace,
+    Positions,
+)
 from nanolm.text import tokenizer_problem
 from nanolm.text.documents import Reading
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16")
+DEFAULT_FAMILY = "modern"
+
+SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
+SWITCHES = (
+    *("positions", "rope_base", "norm", "norm_place"),
+    *("qk_norm", "feed_forward", "bias", "tied"),
+)
+ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # what a model to start from has already
+ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # what a recurrent model has not
 
 RANGES = {  # what is possible; what is sensible is for the user to say
     "layers": (1, 1_000),
     "heads": (1, 1_000),
+    "kv_heads": (1, 1_000),
+    "hidden": (1, 1_000_000),
+    "rope_base": (1, 10**12),
     "dim": (1, 100_000),
     "context": (1, 1_000_000),
     "steps": (1, 10**12),
@@ -47,12 +67,23 @@ class TrainSettings:
     val_fraction: float = 0.1
     tokenizer: str | None = None
     vocab_size: int | None = None
-    family: str = "modern"
+    start_from: str | None = None
+    family: str | None = None
     preset: str | None = None
     layers: int | None = None
     heads: int | None = None
+    kv_heads: int | None = None
     dim: int | None = None
+    hidden: int | None = None
     context: int | None = None
+    positions: str | None = None
+    rope_base: float | None = None
+    norm: str | None = None
+    norm_place: str | None = None
+    qk_norm: bool | None = None
+    feed_forward: str | None = None
+    bias: bool | None = None
+    tied: bool | None = None
     dropout: float | None = None
     steps: int | None = None
     minutes: float | None = None
@@ -79,10 +110,13 @@ class TrainSettings:
             if name not in hints:
                 problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
                 continue
+            if name == "corpus":
+                continue
             kinds = get_args(hints[name]) or (hints[name],)
             if float in kinds:
                 kinds = (*kinds, int)  # 3 minutes are 3.0 minutes
-            if name != "corpus" and (isinstance(value, bool) or not isinstance(value, kinds)):
+            fits = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
+            if not fits:
                 problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
         if problems:
             raise UsageError("\n".join(problems))
@@ -101,8 +135,12 @@ class TrainSettings:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
         problems = []
         choices = {
-            "family": tuple(FAMILIES),
+            "family": (None, *FAMILIES),
             "preset": (None, *PRESETS),
+            "positions": (None, *get_args(Positions)),
+            "norm": (None, *get_args(Norm)),
+            "norm_place": (None, *get_args(NormPlace)),
+            "feed_forward": (None, *get_args(FeedForwardKind)),
             "device": DEVICES,
             "dtype": DTYPES,
         }
@@ -139,13 +177,36 @@ class TrainSettings:
                 f"--vocab-size {self.vocab_size}: must be at least 258 (every byte and two special "
                 "tokens) and at most 1048576"
             )
+        problems += self._clashes()
         budgets = [name for name in ("steps", "minutes", "epochs") if getattr(self, name)]
         if len(budgets) > 1:
             problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
         if problems:
             raise UsageError("\n".join(problems))
 
+    def _clashes(self) -> list[str]:
+        """Settings of the model that cannot stand together."""
+        given = {name for name in ARCHITECTURE if getattr(self, name) is not None}
+        if self.start_from is not None:
+            given |= {name for name in ("tokenizer", "vocab_size") if getattr(self, name)}
+            return [
+                f"{option(name)} cannot be given with --from: {self.start_from} has its own"
+                for name in (*ARCHITECTURE, "tokenizer", "vocab_size")
+                if name in given
+            ]
+        if self.family in RECURRENT:
+            return [
+                f"{option(name)} is for Transformers; --family {self.family} has no such thing"
+                for name in ARCHITECTURE
+                if name in given & ATTENTION
+            ]
+        switches = FAMILIES.get(self.family or DEFAULT_FAMILY, {})
+        positions = self.positions or switches.get("positions")
+        if self.rope_base is not None and positions != "rope":
+            return [f"--rope-base is for --positions rope; here they are {positions}"]
+        return []
+
 
 def option(name: str) -> str:
     """The command-line option of a setting."""
-    return "--" + name.replace("_", "-")
+    return "--from" if name == "start_from" else "--" + name.replace("_", "-")

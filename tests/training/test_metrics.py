@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nanolm.model.config import configure
-from nanolm.model.gpt import GPT
+from nanolm.model.build import build_model
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.metrics import evaluate
@@ -23,10 +23,10 @@ def test_bits_per_byte_by_hand(kind: str) -> None:
     tokenizer = train_tokenizer(DOCUMENTS[:2], kind)
     torch.manual_seed(0)
     size = tokenizer.vocab_size
-    model = GPT(configure("modern", vocab_size=size, layers=1, heads=2, dim=16, context=8))
+    model = build_model(configure("modern", vocab_size=size, layers=1, heads=2, dim=16, context=8))
     torch.nn.init.normal_(model.head.weight)
     ids = encoded(tokenizer)
-    score = evaluate(model, tokenizer, ids)
+    score = evaluate(model, tokenizer, ids, 8)
 
     nats = 0.0  # token by token, each window from its start
     counted = 0
@@ -45,6 +45,6 @@ def test_bits_per_byte_by_hand(kind: str) -> None:
 
 def test_a_limit_looks_at_the_beginning_only() -> None:
     tokenizer = train_tokenizer([], "byte")
-    model = GPT(configure("gpt2", vocab_size=258, layers=1, heads=2, dim=16, context=8))
+    model = build_model(configure("gpt2", vocab_size=258, layers=1, heads=2, dim=16, context=8))
     ids = encoded(tokenizer)
-    assert evaluate(model, tokenizer, ids, 20) == evaluate(model, tokenizer, ids[:21])
+    assert evaluate(model, tokenizer, ids, 8, 20) == evaluate(model, tokenizer, ids[:21], 8)

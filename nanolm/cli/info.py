@@ -1,0 +1,102 @@
+"""`nanolm info`: what a run or model folder is."""
+
+import json
+import shutil
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nanolm.cli.console import note, printable
+from nanolm.cli.options import Command
+
+if TYPE_CHECKING:
+    from nanolm.runs.info import Info
+
+
+INDENT = 22  # columns for titles
+
+
+@click.command("info", cls=Command)
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(run: str, as_json: bool) -> None:
+    """Describe a model: architecture, parameters, files, training, and who can read it.
+
+    RUN is a run folder, a checkpoint, or any Hugging Face folder of a GPT-2, llama or Qwen3 model.
+
+    \b
+    nanolm info runs/novel
+    nanolm info runs/novel/last --json
+    """
+    from nanolm.runs.info import describe
+
+    found = describe(run, note)
+    if as_json:
+        click.echo(json.dumps(asdict(found), ensure_ascii=False))
+        return
+    width = min(100, shutil.get_terminal_size().columns)
+    for title, text in rows(found):
+        begin, indent = f"{title:<{INDENT}}", " " * INDENT
+        wrapped = textwrap.wrap(
+            printable(text), width, initial_indent=begin, subsequent_indent=indent
+        )
+        click.echo("\n".join(wrapped))
+
+
+def rows(info: "Info") -> list[tuple[str, str]]:
+    """A title and a text each."""
+    switches = {name: value for name, value in info.architecture.items() if value is not None}
+    if switches.get("positions") != "rope":
+        switches.pop("rope_base", None)
+    readers = f"read by {' and '.join(info.readers)}"
+    if info.why_only:
+        readers += f" alone: {info.why_only}"
+    shown = [
+        ("model", info.folder),
+        ("type", f"{info.model_type}, {readers}"),
+        ("architecture", ", ".join(f"{name} {word(value)}" for name, value in switches.items())),
+        ("parameters", f"{info.parameters:,}, stored as {info.numbers}"),
+    ]
+    for part, count in info.parts.items():
+        shown.append((f"  {part}", f"{count:,} ({count / info.parameters:.1%})"))
+    size = f"{info.tokenizer['vocab_size']:,} tokens"
+    files = ", ".join(f"{name} {megabytes(count)}" for name, count in info.bytes.items())
+    shown.append(("tokenizer", f"{info.tokenizer['kind']}, {size}"))
+    shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
+    if trained := history(info.history):
+        shown.append(("trained", trained))
+    return shown
+
+
+def history(known: dict[str, Any]) -> str:
+    """How it was trained, as far as that is known."""
+    if not known:
+        return ""
+    text = f"{known['step']:,} steps"
+    if "batch" in known:
+        text += f" of {known['batch']} x {known['context']} tokens"
+    if known["seconds"] is not None:
+        text += f" in {known['seconds']:,.0f} s"
+    if "corpus" in known:
+        text += f" on {', '.join(known['corpus'])}"
+    if "start_from" in known:
+        text += f", from {known['start_from']}"
+    if "result" in known:
+        result = known["result"]
+        text += (
+            f"; finished after {result['steps']:,}, the best at step {result['best_step']:,} with "
+            f"{result['val_bits_per_byte']:.3f} bits per byte on held-out text"
+        )
+    return text
+
+
+def word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"

@@ -1,0 +1,368 @@
+"""config.json: a model's config in the words of its family at Hugging Face.
+
+    >>> config_to_json(configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16))
+    {'model_type': 'qwen3', ...}
+
+Three families of theirs are read and written. What none of them has (post-norm, sine positions,
+recurrence, ...) is "model_type": "nanolm", which holds our own config word for word. Reading is
+strict: what would change the numbers and is not understood is refused, by name.
+"""
+
+import math
+import types
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from nanolm.errors import ModelError
+from nanolm.model.config import GPTConfig, ModelConfig, RecurrentConfig, RopeScaling
+
+# What each family at Hugging Face can express: the values that a switch may have.
+EXPRESSED: dict[str, dict[str, tuple[object, ...]]] = {
+    "gpt2": {
+        "positions": ("learned",),
+        "norm": ("layer",),
+        "norm_place": ("pre",),
+        "feed_forward": ("relu", "gelu", "gelu_tanh", "relu2"),
+        "qk_norm": (False,),
+        "bias": (True,),
+        "head_width": (None,),
+    },
+    "llama": {
+        "positions": ("rope",),
+        "norm": ("rms",),
+        "norm_place": ("pre",),
+        "feed_forward": ("swiglu",),
+        "qk_norm": (False,),
+    },
+    "qwen3": {
+        "positions": ("rope",),
+        "norm": ("rms",),
+        "norm_place": ("pre",),
+        "feed_forward": ("swiglu",),
+        "qk_norm": (True,),
+        "bias": (False,),
+    },
+}
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+BODIES = ("GPT2Model", "LlamaModel", "Qwen3Model")  # how their parts without a head are called
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
+SCALINGS = {  # of rotary positions, with what belongs to each
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor"),
+    ),
+    "yarn": (
+        *("factor", "original_max_position_embeddings"),
+        *("beta_slow", "beta_fast", "attention_factor", "truncate"),
+    ),
+}
+KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
+LARGEST = 1 << 40  # of any count in the file: far above all there is, far below an overflow
+
+
+def model_type(config: ModelConfig) -> tuple[str, str]:
+    """The family that `config` is written as; for "nanolm", why it is none of the others."""
+    if not isinstance(config, GPTConfig):
+        return "nanolm", "it is recurrent"
+    reasons = []
+    for family, switches in EXPRESSED.items():
+        missing = [
+            f"{name} {str(getattr(config, name)).lower()}"
+            for name, allowed in switches.items()
+            if getattr(config, name) not in allowed
+        ]
+        if family == "gpt2" and config.kv_heads != config.heads:
+            missing.append("shared keys and values")
+        if not missing:
+            return family, ""
+        reasons.append((len(missing), f"{family} has no {', no '.join(missing)}"))
+    return "nanolm", min(reasons)[1]
+
+
+def config_to_json(config: ModelConfig) -> dict[str, Any]:
+    family, _ = model_type(config)
+    if family == "nanolm":
+        kind = next(name for name, made in KINDS.items() if isinstance(config, made))
+        return {"model_type": "nanolm", "kind": kind, **asdict(config)}
+    assert isinstance(config, GPTConfig)
+    shared = {
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied,
+        "dtype": "float32",
+    }
+    if family == "gpt2":
+        activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+        return {
+            **shared,
+            "n_positions": config.context,
+            "n_embd": config.dim,
+            "n_layer": config.layers,
+            "n_head": config.heads,
+            "n_inner": config.hidden,
+            "activation_function": activations[config.feed_forward],
+            "layer_norm_epsilon": config.norm_epsilon,
+            "resid_pdrop": config.dropout,
+            "embd_pdrop": config.dropout,
+            "attn_pdrop": 0.0,
+        }
+    rope = rope_to_json(config)
+    written = {
+        **shared,
+        "max_position_embeddings": config.context,
+        "hidden_size": config.dim,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.hidden,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_parameters": rope,
+        # The same as older versions of transformers spell it.
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": rope if config.rope_scaling else None,
+        "attention_bias": config.bias,
+        "attention_dropout": 0.0,
+        "dropout": config.dropout,  # ours: the residual dropout it was trained with
+    }
+    return {**written, "mlp_bias": config.bias} if family == "llama" else written
+
+
+def rope_to_json(config: GPTConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_base)}
+    if scaling:
+        rope |= {"rope_type": scaling.kind, "factor": float(scaling.factor)}
+        if scaling.kind != "linear":
+            rope["original_max_position_embeddings"] = scaling.original_context
+        if scaling.kind == "llama3":
+            rope |= {"low_freq_factor": scaling.slow, "high_freq_factor": scaling.fast}
+        if scaling.kind == "yarn":
+            rope |= {"beta_slow": scaling.slow, "beta_fast": scaling.fast}
+            rope["attention_factor"] = scaling.gain
+    return rope
+
+
+def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig:
+    """The config that the contents of `file` describe; a ModelError names what is wrong."""
+    found = Values(values, str(file))
+    family = values.get("model_type")
+    if family == "gpt2":
+        config: ModelConfig = read_gpt2(found)
+    elif family == "llama" or family == "qwen3":
+        config = read_llama(found, family)
+    elif family == "nanolm":
+        config = read_own(found)
+    else:
+        known = ", ".join([*ARCHITECTURES, "nanolm"])
+        raise ModelError(f"{file}: nanolm reads models of type {known}, and not {family!r}")
+    if problems := config.problems():
+        raise ModelError(f"{file}: {'; '.join(problems)}")
+    return config
+
+
+class Values:
+    """The values of a JSON object, each taken as what it must be."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A null means the default, as it does for transformers."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise self.wrong(name, "must be a whole number from 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+            raise self.wrong(name, "must be a number from 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if type(value) is not bool:
+            raise self.wrong(name, "must be true or false")
+        return value
+
+    def only(self, name: str, allowed: Iterable[object], default: Any, what: str) -> Any:
+        """A feature that is there in one form alone."""
+        value = self.get(name, default)
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.wrong(name, f"{what}, which nanolm does not support")
+        return value
+
+    def wrong(self, name: str, why: str) -> ModelError:
+        shown = repr(self.values[name]) if name in self.values else "missing"
+        return ModelError(f"{self.where}: {name} is {shown[:200]}: {why}")
+
+
+def read_shared(values: Values, family: str) -> None:
+    values.only("quantization_config", [None], None, "quantised weights")
+    values.only("add_cross_attention", [False], False, "cross-attention")
+    for name in values.get("architectures", []):
+        if name != ARCHITECTURES[family] and name not in BODIES:
+            raise values.wrong("architectures", f"not a language model such as {family} is")
+
+
+def read_gpt2(values: Values) -> GPTConfig:
+    read_shared(values, "gpt2")
+    values.only("scale_attn_weights", [True], True, "attention without scale")
+    values.only("scale_attn_by_inverse_layer_idx", [False], False, "attention scaled by layer")
+    what = "a nonlinearity of its own"
+    activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
+    dim = values.count("n_embd")
+    return GPTConfig(
+        vocab_size=values.count("vocab_size"),
+        layers=values.count("n_layer"),
+        heads=values.count("n_head"),
+        kv_heads=values.count("n_head"),
+        dim=dim,
+        context=values.count("n_positions", 1024),
+        hidden=values.count("n_inner", 4 * dim),
+        positions="learned",
+        norm="layer",
+        norm_place="pre",
+        feed_forward=ACTIVATIONS[activation],  # type: ignore[arg-type]
+        qk_norm=False,
+        bias=True,
+        tied=values.flag("tie_word_embeddings", True),
+        dropout=values.number("resid_pdrop", 0.1),
+        norm_epsilon=values.number("layer_norm_epsilon", 1e-5),
+    )
+
+
+def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
+    read_shared(values, family)
+    values.only("hidden_act", ["silu", "swish"], "silu", "a nonlinearity of its own")
+    biases = [False]
+    if family == "llama":
+        biases = [values.flag("mlp_bias", False)]
+    else:
+        values.only("use_sliding_window", [False], False, "a sliding window")
+        if any(kind != "full_attention" for kind in values.get("layer_types", [])):
+            raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
+    bias = values.only("attention_bias", biases, False, "biases in some layers and not in others")
+    dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
+    context = values.count("max_position_embeddings", 2048 if family == "llama" else 32768)
+    head_dim = values.count("head_dim", max(1, dim // heads) if family == "llama" else 128)
+    base, scaling = read_rope(values, context)
+    return GPTConfig(
+        vocab_size=values.count("vocab_size"),
+        layers=values.count("num_hidden_layers"),
+        heads=heads,
+        kv_heads=values.count("num_key_value_heads", heads if family == "llama" else 32),
+        head_width=None if head_dim * heads == dim else head_dim,
+        dim=dim,
+        context=context,
+        hidden=values.count("intermediate_size"),
+        positions="rope",
+        norm="rms",
+        norm_place="pre",
+        feed_forward="swiglu",
+        qk_norm=family == "qwen3",
+        bias=bool(bias),
+        tied=values.flag("tie_word_embeddings", False),
+        dropout=values.number("dropout", 0.0),
+        norm_epsilon=values.number("rms_norm_eps", 1e-6),
+        rope_base=base,
+        rope_scaling=scaling,
+    )
+
+
+def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
+    """The base and scaling of rotary positions, in the newer or the older spelling, or both."""
+    new, old = values.get("rope_parameters", {}), values.get("rope_scaling", {})
+    for name, part in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(part, dict):
+            raise values.wrong(name, "must be an object")
+    if "type" in old:
+        old = {"rope_type": old["type"]} | {key: old[key] for key in old if key != "type"}
+    if "rope_theta" in values.values:
+        old = {"rope_theta": values.values["rope_theta"], **old}
+    for key in new.keys() & old.keys():
+        if new[key] != old[key]:
+            raise values.wrong("rope_parameters", f"its {key} is not that of the older spelling")
+    rope = Values({**old, **new}, f"{values.where}: rope_parameters")
+    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of some components alone")
+    kind = rope.only("rope_type", SCALINGS, "default", "a scaling")
+    known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
+    for key, value in rope.values.items():
+        if value is not None and key not in known:
+            raise rope.wrong(key, f"a part of {kind!r} that nanolm does not support")
+    base = rope.number("rope_theta", 10_000.0)
+    if kind == "default":
+        return base, None
+    factor = rope.number("factor")
+    if kind == "linear":
+        return base, RopeScaling("linear", factor)
+    original = rope.count("original_max_position_embeddings", context)
+    if kind == "llama3":
+        slow, fast = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        return base, RopeScaling("llama3", factor, original, slow, fast)
+    rope.only("truncate", [True], True, "YaRN of another kind")
+    slow, fast = rope.number("beta_slow", 1), rope.number("beta_fast", 32)
+    gain = rope.number("attention_factor", 0.1 * math.log(max(1, factor)) + 1)
+    return base, RopeScaling("yarn", factor, original, slow, fast, gain)
+
+
+def read_own(values: Values) -> ModelConfig:
+    """Our own words: every field, nothing else, each of its type."""
+    kind = values.only("kind", KINDS, None, "a kind of model")
+    made = KINDS[kind]
+    hints = get_type_hints(made)
+    around = {"model_type", "kind", "architectures", "dtype", "transformers_version"}
+    around |= {f"{name}_token_id" for name in ("bos", "eos", "pad")}
+    for name in values.values:
+        if name not in hints and name not in around:
+            raise values.wrong(name, "this version of nanolm knows no such switch")
+    taken = {}
+    for field in fields(made):
+        value = values.values.get(field.name, ...)
+        if field.name == "rope_scaling" and isinstance(value, dict):
+            try:
+                value = RopeScaling(**value)
+            except TypeError:
+                raise values.wrong("rope_scaling", "not as nanolm writes it") from None
+        if not fits(value, hints[field.name]):
+            raise values.wrong(field.name, f"must be {shown_type(hints[field.name])}")
+        taken[field.name] = value
+    return made(**taken)
+
+
+def fits(value: object, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(one) and value == one for one in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float) and abs(value) <= LARGEST  # type: ignore[arg-type]
+    if hint is int:
+        return type(value) is int and abs(value) <= LARGEST
+    if hint is RopeScaling:
+        inside = get_type_hints(RopeScaling)
+        return isinstance(value, RopeScaling) and all(
+            fits(getattr(value, name), part) for name, part in inside.items()
+        )
+    return type(value) is hint
+
+
+def shown_type(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(str(one) for one in get_args(hint))
+    return str(getattr(hint, "__name__", hint))

@@ -1,0 +1,70 @@
+"""Where a token stands: positions that are computed instead of learned.
+
+    >>> sinusoidal_table(3, 4).shape
+    torch.Size([3, 4])
+
+Attention and feed-forward layers are blind to order. Sine/cosine positions add a pattern of waves
+to each token, one vector per index. Rotary positions turn queries and keys by an angle that grows
+with the index, so that their product depends on how far apart they are.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nanolm.model.config import GPTConfig, RopeScaling
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
+
+
+def sinusoidal_table(length: int, dim: int) -> Tensor:
+    """PE(t, 2i) = sin(t / 10000^(2i/dim)), PE(t, 2i+1) = cos of the same: (length, dim)."""
+    positions = torch.arange(length, dtype=torch.float64)[:, None]  # (length, 1)
+    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = positions * frequencies  # (length, dim / 2)
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # one beside the other
+    return waves[:, :dim].float()
+
+
+def rotation_table(length: int, config: GPTConfig) -> Rotation:
+    """Rotary positions: cosine and sine of the angle of each component at each position."""
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    frequencies = config.rope_base ** (-pairs / config.head_dim)  # radians a position
+    gain = 1.0
+    if config.rope_scaling:
+        frequencies = stretched(frequencies, config.rope_base, config.rope_scaling)
+        gain = config.rope_scaling.gain
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    angles = torch.cat([angles, angles], dim=-1)  # (length, head_dim)
+    return angles.cos() * gain, angles.sin() * gain
+
+
+def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
+    """Slower rotations for a longer context."""
+    slowed = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slowed
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    if scaling.kind == "llama3":  # blends over the turns themselves
+        kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
+    else:  # YaRN blends over the components, from the last fast one to the first slow one
+        pairs = len(frequencies)
+
+        def component(turns: float) -> float:
+            """Which component makes so many turns within the original context."""
+            return pairs * math.log(scaling.original_context / (turns * 2 * math.pi), base)
+
+        first = max(math.floor(component(scaling.fast)), 0)
+        last = min(math.ceil(component(scaling.slow)), 2 * pairs - 1)
+        kept = 1 - (torch.arange(pairs) - first) / max(last - first, 0.001)
+    kept = kept.clamp(0, 1)
+    return kept * frequencies + (1 - kept) * slowed
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn component i and its partner i + head_dim / 2 by the angle of their position."""
+    cosines, sines = rotation
+    left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
+    turned = torch.cat([-right, left], dim=-1)
+    return (x * cosines + turned * sines).to(x.dtype)

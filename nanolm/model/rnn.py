@@ -1,0 +1,165 @@
+"""Recurrent language models: what Transformers are measured against.
+
+    >>> config = configure("lstm", vocab_size=300, layers=2, dim=32, context=16)
+    >>> Recurrent(config)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 300])
+
+One state vector a layer is all that a recurrent model keeps of the tokens behind, however many:
+nothing grows with the context, but each step has to wait for the one before.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanolm.model.base import Embedding, Model
+from nanolm.model.config import RecurrentConfig
+
+State = tuple[Tensor, ...]  # (batch, dim) each: h for an Elman RNN, h and c for an LSTM
+
+
+class Recurrent(Model):
+    """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = Embedding(config.vocab_size, config.dim)
+        cell = Elman if config.cell == "rnn" else LSTM
+        self.layers = nn.ModuleList(cell(config.dim) for _ in range(config.layers))
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        if config.tied:
+            self.head.weight = self.token_embedding.weight
+        if not self.head.weight.is_meta:  # a shape that waits for its numbers
+            self.initialise()
+
+    def forward(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
+        x = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
+        memory = memory or self.remember(len(ids), ids.shape[1])
+        for number, layer in enumerate(self.layers):
+            y, memory.states[number] = layer(x, memory.states[number])
+            # Stacked layers add to what they are given: without it three LSTMs learned nothing in
+            # 150 steps (docs/experiments.md). One layer alone is that of the lectures.
+            x = x + self.dropout(y) if number else self.dropout(y)
+        memory.length += ids.shape[1]
+        logits: Tensor = self.head(x)  # (batch, time, vocabulary)
+        return logits
+
+    def initialise(self) -> None:
+        size = 1 / math.sqrt(self.config.dim)
+        nn.init.normal_(self.token_embedding.weight, std=size if self.config.tied else 1)
+        if not self.config.tied:
+            nn.init.normal_(self.head.weight, std=0.02)
+        for cell in self.layers:
+            assert isinstance(cell, Cell)
+            cell.initialise()
+
+    def remember(self, batch: int, length: int) -> "States":
+        return States(self.config, self.head.weight.new_zeros(batch, self.config.dim))
+
+    def window(self) -> None:
+        return None  # the state goes on for ever
+
+
+class States:
+    """The state of every layer after the tokens behind."""
+
+    def __init__(self, config: RecurrentConfig, zero: Tensor) -> None:
+        self.begin: State = (zero,) if config.cell == "rnn" else (zero, zero)
+        self.layers = config.layers
+        self.forget()
+
+    def forget(self) -> None:
+        self.length = 0
+        self.states = [self.begin] * self.layers
+
+
+class Cell(nn.Module):
+    """A recurrent layer: from each input and the state before it, the next state."""
+
+    gates: int  # how many vectors of the width of the state each position computes
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        rows = self.gates * dim
+        self.input_weight = nn.Parameter(torch.empty(rows, dim))  # W_x
+        self.state_weight = nn.Parameter(torch.empty(rows, dim))  # W_h
+        self.bias = nn.Parameter(torch.empty(rows))
+
+    def initialise(self) -> None:
+        dim = self.input_weight.shape[1]
+        nn.init.normal_(self.input_weight, std=1 / math.sqrt(dim))
+        for gate in self.state_weight.chunk(self.gates):
+            nn.init.orthogonal_(gate)  # turns the state, and neither shrinks nor grows it
+        nn.init.zeros_(self.bias)
+
+    def step(self, x: Tensor, state: State) -> State:
+        """The next state, from one input already multiplied: W_x x_t + b, (batch, gates * dim)."""
+        raise NotImplementedError
+
+    def written_out(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """What `forward` gives, as on the slides: one position after the other."""
+        inputs = x @ self.input_weight.T + self.bias  # (batch, time, gates * dim)
+        outputs = []
+        for now in inputs.unbind(dim=1):  # (batch, gates * dim) each
+            state = self.step(now, state)
+            outputs.append(state[0])
+        return torch.stack(outputs, dim=1), state  # (batch, time, dim)
+
+    def fused(self, kernel: Any, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """One of torch's kernels, which write the state as (1, batch, dim) and have two biases."""
+        weights = [self.input_weight, self.state_weight, self.bias, torch.zeros_like(self.bias)]
+        if x.is_cuda:  # cuDNN wants them in one piece
+            sizes = [weight.numel() for weight in weights]
+            whole = torch.cat([weight.flatten() for weight in weights]).split(sizes)
+            weights = [part.view_as(weight) for part, weight in zip(whole, weights, strict=True)]
+        before = [part[None] for part in state]
+        hidden = before if len(before) > 1 else before[0]
+        # In full precision: under autocast cuDNN would take float16, which overflows.
+        with torch.autocast(x.device.type, enabled=False):
+            run = (True, 1, 0.0, self.training, False, True)
+            output, *after = kernel(x.float(), hidden, weights, *run)
+        return output, *(part[0] for part in after)
+
+
+class Elman(Cell):
+    """h_t = tanh(W_h h_{t-1} + W_x x_t + b)."""
+
+    gates = 1
+
+    def step(self, x: Tensor, state: State) -> State:
+        (h,) = state
+        return (torch.tanh(h @ self.state_weight.T + x),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """(batch, time, dim) in and out."""
+        output, h = self.fused(torch.rnn_tanh, x, *state)
+        return output, (h,)
+
+
+class LSTM(Cell):
+    """Long short-term memory: gates say what the cell c takes in, keeps and shows as h."""
+
+    gates = 4
+
+    def initialise(self) -> None:
+        super().initialise()
+        keep = self.bias.chunk(4)[1]
+        nn.init.ones_(keep)  # begins by keeping what it has
+
+    def step(self, x: Tensor, state: State) -> State:
+        h, c = state
+        gates = h @ self.state_weight.T + x
+        take, keep, new, show = gates.chunk(4, dim=-1)  # (batch, dim) each
+        c = keep.sigmoid() * c + take.sigmoid() * new.tanh()
+        return show.sigmoid() * c.tanh(), c
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """(batch, time, dim) in and out."""
+        output, h, c = self.fused(torch.lstm, x, *state)
+        return output, (h, c)

@@ -1,0 +1,77 @@
+"""How large a model is: its parameters by part, and the memory to train it.
+
+>>> parameters_by_part(model)
+{'token embedding': 24576, 'attention': 27648, ...}
+"""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from nanolm.model.base import Model
+from nanolm.model.build import build_model
+from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
+
+PARTS = {
+    "token_embedding": "token embedding",
+    "position_embedding": "position embedding",
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "layers": "recurrent layers",
+    "attention_norm": "norms",
+    "feed_forward_norm": "norms",
+    "norm": "norms",
+    "head": "output layer",
+}
+
+
+def parameters_by_part(model: Model) -> dict[str, int]:
+    """How many parameters each kind of layer has; a tied output layer has none of its own."""
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        module = name.removeprefix("blocks.").lstrip("0123456789.").partition(".")[0]
+        part = PARTS[module]
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    return parts
+
+
+def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
+    """About what a GPU needs for steps of `tokens` in bfloat16, with AdamW.
+
+    Weights, moments and what is left of the gradients; what each layer keeps for the way back,
+    by the width; the logits. Fitted to what an H200 took (docs/experiments.md).
+    """
+    if isinstance(config, GPTConfig):
+        kept = 46 if config.feed_forward == "swiglu" else 37
+    else:
+        kept = {"rnn": 13, "lstm": 29}[config.cell]  # type: ignore[attr-defined]
+    each = kept * config.layers * config.dim + 10 * config.vocab_size
+    return 14 * parameters + tokens * each
+
+
+@dataclass(frozen=True)
+class Size:
+    """A preset as a table shows it."""
+
+    preset: str
+    parameters: int  # with the vocabulary below
+    training_bytes: int  # with the batch below, on a GPU
+    layers: int
+    heads: int
+    dim: int
+    context: int
+    batch: int
+    vocab_size: int
+    purpose: str
+
+
+def preset_sizes(family: str) -> list[Size]:
+    sizes = []
+    for name, preset in PRESETS.items():
+        shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim", "context")}
+        config = configure(family, vocab_size=preset.vocab_size, **shape)
+        with torch.device("meta"):  # nothing is allocated
+            parameters = build_model(config).parameter_count()
+        needed = training_bytes(config, parameters, preset.batch * preset.context)
+        sizes.append(Size(name, parameters, needed, **asdict(preset)))
+    return sizes
