@@ -106,7 +106,7 @@ DISPLACES = {
     "minutes": ("steps", "epochs"),
     "epochs": ("steps", "minutes"),
     "preset": (*SIZES, "context", "batch", "lr", "threads"),
-    "family": ("start_from", "heads", "kv_heads", "hidden", *SWITCHES),
+    "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
     "start_from": (*ARCHITECTURE, "context", "batch", "lr", "threads", "tokenizer", "vocab_size"),
     "tokenizer": ("vocab_size",),
 }
@@ -255,9 +255,12 @@ def without_displaced(context: click.Context, options: dict[str, Any]) -> dict[s
         source = context.get_parameter_source(name)
         return order.index(source) if source in order else -1
 
+    displaces = DISPLACES
+    if options["family"] in RECURRENT:
+        displaces = {**DISPLACES, "family": (*DISPLACES["family"], "heads")}
     void = {
         name
-        for flag, names in DISPLACES.items()
+        for flag, names in displaces.items()
         for name in names
         if strength(name) >= 0 and strength(flag) > strength(name)
     }

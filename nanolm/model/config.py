@@ -16,6 +16,9 @@ NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 
 
+MOST_LAYERS = 1000  # each takes 40 kB before it has a number, and no model has a fifth of it
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What every model has; saved whole, and the model is rebuilt from its config alone."""
@@ -35,6 +38,8 @@ class ModelConfig:
             for name in counts
             if getattr(self, name) < 1
         ]
+        if self.layers > MOST_LAYERS:
+            found.append(f"--layers {self.layers}: must be at most {MOST_LAYERS:,}")
         if not 0 <= self.dropout < 1:
             found.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
         return found

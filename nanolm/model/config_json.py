@@ -75,16 +75,24 @@ def model_type(config: ModelConfig) -> tuple[str, str]:
     reasons = []
     for family, switches in EXPRESSED.items():
         missing = [
-            f"{name} {str(getattr(config, name)).lower()}"
+            as_option(name, getattr(config, name))
             for name, allowed in switches.items()
             if getattr(config, name) not in allowed
         ]
         if family == "gpt2" and config.kv_heads != config.heads:
-            missing.append("shared keys and values")
+            missing.append(as_option("kv_heads", config.kv_heads))
         if not missing:
             return family, ""
         reasons.append((len(missing), f"{family} has no {', no '.join(missing)}"))
     return "nanolm", min(reasons)[1]
+
+
+def as_option(name: str, value: object) -> str:
+    """A switch as one would ask for it."""
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{word}" if value else f"--no-{word}"
+    return f"--{word} {value}"
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig:
         config = read_own(found)
     else:
         known = ", ".join([*ARCHITECTURES, "nanolm"])
-        raise ModelError(f"{file}: nanolm reads models of type {known}, and not {family!r}")
+        raise ModelError(f"{file}: nanolm reads models of type {known}, and not {family!r:.100}")
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
     return config
@@ -185,19 +193,25 @@ class Values:
     def count(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= LARGEST:
-            raise self.wrong(name, "must be a whole number from 1")
+            raise self.wrong(name, f"must be a whole number from 1 to {LARGEST:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-            raise self.wrong(name, "must be a number from 0")
+            raise self.wrong(name, f"must be a number from 0 to {LARGEST:,}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:
             raise self.wrong(name, "must be true or false")
+        return value
+
+    def listed(self, name: str) -> list[Any]:
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise self.wrong(name, "must be a list")
         return value
 
     def only(self, name: str, allowed: Iterable[object], default: Any, what: str) -> Any:
@@ -215,7 +229,7 @@ class Values:
 def read_shared(values: Values, family: str) -> None:
     values.only("quantization_config", [None], None, "quantised weights")
     values.only("add_cross_attention", [False], False, "cross-attention")
-    for name in values.get("architectures", []):
+    for name in values.listed("architectures"):
         if name != ARCHITECTURES[family] and name not in BODIES:
             raise values.wrong("architectures", f"not a language model such as {family} is")
 
@@ -255,7 +269,7 @@ def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
         biases = [values.flag("mlp_bias", False)]
     else:
         values.only("use_sliding_window", [False], False, "a sliding window")
-        if any(kind != "full_attention" for kind in values.get("layer_types", [])):
+        if any(kind != "full_attention" for kind in values.listed("layer_types")):
             raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
     bias = values.only("attention_bias", biases, False, "biases in some layers and not in others")
     dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
@@ -293,8 +307,8 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
             raise values.wrong(name, "must be an object")
     if "type" in old:
         old = {"rope_type": old["type"]} | {key: old[key] for key in old if key != "type"}
-    if "rope_theta" in values.values:
-        old = {"rope_theta": values.values["rope_theta"], **old}
+    outside = ("rope_theta", "partial_rotary_factor")  # where older versions had them
+    old = {key: values.values[key] for key in outside if values.get(key) is not None} | old
     for key in new.keys() & old.keys():
         if new[key] != old[key]:
             raise values.wrong("rope_parameters", f"its {key} is not that of the older spelling")

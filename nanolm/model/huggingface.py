@@ -9,6 +9,7 @@ are compared before a number is read, every fault is named, and nothing in a fol
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,8 +31,10 @@ from nanolm.text.tokenizer import Tokenizer
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD = 5_000_000_000  # bytes; larger weights are written as several files
-LARGEST_JSON = 10_000_000  # bytes; the indexes of the largest models have one million
-LARGEST_HEADER = 10_000_000  # bytes; what says which tensors a file has
+# Bytes; the largest models that are read here have a tenth of it. Parsed, JSON takes up to thirty
+# times its size, so what is small is held to that.
+LARGEST_JSON = 2_000_000
+LARGEST_HEADER = 2_000_000  # what says which tensors a file has
 HEAD = "lm_head.weight"
 PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
 # Tables that older versions of transformers saved beside the weights, and every version ignores.
@@ -69,6 +72,8 @@ LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
 READ = {"F64", "F32", "F16", "BF16"}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# A name within the folder, and none that the system could choke on.
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,10 @@ def split_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
 
 def load_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
-    return config_from_json(_read_json(file), file)
+    try:
+        return config_from_json(_read_json(file), file)
+    except RecursionError:  # what could just be read may be too deep to compare or show
+        raise ModelError(f"{file} is nested too deeply") from None
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
@@ -162,10 +170,15 @@ def checked(folder: Path, config: ModelConfig) -> Iterator[tuple[Model, dict[str
         tensors = open_weights(folder, stack, PREFIX[model_type(config)[0]])
         if config.layers > len(tensors):  # before anything is built for so many
             raise ModelError(f"{folder} does not fit its config.json: no {config.layers} layers")
-        with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
-            model = build_model(config)
+        try:
+            with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
+                model = build_model(config)
+        except (RuntimeError, TypeError):  # the size of a tensor has more than 63 bits
+            file = folder / "config.json"
+            raise ModelError(f"{file}: its sizes make a tensor that no memory could hold") from None
         if problems := misfits(model, tensors):
-            shown = problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+            shown = [problem[:200] for problem in problems[:20]]
+            shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
             raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
         yield model, tensors
 
@@ -199,11 +212,11 @@ def open_weights(folder: Path, stack: ExitStack, prefix: str) -> dict[str, Store
                 stored = Stored(opened, name, tuple(part.get_shape()), part.get_dtype())
                 short = name.removeprefix(prefix)
                 if short in tensors:
-                    raise ModelError(f"{file}: {name} is there twice")
+                    raise ModelError(f"{file}: {name[:200]} is there twice")
                 if not name.endswith(IGNORED) or prefix == "":
                     tensors[short] = stored
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
     return tensors
 
 
@@ -212,18 +225,20 @@ def weight_files(folder: Path) -> list[Path]:
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         places = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise ModelError(f"{folder / INDEX} does not say where the weights are")
-        names = sorted({str(name) for name in places.values()})
+        names = list(places.values()) if isinstance(places, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{folder / INDEX}: its weight_map does not say where the weights are")
+        names = sorted(set(names))
         for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise ModelError(f"{folder / INDEX}: {name!r} is no weight file of this folder")
+            if not SHARD_NAME.fullmatch(name):
+                message = f"{folder / INDEX}: {name[:200]!r} is no weight file of this folder"
+                raise ModelError(message)
     for name in names:
         if not (folder / name).is_file():
             others = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-            hint = f"; {others[0]} can run code when it is loaded, so nanolm does not" * bool(
-                others
-            )
+            hint = ""
+            if others:
+                hint = f"; {others[0]} can run code when it is loaded, so nanolm does not"
             raise ModelError(f"{folder / name} does not exist or is no file{hint}")
     return [folder / name for name in names]
 
@@ -287,9 +302,9 @@ def _write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ModelError(f"{file} does not exist or is no file")
     try:
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist or is no file")
         if file.stat().st_size > LARGEST_JSON:
             raise ValueError(f"{file.stat().st_size:,} bytes are too many")
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -62,7 +62,7 @@ class Recurrent(Model):
     def remember(self, batch: int, length: int) -> "States":
         return States(self.config, self.head.weight.new_zeros(batch, self.config.dim))
 
-    def window(self) -> None:
+    def window(self) -> int | None:
         return None  # the state goes on for ever
 
 

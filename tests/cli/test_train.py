@@ -200,3 +200,45 @@ def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> Non
     live = [line for line in re.split(r"[\r\n]+", text) if "% " in line]
     assert any("left" in line for line in live)
     assert max(map(len, live)) <= 40
+
+
+@pytest.mark.parametrize("family", ["rnn", "lstm"])
+def test_recurrent_models_by_the_same_commands(family: str, cli: Cli, corpus: Path) -> None:
+    shape = ["--layers", 2, "--dim", 16, "--context", 16, "--batch", 4]
+    shown = cli("train", corpus, *shape, "--steps", 12, "--family", family, "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert "format: nanolm only" in shown.stderr
+    assert json.loads(shown.stdout)["steps"] == 12
+    # Its state goes on past any context.
+    written = cli("sample", "runs/mine", "--tokens", 60, "--json")
+    assert len(json.loads(written.stdout)["tokens"]) > 16
+
+
+def test_the_switches_of_the_lectures(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    classic = ["--positions", "sinusoidal", "--norm", "layer", "--norm-place", "post"]
+    more = ["--feed-forward", "relu", "--bias", "--no-qk-norm", "--tied", "--kv-heads", 1]
+    shown = cli("train", corpus, *SMALL, *classic, *more, "--steps", 12)
+    assert shown.returncode == 0, shown.stderr
+    assert "no --positions sinusoidal" in shown.stderr
+    config = json.loads((tmp_path / "runs/mine/best/config.json").read_text())
+    expected = {"positions": "sinusoidal", "norm_place": "post", "bias": True, "kv_heads": 1}
+    assert expected.items() <= config.items()
+    assert cli("sample", "runs/mine").returncode == 0
+    # Another family on top of the file takes its own switches.
+    again = cli("train", "--config", "runs/mine/config.toml", "--family", "gpt2")
+    assert again.returncode == 0, again.stderr
+    config = json.loads((tmp_path / "runs/mine-2/best/config.json").read_text())
+    assert (config["model_type"], config["n_embd"], config["n_head"]) == ("gpt2", 16, 2)
+    again = cli("train", "--config", "runs/mine/config.toml", "--family", "rnn")
+    assert again.returncode == 0, again.stderr
+
+
+def test_presets_are_listed(cli: Cli) -> None:
+    shown = cli("train", "--list-presets", "--family", "gpt2")
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"nano +3 +3 +48 +64 .*the course's model", shown.stdout)
+    assert "124,439,808" in shown.stdout
+    rows = [json.loads(row) for row in cli("train", "--list-presets", "--json").stdout.splitlines()]
+    assert [row["preset"] for row in rows][:3] == ["nano", "micro", "mini"]
+    assert rows[0]["parameters"] == 132_528
+    assert cli("train", "--list-presets", "--family", "gtp2").returncode == 2

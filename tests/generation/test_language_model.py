@@ -13,15 +13,17 @@ from nanolm.generation.language_model import (
     Sample,
     first_visible,
 )
-from nanolm.model.config import FAMILIES, configure
 from nanolm.model.build import build_model
+from nanolm.model.config import FAMILIES, configure
 from nanolm.text.tokenizer import train_tokenizer
 
 
 def untrained(family: str, context: int = 24) -> LanguageModel:
     tokenizer = train_tokenizer([], "byte")
     torch.manual_seed(3)
-    model = build_model(configure(family, vocab_size=258, layers=2, heads=2, dim=16, context=context))
+    model = build_model(
+        configure(family, vocab_size=258, layers=2, heads=2, dim=16, context=context)
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return LanguageModel(model, tokenizer)

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,56 @@ def test_killed_and_resumed_is_bit_identical(
     assert weights(run) == weights(unbroken)
     assert without_time(run) == without_time(unbroken)
     assert (run / "samples.md").read_text() == (unbroken / "samples.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"family": "rnn"},
+        {"family": "lstm"},
+        {"family": "llama", "heads": 2, "kv_heads": 1},
+        {"heads": 2, "positions": "sinusoidal", "norm": "layer", "norm_place": "post"},
+        {"heads": 2, "positions": "none", "feed_forward": "relu2", "bias": True, "tied": True},
+    ],
+    ids=str,
+)
+def test_other_models_resume_too(changes: dict[str, Any], tmp_path: Path) -> None:
+    shape = {name: value for name, value in SETTINGS.items() if name != "heads"} | changes
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    nanolm.train("embedded:tiny", out=whole, **shape)
+    nanolm.train("embedded:tiny", out=broken, notify=stop_at(20), **shape)
+    assert nanolm.train("embedded:tiny", out=broken, **shape).steps == 30
+    assert weights(whole) == weights(broken)
+    assert without_time(whole) == without_time(broken)
+    assert nanolm.load(whole).generate("a cat", tokens=40, greedy=True)
+
+
+def test_training_goes_on_from_another_model(trained: Path, corpus: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    how: dict[str, Any] = {"start_from": trained, "steps": 30, "batch": 4, "dropout": 0.1}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    nanolm.train(corpus, out=whole, notify=lambda event: notes.append(str(event)), **how)
+    assert "lr: 0.0003 (a tenth of what fresh weights would take)" in notes
+    before, after = nanolm.load(trained), nanolm.load(whole)
+    assert after.model.config == replace(before.model.config, dropout=0.1)
+    assert after.tokenizer.fingerprint() == before.tokenizer.fingerprint()
+    # It starts where the other one ended, not from nothing.
+    with torch.no_grad():
+        change = after.model.head.weight - before.model.head.weight
+    assert 0 < change.norm() < 0.5 * before.model.head.weight.norm()
+    assert "start_from" in (whole / "config.toml").read_text()
+
+    nanolm.train(corpus, out=broken, notify=stop_at(20), **how)
+    nanolm.train(corpus, out=broken, **how)
+    assert weights(whole) == weights(broken)
+
+
+def test_a_start_that_cannot_be(trained: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--context 99: .* looks back on 16 tokens at most"):
+        nanolm.train(corpus, out=tmp_path / "x", start_from=trained, context=99)
+    with pytest.raises(UsageError, match=r"is no folder here, and .* names no model"):
+        nanolm.train(corpus, out=tmp_path / "x", start_from="runs/not/there")
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

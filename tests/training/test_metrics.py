@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanolm.model.config import configure
 from nanolm.model.build import build_model
+from nanolm.model.config import configure
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.metrics import evaluate

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
+from nanolm.model.config import configure
 from nanolm.model.device import choose_device
 from nanolm.text.tokenizer import ByteLevel, Characters
 from nanolm.training.planner import choose_settings, model_config
@@ -29,6 +32,30 @@ def test_nothing_is_left_open_and_a_second_look_changes_nothing(size: int) -> No
     assert (settings.minutes is None) != (settings.steps is None)
     assert choose_settings(settings, BPE, size, size // 3) == (settings, [])
     assert model_config(settings, 400).problems() == []
+
+
+def test_a_family_fills_in_its_switches() -> None:
+    asked = TrainSettings(corpus=("a.txt",), family="gpt2", preset="nano", tied=False, kv_heads=1)
+    settings, _ = choose_settings(asked, BPE, 10**5, 50_000)
+    assert (settings.positions, settings.norm, settings.bias) == ("learned", "layer", True)
+    assert (settings.hidden, settings.rope_base) == (192, None)
+    assert (settings.tied, settings.kv_heads) == (False, 1)
+    settings, _ = choose_settings(replace(OPEN, family="lstm"), BPE, 10**5, 50_000)
+    assert (settings.layers, settings.dim, settings.tied) == (4, 128, False)
+    assert (settings.heads, settings.positions, settings.hidden) == (None, None, None)
+    settings.check()
+
+
+def test_a_model_to_start_from_decides_its_own_shape() -> None:
+    base = configure("gpt2", vocab_size=50_257, layers=12, heads=12, dim=768, context=1024)
+    settings, choices = choose_settings(
+        replace(OPEN, start_from="gpt2", device="cpu"), BPE, 10**6, 10**5, base
+    )
+    assert (settings.layers, settings.family, settings.tokenizer) == (None, None, None)
+    assert (settings.context, settings.batch) == (256, 4)
+    assert settings.lr == pytest.approx(3e-4 * (128 / 768) ** 0.5, rel=1e-3)
+    assert all(choice.reason for choice in choices)
+    settings.check()
 
 
 def test_a_text_shorter_than_the_context() -> None:

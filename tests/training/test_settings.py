@@ -23,7 +23,7 @@ def test_everything_wrong_is_named_at_once() -> None:
     message = str(caught.value)
     for part in [
         "--tokenizer bpee: there is bpe, char, byte, gpt2, cl100k, o200k, or the file",
-        "--family modren: there is modern, gpt2; did you mean modern?",
+        "--family modren: there is modern, llama, gpt2, rnn, lstm; did you mean modern?",
         "did you mean nano?",
         "--steps 0",
         "--minutes -1",
@@ -47,6 +47,10 @@ def test_everything_wrong_is_named_at_once() -> None:
         ({"layers": 0, "dropout": 1.0}, "--layers 0.*\n.*--dropout 1.0"),
         ({"threads": 10**9}, "--threads"),
         ({"weight_decay": float("inf")}, "--weight-decay inf"),
+        ({"positions": "rotary"}, "--positions rotary: there is learned, sinusoidal, rope, none"),
+        ({"family": "rnn", "heads": 3, "qk_norm": False}, "--heads is for .*\n--qk-norm is for"),
+        ({"family": "gpt2", "rope_base": 500.0}, "--rope-base is for --positions rope"),
+        ({"start_from": "x", "dim": 3, "vocab_size": 300}, "--dim cannot .*\n--vocab-size cannot"),
     ],
 )
 def test_what_does_not_go_together(changes: dict[str, object], message: str) -> None:
@@ -59,9 +63,11 @@ def test_an_unknown_name_is_refused() -> None:
         TrainSettings.from_dict({"stepps": 3})
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", "3"), ("minutes", [1]), ("seed", True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", "3"), ("minutes", [1]), ("seed", True), ("bias", 1)]
+)
 def test_a_value_of_the_wrong_kind_is_refused(name: str, value: object) -> None:
-    with pytest.raises(UsageError, match=f"{name} = .*: must be (int|float)"):
+    with pytest.raises(UsageError, match=f"{name} = .*: must be (int|float|bool)"):
         TrainSettings.from_dict({"corpus": "a.txt", name: value})
     assert TrainSettings.from_dict({"minutes": 3}).minutes == 3
 

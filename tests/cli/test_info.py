@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+
+import nanolm
+from nanolm.runs.info import TRIED
+
+
+def test_a_run_is_described(cli: Cli, trained: Path) -> None:
+    shown = cli("info", trained)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr == ""
+    for part in ("qwen3, read by nanolm and transformers", "positions rope", "60 steps of 4 x 16"):
+        assert part in " ".join(shown.stdout.split())
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    for place in ("", "best", "last", "checkpoints/step-00000060"):
+        found = json.loads(cli("info", trained / place, "--json").stdout)
+        assert found["parameters"] == nanolm.load(trained).model.parameter_count()
+        assert sum(found["parts"].values()) == found["parameters"]
+        assert found["architecture"]["heads"] == 2
+        assert found["history"]["corpus"] == ["embedded:tiny"]
+        assert found["readers"] == ["nanolm", TRIED]
+
+
+def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    nanolm.train(corpus, out=tmp_path / "run", family="rnn", layers=1, dim=8, steps=2)
+    found = json.loads(cli("info", "run", "--json").stdout)
+    assert (found["model_type"], found["readers"]) == ("nanolm", ["nanolm"])
+    assert found["why_only"] == "it is recurrent"
+    assert set(found["parts"]) == {"token embedding", "recurrent layers", "output layer"}
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty"])
+def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    shown = cli("info", what)
+    assert shown.returncode == (2 if what == "nothing" else 4)
+    assert shown.stderr.startswith("error: ")
+
+
+def test_what_was_tried_is_what_is_tested_with() -> None:
+    constraints = (Path(__file__).parents[2] / "constraints.txt").read_text()
+    version = TRIED.split()[1]
+    assert f"\ntransformers=={version}." in constraints

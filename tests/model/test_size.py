@@ -1,0 +1,35 @@
+import pytest
+
+from nanolm.model.config import FAMILIES, PRESETS, configure
+from nanolm.model.size import preset_sizes, training_bytes
+
+# What an H200 took at its peak for steps of a batch in bfloat16 (docs/experiments.md), in GB.
+MEASURED = [
+    ("modern", "micro", 32, 0.20),
+    ("modern", "mini", 32, 1.22),
+    ("modern", "gpt2", 16, 17.39),
+    ("modern", "gpt2-xl", 8, 56.06),
+    ("llama", "gpt2", 16, 17.37),
+    ("gpt2", "mini", 32, 1.04),
+    ("gpt2", "gpt2", 64, 56.78),
+    ("gpt2", "gpt2-medium", 32, 50.69),
+    ("gpt2", "gpt2-xl", 8, 49.06),
+]
+
+
+@pytest.mark.parametrize(("family", "preset", "batch", "measured"), MEASURED)
+def test_the_estimate_of_memory_is_close(
+    family: str, preset: str, batch: int, measured: float
+) -> None:
+    (size,) = [size for size in preset_sizes(family) if size.preset == preset]
+    shape = {name: getattr(size, name) for name in ("layers", "heads", "dim", "context")}
+    config = configure(family, vocab_size=size.vocab_size, **shape)
+    estimate = training_bytes(config, size.parameters, batch * size.context)
+    assert estimate / 1e9 == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_preset_in_every_family(family: str) -> None:
+    sizes = preset_sizes(family)
+    assert [size.preset for size in sizes] == list(PRESETS)
+    assert sorted(sizes, key=lambda size: size.parameters) == sizes
