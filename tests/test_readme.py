@@ -26,7 +26,8 @@ def test_commands_options_and_recipes_exist(document: Path) -> None:
                 verb, _, rest = rest.partition(" ")
                 command = command.get_command(click.Context(command), verb.strip("`,"))
                 assert command, verb
-            known = {name for parameter in command.params for name in parameter.opts}
+            options = [[*one.opts, *one.secondary_opts] for one in command.params]
+            known = {name for names in options for name in names}
             used = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.split("  ")[0])) - {"--help"}
             assert used <= known, f"nanolm {verb} {rest}"
     if document.name == "README.md":

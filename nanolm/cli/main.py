@@ -21,6 +21,7 @@ from nanolm.errors import NanolmError
 VERBS = {
     "train": "nanolm.cli.train",
     "sample": "nanolm.cli.sample",
+    "eval": "nanolm.cli.eval",
     "tokenizer": "nanolm.cli.tokenizer",
     "data": "nanolm.cli.data",
     "info": "nanolm.cli.info",
@@ -67,6 +68,7 @@ def cli() -> None:
     \b
     nanolm train corpus.txt                 train a model on any text
     nanolm sample --prompt "Once upon"      write with it
+    nanolm eval runs/corpus other.txt       how well it knows a text
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens
     nanolm info runs/corpus                 what a model is made of

@@ -39,7 +39,7 @@ from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import make_tokenizer
 from nanolm.text.words import MARK
 
-FORMAT = 1  # to be raised whenever the same request would give other tokens
+FORMAT = 2  # to be raised whenever the same request would give other tokens
 ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 
@@ -197,7 +197,7 @@ def encode_corpus(
     report: Report = lambda *_: None,
     threads: int | None = None,
 ) -> int:
-    """Write the ids of a part of the corpus, an end-of-text token before each document."""
+    """Write the ids of a part of the corpus, a start-of-text token before each document."""
     threads = threads or available_threads()
     start, stop = part
     # Two processes encode a third faster than two threads, but take half a second to start.
@@ -244,8 +244,8 @@ def _load(folder: Path, request: Request, fingerprints: dict[str, str]) -> Prepa
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
     return Prepared(
         tokenizer=tokenizer,
-        train=_mapped(folder / "train.bin", tokenizer),
-        val=_mapped(folder / "val.bin", tokenizer),
+        train=mapped(folder / "train.bin", tokenizer),
+        val=mapped(folder / "val.bin", tokenizer),
         size=facts["size"],
         documents=facts["documents"],
         prompt=facts["prompt"],
@@ -254,7 +254,7 @@ def _load(folder: Path, request: Request, fingerprints: dict[str, str]) -> Prepa
     )
 
 
-def _mapped(file: Path, tokenizer: Tokenizer) -> Store:
+def mapped(file: Path, tokenizer: Tokenizer) -> Store:
     return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))
 
 

@@ -5,12 +5,20 @@ tokenizers can be compared. What stands between documents has no bytes and is no
 """
 
 import math
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from nanolm.choice import Report
+from nanolm.machine import cache_folder
 from nanolm.model.base import Model
+from nanolm.text.corpus import read_corpus
+from nanolm.text.documents import Reading
+from nanolm.text.sources import find_sources
+from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 
@@ -22,10 +30,40 @@ class Score:
     tokens: int
     bytes: int
 
+    @property
+    def perplexity(self) -> float:
+        """As if it chose at random among so many tokens."""
+        return math.exp(min(self.loss, 700.0))  # e^710 is no float
+
+
+def evaluate_texts(
+    model: Model,
+    tokenizer: Tokenizer,
+    names: tuple[str, ...],
+    reading: Reading,
+    window: int,
+    report: Report,
+) -> Score:
+    """Score the texts that `names` stand for: all of them."""
+    cache = cache_folder()
+    sources = find_sources(names, cache, report, reading.encoding)
+    with (
+        read_corpus(sources, reading, cache, report) as corpus,
+        tempfile.TemporaryDirectory(dir=cache) as folder,
+    ):
+        file = Path(folder) / "tokens"
+        encode_corpus(corpus, (0, corpus.length), tokenizer, file, report)
+        return evaluate(model, tokenizer, mapped(file, tokenizer), window, report=report)
+
 
 @torch.inference_mode()
 def evaluate(
-    model: Model, tokenizer: Tokenizer, ids: Store, window: int, limit: int | None = None
+    model: Model,
+    tokenizer: Tokenizer,
+    ids: Store,
+    window: int,
+    limit: int | None = None,
+    report: Report = lambda *how_far: None,
 ) -> Score:
     """Score `ids` (or its first `limit` tokens) in windows that do not overlap."""
     device = model.head.weight.device
@@ -47,12 +85,13 @@ def evaluate(
     nats, tokens = 0.0, 0
     was_training = model.training
     model.eval()
-    for x, y in batches:
+    for number, (x, y) in enumerate(batches, start=1):
         counted = y != tokenizer.start_of_text
         logits = model(x.to(device)).float()  # (rows, time, vocabulary)
         losses = F.cross_entropy(logits.flatten(0, 1), y.to(device).flatten(), reduction="none")
         nats += (losses.cpu().double() * counted.flatten()).sum().item()
         tokens += int(counted.sum())
+        report("evaluating", number, len(batches))
     model.train(was_training)
     size = int(lengths[targets].sum())
     return Score(nats / max(1, tokens), nats / math.log(2) / max(1, size), tokens, size)

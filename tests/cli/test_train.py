@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli, on_a_terminal, program
+from loopback import Server, content, hub
+
+from nanolm.text.tokenizer import train_tokenizer
 
 SMALL = ["--layers", 1, "--heads", 2, "--dim", 16, "--context", 16, "--batch", 4]
 
@@ -242,3 +245,36 @@ def test_presets_are_listed(cli: Cli) -> None:
     assert [row["preset"] for row in rows][:3] == ["nano", "micro", "mini"]
     assert rows[0]["parameters"] == 132_528
     assert cli("train", "--list-presets", "--family", "gtp2").returncode == 2
+
+
+def test_a_model_of_the_hub_by_its_name(
+    cli: Cli, corpus: Path, tmp_path: Path, server: Server
+) -> None:
+    """A GPT-2 whose folder transformers wrote, served as the Hub does; then no network at all."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    made = tmp_path / "made"
+    made.mkdir()
+    train_tokenizer([corpus.read_text()], "bpe", 300).save(made, 32)
+    AutoTokenizer.from_pretrained(made).save_pretrained(made)
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = AutoConfig.for_model("gpt2", vocab_size=300, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(made)
+    hub(server, "gpt2", [[file.name for file in made.iterdir()]], "models")
+    for file in made.iterdir():
+        server.put(f"/gpt2/resolve/main/{file.name}", content(file.read_bytes()))
+
+    empty = {"HF_HUB_CACHE": str(tmp_path / "none"), "NANOLM_CACHE": str(tmp_path / "cache")}
+    online = {**empty, "HF_ENDPOINT": server.root}
+    shown = cli("train", corpus, "--from", "gpt2", "--steps", 5, environment=online)
+    assert shown.returncode == 0, shown.stderr
+    saved = json.loads((tmp_path / "runs/mine/last/config.json").read_text())
+    assert (saved["model_type"], saved["n_embd"]) == ("gpt2", 16)
+    server.asked.clear()
+    offline = {**empty, "HF_ENDPOINT": "http://127.0.0.1:9"}  # another address, so nothing is kept
+    assert cli("sample", "hf://gpt2", environment=online).returncode == 0
+    assert not server.asked
+    for words in (["sample", "hf://gpt2"], ["train", str(corpus), "--from", "gpt2"]):
+        shown = cli(*words, environment=offline)
+        assert shown.returncode == 3
+        assert "is there a network? A file or folder that was downloaded" in shown.stderr
