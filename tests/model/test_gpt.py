@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
-from models import SHAPE, configs, every_gpt, gpt_config, lively, of_family
+from models import SHAPE, every_gpt, gpt_config, lively, of_family
+from strategies import configs
 from torch import Tensor, nn
 
 from nanolm.model.base import Model

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from models import SHAPE, configs, lively
+from models import SHAPE, lively
 from safetensors.torch import load_file, save_file
+from strategies import configs
 from torch import Tensor
 
 from nanolm.errors import ModelError
