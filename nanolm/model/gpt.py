@@ -38,9 +38,9 @@ class GPT(Model):
         self.tables = ()  # of computed positions
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        # After a norm at the end of the last block, another one would change nothing.
-        last = make_norm(config, config.dim) if config.norm_place == "pre" else nn.Identity()
-        self.norm = last
+        # With the norms behind, the last block ends in one already.
+        norm_first = config.norm_place == "pre"
+        self.norm = make_norm(config, config.dim) if norm_first else nn.Identity()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
@@ -126,12 +126,12 @@ class Block(nn.Module):
         weights: list[Tensor] | None,
     ) -> Tensor:
         if self.norm_first:
-            x = x + self.dropout(
-                self.attention(self.attention_norm(x), rotation, cache, weights)
-            )  # (batch, time, dim)
+            y = self.attention(self.attention_norm(x), rotation, cache, weights)
+            x = x + self.dropout(y)  # (batch, time, dim)
             x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, rotation, cache, weights)))
+            y = self.attention(x, rotation, cache, weights)
+            x = self.attention_norm(x + self.dropout(y))
             x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x
 
