@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -13,22 +13,13 @@ from click.core import ParameterSource
 from nanolm.cli.console import note
 from nanolm.cli.options import READING, Command, Option, Table, options_of
 from nanolm.errors import UsageError
-from nanolm.model.config import (
-    FAMILIES,
-    PRESETS,
-    RECURRENT,
-    FeedForwardKind,
-    Norm,
-    NormPlace,
-    Positions,
-)
+from nanolm.model.config import RECURRENT
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import EMBEDDED, SCHEME
 from nanolm.training.settings import (
     ARCHITECTURE,
+    CHOICES,
     DEFAULT_FAMILY,
-    DEVICES,
-    DTYPES,
     SIZES,
     SWITCHES,
     TrainSettings,
@@ -46,9 +37,12 @@ TABLE: Table = {
         "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
     },
     "Model": {
-        "preset": ("|".join(PRESETS), "A size with a name.  [default: by text and machine]"),
+        "preset": (
+            "|".join(CHOICES["preset"]),
+            "A size with a name.  [default: by text and machine]",
+        ),
         "family": (
-            "|".join(FAMILIES),
+            "|".join(CHOICES["family"]),
             "Its kind: modern is as Qwen3, gpt2 the classic; rnn and lstm are to compare with.  "
             f"[default: {DEFAULT_FAMILY}]",
         ),
@@ -69,12 +63,15 @@ TABLE: Table = {
         "dropout": ("", "Raise (0.1 to 0.3) when the validation loss turns up.  [default: 0]"),
     },
     "Switches of the model  [default: as its family has them]": {
-        "positions": ("|".join(get_args(Positions)), "How a token knows where it stands."),
+        "positions": ("|".join(CHOICES["positions"]), "How a token knows where it stands."),
         "rope_base": ("", "Slowest rotation of --positions rope; more for longer contexts."),
-        "norm": ("|".join(get_args(Norm)), "Layer norm, or root mean square alone."),
-        "norm_place": ("|".join(get_args(NormPlace)), "Before each layer, or after its residual."),
+        "norm": ("|".join(CHOICES["norm"]), "Layer norm, or root mean square alone."),
+        "norm_place": (
+            "|".join(CHOICES["norm_place"]),
+            "Before each layer, or after its residual.",
+        ),
         "qk_norm": ("", "Normalise queries and keys."),
-        "feed_forward": ("|".join(get_args(FeedForwardKind)), "Its nonlinearity."),
+        "feed_forward": ("|".join(CHOICES["feed_forward"]), "Its nonlinearity."),
         "bias": ("", "Biases in linear layers and layer norms."),
         "tied": ("", "Use the token embedding as the output layer."),
     },
@@ -90,8 +87,8 @@ TABLE: Table = {
         "seed": ("", "Another seed, another model."),
     },
     "Machine": {
-        "device": ("|".join(DEVICES), "Where to train."),
-        "dtype": ("|".join(DTYPES), "Numbers of the large products."),
+        "device": ("|".join(CHOICES["device"]), "Where to train."),
+        "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
         "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
     },
     "Run": {

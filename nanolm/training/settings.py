@@ -25,6 +25,16 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16")
 DEFAULT_FAMILY = "modern"
 
+CHOICES = {  # what a setting may be; besides, it may be left open
+    "family": tuple(FAMILIES),
+    "preset": tuple(PRESETS),
+    "positions": get_args(Positions),
+    "norm": get_args(Norm),
+    "norm_place": get_args(NormPlace),
+    "feed_forward": get_args(FeedForwardKind),
+    "device": DEVICES,
+    "dtype": DTYPES,
+}
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
     *("positions", "rope_base", "norm", "norm_place"),
@@ -134,23 +144,12 @@ class TrainSettings:
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
         problems = []
-        choices = {
-            "family": (None, *FAMILIES),
-            "preset": (None, *PRESETS),
-            "positions": (None, *get_args(Positions)),
-            "norm": (None, *get_args(Norm)),
-            "norm_place": (None, *get_args(NormPlace)),
-            "feed_forward": (None, *get_args(FeedForwardKind)),
-            "device": DEVICES,
-            "dtype": DTYPES,
-        }
-        for name, allowed in choices.items():
+        for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed:
-                known = [choice for choice in allowed if choice is not None]
+            if value is not None and value not in known:
                 problems.append(
                     f"{option(name)} {value}: there is {', '.join(known)}"
-                    + did_you_mean(value, known)
+                    + did_you_mean(value, list(known))
                 )
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)

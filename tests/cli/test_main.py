@@ -1,9 +1,9 @@
 """The program from outside: help, errors, exit codes."""
 
+import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,13 @@ from nanolm.cli.console import printable
 def test_help_comes_at_once() -> None:
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run(program("--help"), check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert statistics.median(times) < 0.3 or min(times) < 0.2
+        after = os.times()
+        # The processor's time: what else the machine does just now is not the program's fault.
+        user = after.children_user - before.children_user
+        times.append(user + after.children_system - before.children_system)
+    assert statistics.median(times) < 0.3, times
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in main.VERBS)])
