@@ -15,7 +15,6 @@ Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 
-
 MOST_LAYERS = 1000  # each takes 40 kB before it has a number, and no model has a fifth of it
 
 
@@ -62,10 +61,11 @@ class RopeScaling:
     gain: float = 1.0  # YaRN also sharpens attention: queries and keys grow by this
 
     def problems(self) -> list[str]:
-        sound = self.factor > 0 and self.gain > 0
+        numbers = [self.factor, self.gain]
         if self.kind != "linear":
-            sound = sound and self.original_context > 0 and 0 < self.slow < self.fast
-        return [] if sound else [f"no sense in {self}"]
+            numbers += [self.original_context, self.slow, self.fast - self.slow]
+        # Far below what anyone would choose, and far above where dividing by them overflows.
+        return [] if min(numbers) > 1e-6 else [f"no sense in {self}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class GPTConfig(ModelConfig):
             found.append(f"the width of a head is {self.head_width}")
         if self.norm_epsilon < 0:
             found.append(f"the epsilon of a norm is {self.norm_epsilon}")
-        if self.rope_base <= 1:
+        if self.rope_base < 1.001:  # nearer to it, what is computed with its logarithm overflows
             found.append(f"--rope-base {self.rope_base}: must be above 1")
         if self.rope_scaling:
             found += self.rope_scaling.problems()

@@ -235,7 +235,7 @@ def weight_files(folder: Path) -> list[Path]:
                 raise ModelError(message)
     for name in names:
         if not (folder / name).is_file():
-            others = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+            others = sorted(file.name for file in folder.glob("*") if file.suffix in PICKLES)
             hint = ""
             if others:
                 hint = f"; {others[0]} can run code when it is loaded, so nanolm does not"

@@ -13,9 +13,11 @@ with something in it that might not mean the same in both.
 import base64
 import hashlib
 import json
+import math
 import threading
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +34,10 @@ from nanolm.text.tokenizer import END_OF_TEXT, PADDING, SPELLING, Ids, Tiktoken,
 from nanolm.text.words import SPLIT
 
 LARGEST_FILE = 64_000_000  # bytes; the largest in use, with 260,000 tokens, have 35 million
-LARGEST_ID = 10_000_000  # a file can name any number, and each one below it takes memory
+MOST_VALUES = 5_000_000  # of JSON, which takes memory by their number; the largest have 2 million
+LARGEST_ID = 2_000_000  # a file can name any number, and each one below it takes memory
+MOST_ADDED = 10_000  # tokens that are matched by one pattern; the most in use are 6,400
+MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
 LONGEST_TOKEN = 1024  # bytes; to check it takes the square of that
 PATIENCE = 60  # seconds for a download of 4 MB; tiktoken itself would wait for ever
 
@@ -230,12 +235,18 @@ def read_merges(vocabulary_file: Path, merges_file: Path) -> Tokenizer:
 
 def read_json(text: str, file: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json, by the first of three ways that will do."""
-    contents = check(text, file)
-    if PADDING in text[:1000] and contents.merges is not None:  # ours are known by their beginning
-        ours = own.own_tokenizer(text)
-        if ours is not None:
-            return ours
-    return byte_level(contents) or HuggingFace(contents)
+    try:
+        contents = check(text, file)
+        # Ours are known by their beginning, and each merge makes the next token: with others, a
+        # few merges could double a token again and again.
+        if PADDING in text[:1000] and contents.merges is not None:
+            made = [contents.vocabulary[left + right] for left, right in contents.merges]
+            ours = own.own_tokenizer(text) if made == [*range(256, 256 + len(made))] else None
+            if ours is not None:
+                return ours
+        return byte_level(contents) or HuggingFace(contents)
+    except RecursionError:  # what could just be parsed may be too deep to look through
+        raise ModelError(f"{file} is nested too deeply") from None
 
 
 @dataclass(frozen=True)
@@ -284,6 +295,7 @@ def byte_level(contents: Contents) -> "Foreign | None":
     if (
         merges is None
         or pattern is None
+        or len(contents.added) > MOST_ADDED
         or contents.whole.get("normalizer") not in (None, {"type": "NFC"})
         or any(model.get(key) for key in ("unk_token", "dropout", "byte_fallback", *affixes))
     ):
@@ -412,17 +424,19 @@ class HuggingFace(Tokenizer):
         self.text, self.file = contents.text, contents.file
         try:
             from tokenizers import Tokenizer as Library
-
-            self.library = Library.from_str(self.text)
         except ImportError:
             message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
-        except Exception as error:  # the library raises nothing more special
-            raise ModelError(f"{self.file} is not for Hugging Face tokenizers: {error}") from None
-        self.library.no_truncation()
-        self.library.no_padding()
-        self.library.encode_special_tokens = True  # which means: as text
-        ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
+        most_of_all = LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens taken together
+        for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
+            if growth(contents.whole.get(key)) > math.log(most):
+                raise ModelError(f"{self.file}: its {key} makes texts many times longer")
+        with blamed(f"{self.file} is not for Hugging Face tokenizers"):
+            self.library = Library.from_str(self.text)
+            self.library.no_truncation()
+            self.library.no_padding()
+            self.library.encode_special_tokens = True  # which means: as text
+            ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         ends = find_ends(contents, ids)
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
         written |= dict.fromkeys(ends.special.values(), True)
@@ -441,23 +455,53 @@ class HuggingFace(Tokenizer):
             elif spelled and BYTES.keys() >= set(token):
                 tokens[id] = bytes(BYTES[character] for character in token)
             else:
-                tokens[id] = self.library.decode([id]).encode()
+                tokens[id] = self.decode([id]).encode()
         super().__init__(tokens, end_of_text=ends.end_of_text, padding=ends.padding)
         self.begin, self.stops, self.special = ends.begin, ends.stops, ends.special
 
     def encode_array(self, text: str) -> Ids:
         own.utf8(text)
-        try:
+        with blamed(f"{self.file} cannot encode this text"):
             return np.array(self.library.encode(text, add_special_tokens=False).ids, np.uint32)
-        except Exception as error:
-            raise ModelError(f"{self.file} cannot encode this text: {error}") from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.library.decode(list(ids), skip_special_tokens=True)
+        with blamed(f"{self.file} cannot decode its tokens"):
+            text: str = self.library.decode(list(ids), skip_special_tokens=True)
         return text
 
     def to_json(self) -> str:
         return self.text
+
+
+@contextmanager
+def blamed(message: str) -> Iterator[None]:
+    """What `tokenizers` raises as a ModelError: it is nothing more special than an Exception, and
+    a panic in Rust is not even that."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{message}: {str(error)[:300]}") from None
+
+
+def growth(step: Any) -> float:
+    """The logarithm of how many times longer this part of a tokenizer.json can make a text.
+
+    A few small steps could make gigabytes of one letter, each ten of what the last one wrote.
+    """
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
+            new
+        ) <= len(old):
+            return 0.0
+        case dict():
+            keys = ("content", "prepend", "suffix", "word_delimiter_token")
+            written = [text for key in keys if isinstance(text := step.get(key), str)]
+            return sum(math.log1p(len(text)) for text in written) + growth([*step.values()])
+        case list():
+            return sum(map(growth, step))
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -518,6 +562,8 @@ def opening_tokens(processor: Any) -> list[str]:
 
 
 def parse(text: str, file: Path) -> dict[str, Any]:
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ModelError(f"{file} has over {MOST_VALUES:,} values: too many for a tokenizer")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,0 +1,331 @@
+"""Model folders from strangers, each good but for one thing."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nanolm.model.build import build_model
+from nanolm.model.config import configure
+from nanolm.model.huggingface import INDEX, WEIGHTS, save_model
+from nanolm.text.tokenizer import train_tokenizer
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+EVIL = "modeling_evil"  # a module that is never to be imported
+GOOD: dict[str, dict[str, Any]] = {  # families, with what to ask `configure` for
+    "gpt2": {"family": "gpt2"},
+    "llama": {"family": "llama"},
+    "qwen3": {"family": "modern"},
+    "transformer": {"family": "modern", "norm_place": "post"},
+    "recurrent": {"family": "lstm"},
+}
+
+
+def save_good(name: str, folder: Path) -> None:
+    """A sound folder of a family."""
+    shape: dict[str, Any] = {"vocab_size": 258, "layers": 2, "heads": 2, "dim": 16, "context": 32}
+    save_model(build_model(configure(**GOOD[name], **shape)), folder, train_tokenizer([], "byte"))
+
+
+# Each of these makes a function that does something to a good folder.
+Damage = Callable[[Path], object]
+
+
+def rewrite(name: str, **changes: Any) -> Damage:
+    """Other values in a JSON file; ... takes one out."""
+
+    def damage(folder: Path) -> None:
+        values = json.loads((folder / name).read_text()) | changes
+        kept = {key: value for key, value in values.items() if value is not ...}
+        (folder / name).write_text(json.dumps(kept).replace('"1e400"', "1e400"))
+
+    return damage
+
+
+config, tokenizer = partial(rewrite, CONFIG), partial(rewrite, TOKENIZER)
+
+
+def rope(**values: Any) -> Damage:
+    return config(rope_theta=..., rope_parameters={"rope_theta": 1e4, **values})
+
+
+def holds(name: str, contents: bytes, size: int = 0) -> Damage:
+    """Other contents of a file, and nothing (not even on the disk) from there to `size`."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(contents)
+        os.truncate(folder / name, max(size, len(contents)))
+
+    return damage
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Another header of the weights: the one there was, changed, or what `change` makes of it."""
+
+    def damage(folder: Path) -> None:
+        contents = (folder / WEIGHTS).read_bytes()
+        end = 8 + int.from_bytes(contents[:8], "little")
+        values = json.loads(contents[8:end])
+        changed = change(values)
+        text = (changed if isinstance(changed, str) else json.dumps(values)).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + contents[end:])
+
+    return damage
+
+
+NORM = "model.norm.weight"  # a tensor in the midst
+
+
+def norm(**values: Any) -> Damage:
+    return header(lambda tensors: tensors[NORM].update(values))
+
+
+def moved(start: int, end: int) -> Damage:
+    def change(tensors: dict[str, Any]) -> None:
+        old = tensors[NORM]["data_offsets"]
+        tensors[NORM]["data_offsets"] = [old[0] + start, old[1] + end]
+
+    return header(change)
+
+
+def cut(size: int) -> Damage:
+    return lambda folder: os.truncate(folder / WEIGHTS, size)
+
+
+def shards(*names: object, files: tuple[str, ...] = (), **values: Any) -> Damage:
+    """An index of weights in several files; those of `files` are there, each with all tensors."""
+
+    def damage(folder: Path) -> None:
+        for file in files:
+            shutil.copy(folder / WEIGHTS, folder / file)
+        (folder / WEIGHTS).unlink()
+        places = {str(number): name for number, name in enumerate(names)}
+        (folder / INDEX).write_text(json.dumps({"weight_map": places} | values))
+
+    return damage
+
+
+def instead(name: str, make: Callable[[Path], object] = lambda file: None) -> Damage:
+    """Something else in place of a file, or nothing."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return damage
+
+
+def together(*damages: Damage) -> Damage:
+    return lambda folder: [damage(folder) for damage in damages]
+
+
+class Payload:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder.parent / "executed"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.mark), "w")
+
+
+def pickled(name: str) -> Damage:
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(Payload(folder)))
+
+
+def zip_bomb(name: str) -> Damage:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(20_000_000))
+    return holds(name, file.getvalue())
+
+
+def with_code(folder: Path) -> None:
+    """What `trust_remote_code` would run."""
+    classes = {"AutoConfig": f"{EVIL}.Config", "AutoModelForCausalLM": f"{EVIL}.Model"}
+    config(auto_map=classes, trust_remote_code=True)(folder)
+    (folder / f"{EVIL}.py").write_text(f"open({str(folder.parent / 'executed')!r}, 'w')")
+
+
+def doubling(folder: Path) -> None:
+    """Each token is the one before it twice, under names that do not show it."""
+    values = json.loads((folder / TOKENIZER).read_text())
+    vocabulary = values["model"]["vocab"]
+    names = [next(iter(vocabulary)), *(f"<{number}>" for number in range(31))]
+    vocabulary |= {name: 255 + number for number, name in enumerate(names) if number}
+    vocabulary |= {name + name: 1000 + number for number, name in enumerate(names)}
+    merges = [[name, name] for name in names]
+    added = [new | {"id": 2000 + new["id"]} for new in values["added_tokens"]]
+    tokenizer(added_tokens=added, model=values["model"] | {"merges": merges})(folder)
+
+
+def swap(name: str, old: str, new: str) -> Damage:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new))
+
+
+def deep(levels: int, left: str = "[", right: str = "]") -> str:
+    return left * levels + right * levels
+
+
+def lists(count: int) -> bytes:
+    return b'{"a": [' + b"[]," * count + b"0]}"
+
+
+def layers(count: int) -> Damage:
+    """More layers, and as many tensors, with nothing in them."""
+    empty = {str(number): EMPTY for number in range(20_000)}
+    return together(header(lambda tensors: tensors.update(empty)), config(num_hidden_layers=count))
+
+
+# Hostile folders, by what is wrong with them and the file that is at fault; with words of the
+# refusal. They are of the family that they begin with, or qwen3.
+EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+TENFOLD = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10}
+PROCESSOR = '{"type": "Sequence", "processors": ['
+ENDLESS = "x" * 10**6
+A, B = "a.safetensors", "b.safetensors"
+HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
+    WEIGHTS: {
+        "a pickle as weights": (pickled(WEIGHTS), "no safetensors file"),
+        "a pickle alone": (
+            together(pickled("pytorch_model.bin"), instead(WEIGHTS)),
+            "pytorch_model.bin can run code",
+        ),
+        "no weights": (instead(WEIGHTS), "does not exist"),
+        "a zip bomb as weights": (zip_bomb(WEIGHTS), "no safetensors file"),
+        "empty weights": (holds(WEIGHTS, b""), "header too small"),
+        "a header of 2^63 bytes": (holds(WEIGHTS, b"\0" * 7 + b"\x80"), "a header of 9,223"),
+        "a header of 100 MB": (
+            holds(WEIGHTS, (10**8).to_bytes(8, "little") + b"{", 10**8 + 8),
+            "a header of 100,000,000 bytes",
+        ),
+        "a header past the end": (holds(WEIGHTS, b"\xff\0\0\0\0\0\0\0{}"), "header"),
+        "a header that is a list": (header(lambda _: "[]"), "invalid JSON"),
+        "a deep header": (header(lambda _: '{"a": ' + deep(10**5)), "recursion limit"),
+        "overlapping offsets": (moved(-64, -64), "invalid offset"),
+        "offsets past the end": (moved(10**6, 10**6), "offset"),
+        "offsets in reverse": (moved(64, -64), "offset"),
+        "a negative offset": (norm(data_offsets=[-64, 0]), "integer `-64`"),
+        "a hole": (header(lambda tensors: tensors.pop(NORM)), "not fully covered"),
+        "the same key twice": (
+            header(lambda tensors: f'{json.dumps(tensors)[:-1]}, "{NORM}": {json.dumps(EMPTY)}}}'),
+            "not fully covered",
+        ),
+        "a shape that overflows": (norm(shape=[1 << 62, 1 << 62]), "overflow"),
+        "a shape of more bytes": (norm(shape=[1 << 40]), "invalid shape"),
+        "an unknown kind of number": (norm(dtype="F7"), "F7"),
+        "weights cut in the header": (cut(100), "header"),
+        "weights cut in the numbers": (cut(40_000), "not fully covered"),
+        "weights with more behind": (cut(400_000), "not fully covered"),
+        "weights that nobody may read": (lambda f: (f / WEIGHTS).chmod(0), "Permission denied"),
+    },
+    INDEX: {
+        "a shard above": (shards("../outside.safetensors"), "'../outside.safetensors'"),
+        "a shard from the root": (shards("/outside.safetensors"), "'/outside.safetensors'"),
+        "config.json as a shard": (shards(CONFIG), "'config.json'"),
+        "a shard with an endless name": (shards(f"{ENDLESS}.safetensors"), "'xxx"),
+        "a shard with an impossible name": (shards("\0.safetensors"), "no weight file"),
+        "shards that are numbers": (shards(1, []), "weight_map"),
+        "no shards": (shards(weight_map=None), "weight_map"),
+    },
+    A: {
+        "a FIFO as a shard": (together(shards(A), instead(A, os.mkfifo)), "is no file"),
+        "a shard too few": (shards(A, B, files=(B,)), "does not exist"),
+    },
+    B: {"a tensor in two shards": (shards(A, B, files=(A, B)), "lm_head.weight is there twice")},
+    CONFIG: {
+        "a pickle as config": (pickled(CONFIG), "cannot be read"),
+        "a zip bomb as config": (zip_bomb(CONFIG), "cannot be read"),
+        "half a config": (holds(CONFIG, b"{"), "cannot be read"),
+        "a list as config": (holds(CONFIG, b"[]"), "no JSON object"),
+        "a deep config": (swap(CONFIG, "258", deep(10**5)), "recursion"),
+        "a config of 100 MB": (holds(CONFIG, b"{", 10**8), "100,000,000 bytes"),
+        "a config of too many lists": (holds(CONFIG, lists(10**7)), "bytes are too many"),
+        "a config of lists": (holds(CONFIG, lists(600_000)), "not None"),
+        "8-bit integers": (norm(dtype="I8", shape=[64]), "norm.weight: I8"),
+        "8-bit floats": (norm(dtype="F8_E4M3", shape=[64]), "nanolm reads no quantised"),
+        "an endless name": (header(lambda tensors: tensors.update({ENDLESS: EMPTY})), "xxx"),
+        "a tensor too few": (config(num_hidden_layers=3), "layers.2.mlp.up_proj.weight: missing"),
+        "a tensor too many": (config(num_hidden_layers=1), "weight: not part of this model"),
+        "a tensor of another shape": (config(intermediate_size=65), "says (65, 16)"),
+        "10^9 layers": (config(num_hidden_layers=10**9), "layers 1000000000"),
+        "too many layers of nothing": (layers(20_000), "layers 20000: must be at most"),
+        "layers of nothing": (layers(1000), "layers.2.mlp.up_proj.weight: missing"),
+        "10^12 tokens": (config(vocab_size=10**12), "says (1000000000000, 16)"),
+        "gpt2 with 10^12 positions": (config(n_positions=10**12), "says (1000000000000, 16)"),
+        "a tensor of 2^80": (config(vocab_size=1 << 40, hidden_size=1 << 40), "no memory"),
+        "heads of 2^80": (
+            config(num_attention_heads=1 << 40, num_key_value_heads=1 << 40, head_dim=1 << 40),
+            "no memory",
+        ),
+        "gpt2 with heads that do not divide": (config(n_head=3), "not a multiple of --heads 3"),
+        "odd heads": (config(head_dim=7), "even width a head"),
+        "another type of model": (config(model_type="mamba"), "'mamba'"),
+        "an endless type of model": (config(model_type=ENDLESS), "'xxx"),
+        "gpt2 as a classifier": (config(architectures=["GPT2ForX"]), "not a language model"),
+        "gpt2 with cross-attention": (config(add_cross_attention=True), "cross-attention"),
+        "recurrent of the future": (config(spin=1), "spin is 1"),
+        "quantised": (config(quantization_config={"bits": 4}), "quantization_config"),
+        "a sliding window": (config(use_sliding_window=True), "use_sliding_window"),
+        "layers with a window": (config(layer_types=["sliding_attention"]), "layer_types"),
+        "layer types that are none": (config(layer_types=7), "layer_types is 7: must be a list"),
+        "long RoPE": (rope(rope_type="longrope", factor=2), "rope_type is 'longrope'"),
+        "dynamic RoPE": (rope(rope_type="dynamic", factor=2), "rope_type is 'dynamic'"),
+        "unheard-of RoPE": (rope(rope_type="spiral"), "rope_type is 'spiral'"),
+        "RoPE by layer": (rope(full_attention={"rope_theta": 1e4}), "full_attention"),
+        "RoPE in part": (rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+        "RoPE in part, of old": (config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+        "RoPE of two kinds": (config(rope_theta=5e5), "rope_theta is not that of the older"),
+        "RoPE that overflows": (rope(rope_type="yarn", factor=2, beta_slow=1e-320), "slow=1e-320"),
+    },
+    TOKENIZER: {
+        "a pickle as tokenizer": (pickled(TOKENIZER), "cannot be read"),
+        "a zip bomb as tokenizer": (zip_bomb(TOKENIZER), "cannot be read"),
+        "a deep tokenizer": (swap(TOKENIZER, "257", deep(10**5)), "is not JSON"),
+        "a deep part of a tokenizer": (
+            swap(TOKENIZER, '_processor": null', '_processor": ' + deep(2000, PROCESSOR, "]}")),
+            "",
+        ),
+        "a tokenizer of lists": (holds(TOKENIZER, lists(10**7)), "too many for a tokenizer"),
+        "a huge id": (tokenizer(added_tokens=[{"id": 10**9, "content": "new"}]), "not all ids"),
+        "a decoder that swells": (
+            tokenizer(pre_tokenizer=None, decoder={"type": "Sequence", "decoders": [TENFOLD] * 9}),
+            "its decoder makes texts many times longer",
+        ),
+        "a tokenizer that panics": (
+            tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+            "Precompiled",
+        ),
+    },
+    "tokenizer_config.json": {
+        "a FIFO beside a foreign tokenizer": (
+            together(tokenizer(), instead("tokenizer_config.json", os.mkfifo)),
+            "is no file",
+        )
+    },
+    "": {
+        "tied to another head": (config(tie_word_embeddings=True), "lm_head.weight differs"),
+        "a tokenizer too large": (config(vocab_size=200), "258 tokens, its model 200"),
+        "tokens that double": (doubling, "1,032 tokens, its model 258"),
+    },
+}
+ODD: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a link to nowhere": lambda file: file.symlink_to("nowhere"),
+    "a link to itself": lambda file: file.symlink_to(file.name),
+}
+for name in (CONFIG, WEIGHTS, TOKENIZER):
+    HOSTILE[name] |= {f"{what} as {name}": (instead(name, make), "") for what, make in ODD.items()}
+CASES = {
+    name: (damage, (file, words))
+    for file, cases in HOSTILE.items()
+    for name, (damage, words) in cases.items()
+}
+HARMLESS = {"good": lambda folder: None, "with code": with_code}

@@ -1,0 +1,267 @@
+"""Nothing in a stranger's folder runs, little is allocated for it, and every fault is named.
+
+Run as a program, this file loads hostile folders and watches itself do it.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Cli
+from hostile import CASES, CONFIG, EVIL, GOOD, HARMLESS, Payload, config, rewrite, save_good
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nanolm
+from nanolm.errors import ModelError
+from nanolm.model.huggingface import WEIGHTS
+
+SPARE = 64_000_000  # bytes that a load may take besides twice what is on the disk: for small JSON
+ROOM = 1 << 30  # bytes of addresses; what asks for more at once fails
+PATIENCE = 20  # seconds
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in GOOD}
+    for name, folder in folders.items():
+        save_good(name, folder)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def root(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all of them in it, and what the way out would lead to."""
+    root = tmp_path_factory.mktemp("hostile")
+    shutil.copy(good["qwen3"] / WEIGHTS, root / "outside.safetensors")
+    for name, damage in [*HARMLESS.items(), *((name, case[0]) for name, case in CASES.items())]:
+        family = name.split()[0]
+        damage(shutil.copytree(good[family if family in GOOD else "qwen3"], root / name))
+    return root
+
+
+# Watched ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of loading a folder."""
+
+    kind: str  # of the error, if one was raised
+    message: str
+    seen: list[str]  # what must never happen
+    grown: int  # bytes of memory, at the peak
+    seconds: float
+
+
+class Hung(BaseException):
+    """Nothing in nanolm catches it."""
+
+
+def peak() -> int:
+    """The most memory since it was last forgotten. (What `getrusage` says begins with that of the
+    process that started this one.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s*(\d+)", status)[0]) * 1024
+
+
+def watch(root: Path) -> None:
+    """Load each folder in `root`, then do what is forbidden; print what came of each."""
+    seen: list[str] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        ran = event in ("pickle.find_class", "os.system", "os.exec", "subprocess.Popen")
+        if event in ("exec", "compile", "import"):  # what comes from a folder or a string
+            foreign = f"{re.escape(str(root))}|{EVIL}|<string>"
+            ran = re.search(foreign, str(arguments[:2])) is not None
+        if ran or (event == "open" and "outside" in str(arguments[0])):
+            seen.append(event)
+
+    def hang(*_: object) -> None:
+        raise Hung
+
+    def watched(name: str, action: Callable[[], object]) -> None:
+        seen.clear()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        before, started = peak(), time.monotonic()
+        signal.alarm(PATIENCE)
+        kind, message = "", ""
+        try:
+            action()
+        except BaseException as error:
+            kind, message = type(error).__name__, str(error)
+        signal.alarm(0)
+        seen.extend(["executed"] * (root / "executed").exists())
+        outcome = Outcome(kind, message, seen, peak() - before, time.monotonic() - started)
+        print(json.dumps({name: asdict(outcome)}), flush=True)  # noqa: T201
+
+    for name in ("good", "a tokenizer that panics"):  # which needs another library
+        with contextlib.suppress(BaseException):
+            nanolm.load(root / name)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGALRM, hang)
+    sys.addaudithook(hook)
+    for name in (*HARMLESS, *CASES):
+        watched(name, partial(nanolm.load, root / name))
+    forbidden: dict[str, Callable[[], object]] = {
+        "unpickle": lambda: pickle.loads(pickle.dumps(Payload(root / "good"))),  # noqa: S301
+        "run": lambda: runpy.run_path(str(root / "with code" / f"{EVIL}.py")),
+        "open": lambda: (root / "outside.safetensors").read_bytes(),
+        "allocate": lambda: b"x" * (2 * SPARE),
+        "reserve": lambda: torch.empty(ROOM),
+    }
+    for name, action in forbidden.items():
+        watched(name, action)
+
+
+@pytest.fixture(scope="module")
+def outcomes(root: Path) -> dict[str, Outcome]:
+    if sys.platform != "linux":
+        pytest.skip("memory is read from /proc")
+    process = subprocess.run(
+        [sys.executable, __file__, str(root)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+    )
+    lines = map(json.loads, process.stdout.splitlines())  # as far as it came
+    return {name: Outcome(**values) for line in lines for name, values in line.items()}
+
+
+@pytest.mark.parametrize("name", [*HARMLESS, *CASES])
+def test_a_hostile_folder_is_refused(name: str, root: Path, outcomes: dict[str, Outcome]) -> None:
+    if name == "weights that nobody may read" and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    outcome = outcomes[name]
+    assert outcome.kind == ("ModelError" if name in CASES else ""), outcome.message
+    for word in (str(root / name), *CASES[name][1]) if name in CASES else ():
+        assert word in outcome.message
+    assert len(outcome.message) < 6000
+    assert outcome.seen == []
+    assert outcome.seconds < PATIENCE / 2
+    on_disk = sum(file.lstat().st_blocks * 512 for file in (root / name).iterdir())
+    assert outcome.grown < 2 * on_disk + SPARE
+
+
+def test_the_watch_sees_what_is_forbidden(outcomes: dict[str, Outcome]) -> None:
+    assert {"pickle.find_class", "executed"} <= {*outcomes["unpickle"].seen}
+    assert {"compile", "exec"} <= {*outcomes["run"].seen}
+    assert "open" in outcomes["open"].seen
+    assert outcomes["allocate"].grown > SPARE
+    assert outcomes["reserve"].kind == "RuntimeError"
+
+
+@pytest.mark.parametrize("verb", ["sample", "info"])
+@pytest.mark.parametrize(
+    "name", ["a pickle as weights", "a tensor too few", "a link to itself as config.json"]
+)
+def test_the_command_line_says_it_once(name: str, verb: str, root: Path, cli: Cli) -> None:
+    done = cli(verb, root / name)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"error: {root / name}")
+    assert all(line.startswith("  ") for line in done.stderr.splitlines()[1:])
+
+
+# Any damage ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scratch(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Copies to be damaged again and again."""
+    place = tmp_path_factory.mktemp("scratch")
+    return {name: shutil.copytree(folder, place / name) for name, folder in good.items()}
+
+
+def refusal(folder: Path) -> str:
+    """Why a folder does not load; nothing if it does, and writes. All else is an error."""
+    try:
+        nanolm.load(folder).generate("a", tokens=2, greedy=True)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+UNREAD = {"dtype", "attn_pdrop", "embd_pdrop", "attention_dropout"}
+UNREAD |= {"bos_token_id", "eos_token_id", "pad_token_id"}
+WRONG = (float("nan"), float("inf"), "1e400", -1, 10**30, "what", {"a": 1})
+
+
+@pytest.mark.parametrize("family", GOOD)
+def test_no_field_takes_a_wrong_value(
+    family: str, good: dict[str, Path], scratch: dict[str, Path]
+) -> None:
+    values = json.loads((good[family] / CONFIG).read_text())
+    for name in values.keys() - UNREAD:
+        for wrong in (*WRONG, 0, 1.5, True) if type(values[name]) is int else WRONG:
+            shutil.copy(good[family] / CONFIG, scratch[family])
+            config(**{name: wrong})(scratch[family])
+            # Ours are called as the options are, and both spellings of RoPE are taken together.
+            named = "rope" if "rope" in name else name.split("_")[-1]
+            assert re.search(f"config.json: .*{named}", refusal(scratch[family])), (name, wrong)
+
+
+WORDS = ["rope_type", "factor", "yarn", "linear", "llama3", "beta_slow", "layer_types", "head_dim"]
+WORDS += ["rope_scaling", "rope_parameters", "n_inner", "head_width", "full_attention", "type"]
+NUMBERS = st.integers(0, 40) | st.integers() | st.sampled_from([10**12, 1 << 40, 2.0, 1e-300])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.floats() | st.text() | st.sampled_from(WORDS)
+KEYS = st.sampled_from(WORDS) | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(family=st.sampled_from(list(GOOD)), data=st.data())
+def test_any_config_loads_or_is_refused(
+    family: str, data: st.DataObject, good: dict[str, Path], scratch: dict[str, Path]
+) -> None:
+    shutil.copy(good[family] / CONFIG, scratch[family])
+    shutil.copy(good[family] / WEIGHTS, scratch[family])
+    known = json.loads((good[family] / CONFIG).read_text()).keys() - UNREAD
+    names = st.sampled_from([*sorted(known), *WORDS, "other"])
+    changes = st.dictionaries(names, VALUES | st.just(...), min_size=1, max_size=3)
+    rewrite(CONFIG, **data.draw(changes))(scratch[family])
+    why = refusal(scratch[family])
+    assert not why or str(scratch[family]) in why
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(family=st.sampled_from(list(GOOD)), data=st.data())
+def test_any_weights_load_or_are_refused(
+    family: str, data: st.DataObject, good: dict[str, Path], scratch: dict[str, Path]
+) -> None:
+    shutil.copy(good[family] / CONFIG, scratch[family])
+    contents = bytearray((good[family] / WEIGHTS).read_bytes())
+    end = 8 + int.from_bytes(contents[:8], "little")
+    places = st.integers(0, 7) | st.integers(8, end - 1) | st.integers(end, len(contents) - 1)
+    for place in data.draw(st.lists(places, min_size=1, max_size=4)):
+        contents[place] ^= data.draw(st.integers(1, 255))
+    kept = data.draw(st.just(len(contents)) | st.integers(0, len(contents)))
+    (scratch[family] / WEIGHTS).write_bytes(contents[:kept])
+    why = refusal(scratch[family])
+    assert not why or str(scratch[family]) in why
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]))
