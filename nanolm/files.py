@@ -132,17 +132,20 @@ def _manifest(files: list[Path]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelError(f"{file} is missing, or no file")
     try:
         values = json.loads(file.read_bytes())
         entries: dict[str, Any] = values["files"]
+        for name, entry in entries.items():
+            if Path(name).name != name or set(entry) != {"size", "sha256"}:
+                raise ValueError
         # Written anew, it must be the file byte for byte: a flip in its white space counts too.
         own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
         anew = json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
         if anew.encode() != file.read_bytes():
             raise ValueError
-    except FileNotFoundError:
-        raise ModelError(f"{file} is missing") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{file} is damaged: it does not match its own checksum") from None
     return entries
 

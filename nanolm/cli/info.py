@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from nanolm.cli.console import note, printable
 from nanolm.cli.options import Command
 
 if TYPE_CHECKING:
-    from nanolm.runs.info import Info
+    from nanolm.runs.info import History, Info
 
 
 INDENT = 22  # columns for titles
@@ -65,29 +65,25 @@ def rows(info: "Info") -> list[tuple[str, str]]:
     files = ", ".join(f"{name} {megabytes(count)}" for name, count in info.bytes.items())
     shown.append(("tokenizer", f"{info.tokenizer['kind']}, {size}"))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
-    if trained := history(info.history):
-        shown.append(("trained", trained))
+    if info.history:
+        shown.append(("trained", trained(info.history)))
     return shown
 
 
-def history(known: dict[str, Any]) -> str:
+def trained(past: "History") -> str:
     """How it was trained, as far as that is known."""
-    if not known:
-        return ""
-    text = f"{known['step']:,} steps"
-    if "batch" in known:
-        text += f" of {known['batch']} x {known['context']} tokens"
-    if known["seconds"] is not None:
-        text += f" in {known['seconds']:,.0f} s"
-    if "corpus" in known:
-        text += f" on {', '.join(known['corpus'])}"
-    if "start_from" in known:
-        text += f", from {known['start_from']}"
-    if "result" in known:
-        result = known["result"]
+    text = f"{past.step:,} steps"
+    if past.batch is not None:
+        text += f" of {past.batch} x {past.context} tokens"
+    text += f" in {past.seconds:,.0f} s"
+    if past.corpus:
+        text += f" on {', '.join(past.corpus)}"
+    if past.start_from is not None:
+        text += f", from {past.start_from}"
+    if past.best_step is not None:
         text += (
-            f"; finished after {result['steps']:,}, the best at step {result['best_step']:,} with "
-            f"{result['val_bits_per_byte']:.3f} bits per byte on held-out text"
+            f"; the run is finished, its best step is {past.best_step:,} with "
+            f"{past.val_bits_per_byte:.3f} bits per byte on held-out text"
         )
     return text
 

@@ -326,6 +326,8 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
     if kind == "linear":
         return base, RopeScaling("linear", factor)
     original = rope.count("original_max_position_embeddings", context)
+    if values.get("original_max_position_embeddings", original) != original:
+        raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
     if kind == "llama3":
         slow, fast = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         return base, RopeScaling("llama3", factor, original, slow, fast)

@@ -95,8 +95,8 @@ def save_model(model: Model, folder: Path, tokenizer: Tokenizer, shard: int = SH
         "eos_token_id": stops if len(stops) > 1 else stops[0],
         "pad_token_id": tokenizer.padding,
     }
-    _write_json(folder / "config.json", {**config, **ends})
-    _write_json(folder / "generation_config.json", {"do_sample": True, **ends})
+    write_json(folder / "config.json", {**config, **ends})
+    write_json(folder / "generation_config.json", {"do_sample": True, **ends})
     save_weights(model, folder, shard)
     tokenizer.save(folder, model.config.context)
 
@@ -122,7 +122,7 @@ def save_weights(model: Model, folder: Path, shard: int) -> None:
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(part, folder / file, metadata)
         places |= dict.fromkeys(part, file)
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def split_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +139,7 @@ def split_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
 def load_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     try:
-        return config_from_json(_read_json(file), file)
+        return config_from_json(read_json(file), file)
     except RecursionError:  # what could just be read may be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
 
@@ -224,7 +224,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The one file of weights, or those that the index names."""
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        places = _read_json(folder / INDEX).get("weight_map")
+        places = read_json(folder / INDEX).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) for name in names):
             raise ModelError(f"{folder / INDEX}: its weight_map does not say where the weights are")
@@ -297,11 +297,11 @@ def rows(model: Model) -> list[Row]:
     return table
 
 
-def _write_json(file: Path, values: dict[str, Any]) -> None:
+def write_json(file: Path, values: dict[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
             raise ModelError(f"{file} does not exist or is no file")

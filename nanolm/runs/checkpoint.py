@@ -61,7 +61,7 @@ def point(link: Path, target: Path) -> None:
 def follow(link: Path) -> Path | None:
     """Where `link` leads, if anywhere."""
     try:
-        if link.is_symlink() or link.is_dir():
+        if link.is_symlink() or not link.is_file():
             target = link.resolve()
         else:
             target = link.parent / link.read_text(encoding="utf-8")

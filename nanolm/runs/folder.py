@@ -44,7 +44,7 @@ class Run:
         self.facts_file = path / "run.json"
 
     def exists(self) -> bool:
-        return self.facts_file.exists()
+        return self.facts_file.is_file()
 
     def free(self) -> bool:
         """Nothing is there, or only what a start that failed before the run existed left."""
@@ -70,9 +70,10 @@ class Run:
         """What run.json says."""
         try:
             facts: dict[str, Any] = json.loads(self.facts_file.read_text(encoding="utf-8"))
-            if not (isinstance(facts["request"], dict) and isinstance(facts["fingerprints"], dict)):
+            objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
+            if not all(isinstance(part, dict) for part in objects):
                 raise ValueError("not what nanolm writes")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{self.facts_file} cannot be read: {error!r}") from None
         return facts
 

@@ -4,20 +4,38 @@
 1317632
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nanolm.errors import DataError
+from nanolm.errors import DataError, ModelError
 from nanolm.model.config_json import model_type
-from nanolm.model.huggingface import checked, load_config
+from nanolm.model.huggingface import checked, load_config, read_json
 from nanolm.model.size import parameters_by_part
 from nanolm.runs.folder import Run, find_model
 from nanolm.text.loading import load_tokenizer
 
 TRIED = "transformers 5.22 (AutoModelForCausalLM, AutoTokenizer)"  # the tests load each family
+
+
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # what other hands may have written
+
+
+@dataclass(frozen=True)
+class History:
+    """How a model was trained; what is not known, or not over, is None."""
+
+    step: int
+    seconds: float
+    run: str | None = None
+    started: str | None = None
+    corpus: tuple[str, ...] = ()
+    start_from: str | None = None
+    batch: int | None = None
+    context: int | None = None
+    best_step: int | None = None
+    val_bits_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,7 @@ class Info:
     numbers: str  # how the weights are stored
     tokenizer: dict[str, Any]
     bytes: dict[str, int]  # on disk, by file
-    history: dict[str, Any]  # of its training, where that is known
+    history: History | None
     readers: list[str]
     why_only: str  # where nanolm alone reads it
 
@@ -54,33 +72,38 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         parts=parts,
         numbers=numbers,
         tokenizer={"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        bytes={file.name: file.stat().st_size for file in sorted(folder.iterdir())},
-        history=history(Path(name), folder),
+        bytes={
+            file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()
+        },
+        history=read_history(Path(name), folder),
         readers=["nanolm"] if kind == "nanolm" else ["nanolm", TRIED],
         why_only=why,
     )
 
 
-def history(path: Path, folder: Path) -> dict[str, Any]:
-    """What is known of how the model in `folder` was trained."""
+def read_history(path: Path, folder: Path) -> History | None:
+    """How the model in `folder` was trained: that of a run, or a checkpoint within one."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    known: dict[str, Any] = {"step": step, "seconds": state.get("seconds")}
-    for place in (path, *folder.resolve().parents[:2]):  # a run, or a checkpoint within one
-        run = Run(place)
-        if not run.exists():
-            continue
-        try:
-            facts, settings = run.facts(), run.settings()
-        except DataError:
-            return known
-        keys = ("corpus", "start_from", "batch", "context", "lr", "seed")
-        known |= {"run": str(place), "started": facts.get("started")}
-        known |= {key: settings[key] for key in keys if key in settings}
-        if "result" in facts:
-            known["result"] = facts["result"]
-        break
+        state = read_json(folder / "state.json")
+        known = History(step=int(state["step"]), seconds=float(state["seconds"]))
+    except (ModelError, *UNREADABLE):
+        return None
+    for run in map(Run, (path, *folder.resolve().parents[:2])):
+        if run.exists():
+            try:
+                settings, facts = run.settings(), run.facts()
+                result = facts.get("result")
+                return replace(
+                    known,
+                    run=str(run.path),
+                    started=str(facts["started"]),
+                    corpus=tuple(map(str, settings["corpus"])),
+                    start_from=settings.get("start_from"),
+                    batch=int(settings["batch"]),
+                    context=int(settings["context"]),
+                    best_step=int(result["best_step"]) if result else None,
+                    val_bits_per_byte=float(result["val_bits_per_byte"]) if result else None,
+                )
+            except (DataError, *UNREADABLE):
+                break
     return known

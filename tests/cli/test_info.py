@@ -1,11 +1,15 @@
+import contextlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from conftest import Cli
 
 import nanolm
-from nanolm.runs.info import TRIED
+from nanolm.errors import ModelError
+from nanolm.runs.info import TRIED, describe
 
 
 def test_a_run_is_described(cli: Cli, trained: Path) -> None:
@@ -38,6 +42,34 @@ def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
     shown = cli("info", what)
     assert shown.returncode == (2 if what == "nothing" else 4)
     assert shown.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("name", ["state.json", "run.json", "config.toml", "MANIFEST.json"])
+@pytest.mark.parametrize(
+    "contents", [None, "[" * 100_000, '{"step": 1e999}', '{"files": {"a": 5}, "result": 5}']
+)
+def test_what_stands_beside_the_model_cannot_break_it(
+    name: str, contents: str | None, trained: Path, tmp_path: Path
+) -> None:
+    """Another's run folder, with a pipe or nonsense in place of a file."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    best = run / "checkpoints/step-00000060"
+    if name != "MANIFEST.json":
+        (best / "MANIFEST.json").unlink()  # nothing says what the others should be
+    file = (run if name in ("run.json", "config.toml") else best) / name
+    file.unlink()
+    if contents is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(contents)
+    for place in (run, best):
+        with contextlib.suppress(ModelError):
+            assert describe(str(place), note=lambda text: None).parameters > 0
+    (run / "best").unlink()
+    os.mkfifo(run / "best")
+    with contextlib.suppress(ModelError):
+        describe(str(run), note=lambda text: None)
 
 
 def test_what_was_tried_is_what_is_tested_with() -> None:
