@@ -61,13 +61,17 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """What config.toml says."""
+        if not self.config_file.is_file():
+            raise DataError(f"{self.config_file} does not exist, or is no file")
         try:
             return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.config_file} cannot be read: {error}") from None
 
     def facts(self) -> dict[str, Any]:
         """What run.json says."""
+        if not self.exists():
+            raise DataError(f"{self.facts_file} does not exist, or is no file")
         try:
             facts: dict[str, Any] = json.loads(self.facts_file.read_text(encoding="utf-8"))
             objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
