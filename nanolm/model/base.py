@@ -5,6 +5,7 @@
 >>> model(first_ids, memory), model(next_ids, memory)  # as if both had been given at once
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from torch import nn
@@ -28,20 +29,20 @@ class Embedding(nn.Embedding):
         pass
 
 
-class Model(nn.Module):
+class Model(nn.Module, ABC):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: ModelConfig
     token_embedding: nn.Embedding
     head: nn.Linear
 
+    @abstractmethod
     def remember(self, batch: int, length: int) -> Memory:
         """An empty memory for `batch` rows of up to `length` tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def initialise(self) -> None:
         """Draw fresh weights."""
-        raise NotImplementedError
 
     def window(self) -> int | None:
         """How many tokens it can look at together; None where there is no end to it."""

@@ -9,6 +9,7 @@ nothing grows with the context, but each step has to wait for the one before.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class States:
         self.states = [self.begin] * self.layers
 
 
-class Cell(nn.Module):
+class Cell(nn.Module, ABC):
     """A recurrent layer: from each input and the state before it, the next state."""
 
     gates: int  # how many vectors of the width of the state each position computes
@@ -98,9 +99,9 @@ class Cell(nn.Module):
             nn.init.orthogonal_(gate)  # turns the state, and neither shrinks nor grows it
         nn.init.zeros_(self.bias)
 
+    @abstractmethod
     def step(self, x: Tensor, state: State) -> State:
         """The next state, from one input already multiplied: W_x x_t + b, (batch, gates * dim)."""
-        raise NotImplementedError
 
     def written_out(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """What `forward` gives, as on the slides: one position after the other."""

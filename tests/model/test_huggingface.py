@@ -18,8 +18,9 @@ from nanolm.errors import ModelError
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import Cached, LanguageModel, Sample
 from nanolm.model.base import Model
+from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
-from nanolm.model.config_json import model_type
+from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.huggingface import load_config, load_model, save_model, save_weights
 from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import train_tokenizer
@@ -404,3 +405,87 @@ def test_the_family_on_disk(changes: dict[str, Any], family: str, why: str) -> N
     found, reason = model_type(configure("modern", **shape, **changes))
     assert found == family
     assert why in reason
+
+
+PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {  # configs as they are on the Hub
+    "SmolLM2-135M": (
+        134_515_008,
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 49152,
+        },
+    ),
+    "Qwen3-0.6B": (
+        596_049_920,
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+    ),
+    "Llama-3.2-1B": (
+        1_235_814_400,
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "head_dim": 64,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_size(name: str) -> None:
+    parameters, values = PUBLISHED[name]
+    config = config_from_json(values, Path(name))
+    with torch.device("meta"):
+        assert build_model(config).parameter_count() == parameters
