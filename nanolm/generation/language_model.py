@@ -19,13 +19,12 @@ from torch import Tensor
 
 from nanolm.choice import Report
 from nanolm.download import HUB
-from nanolm.errors import ModelError, UsageError
+from nanolm.errors import UsageError
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
-from nanolm.model.huggingface import load_config, load_model
-from nanolm.runs.folder import find_model, find_or_download
-from nanolm.text.loading import load_tokenizer
+from nanolm.model.huggingface import load_model
+from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
 
@@ -163,9 +162,5 @@ def load(
         folder = find_or_download(str(path), note, progress)
     else:
         folder = find_model(path, note)
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.vocab_size > (vocabulary := load_config(folder).vocab_size):
-        raise ModelError(
-            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model {vocabulary:,}"
-        )
+    tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
     return LanguageModel(load_model(folder), tokenizer)

@@ -10,7 +10,7 @@ import torch
 
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
+from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig, configure
 
 PARTS = {
     "token_embedding": "token embedding",
@@ -44,7 +44,8 @@ def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     if isinstance(config, GPTConfig):
         kept = 46 if config.feed_forward == "swiglu" else 37
     else:
-        kept = {"rnn": 13, "lstm": 29}[config.cell]  # type: ignore[attr-defined]
+        assert isinstance(config, RecurrentConfig)
+        kept = {"rnn": 13, "lstm": 29}[config.cell]
     each = kept * config.layers * config.dim + 10 * config.vocab_size
     return 14 * parameters + tokens * each
 

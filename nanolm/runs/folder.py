@@ -22,6 +22,7 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.download import HUB
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
+from nanolm.model.huggingface import load_config
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.hub import hub_model
@@ -155,6 +156,16 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     if newest is None:
         raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
     return newest
+
+
+def model_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder, which must not have tokens that the model does not know."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > (known := load_config(folder).vocab_size):
+        raise ModelError(
+            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model {known:,}"
+        )
+    return tokenizer
 
 
 def find_tokenizer(name: str, report: Callable[[str], None]) -> Tokenizer:

@@ -13,12 +13,9 @@ from nanolm.errors import DataError, ModelError
 from nanolm.model.config_json import model_type
 from nanolm.model.huggingface import checked, load_config, read_json
 from nanolm.model.size import parameters_by_part
-from nanolm.runs.folder import Run, find_model
-from nanolm.text.loading import load_tokenizer
+from nanolm.runs.folder import Run, find_model, model_tokenizer
 
 TRIED = "transformers 5.22 (AutoModelForCausalLM, AutoTokenizer)"  # the tests load each family
-
-
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # what other hands may have written
 
 
@@ -62,7 +59,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     with checked(folder, config) as (model, tensors):
         parts = parameters_by_part(model)
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
-    tokenizer = load_tokenizer(folder)
+    tokenizer = model_tokenizer(folder)
     kind, why = model_type(config)
     return Info(
         folder=str(folder),

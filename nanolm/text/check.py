@@ -147,7 +147,7 @@ def compare(
             else:
                 tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), *wanted, report)
             tokens = encode_corpus(corpus, (0, corpus.length), tokenizer, Path(os.devnull), report)
-            tokens -= corpus.documents  # the end-of-text tokens
+            tokens -= corpus.documents  # what stands before each
             rows.append(
                 Compression(
                     tokenizer=name,

@@ -18,9 +18,8 @@ from nanolm.model.build import build_model
 from nanolm.model.config_json import model_type
 from nanolm.model.huggingface import load_config, load_model
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run, find_or_download, find_tokenizer
+from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import NAMED, TRAINABLE
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.text.store import Prepared, Request, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
@@ -62,7 +61,7 @@ def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> 
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
-        tokenizer = load_tokenizer(base)
+        tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
     request = Request(

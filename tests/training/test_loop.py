@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from conftest import TINY_MODEL
 
 import nanolm
-from nanolm.errors import DataError, Diverged, UsageError
+from nanolm.errors import DataError, Diverged, ModelError, UsageError
 from nanolm.files import verify
 from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import loop
 from nanolm.training.events import Progressed, Started
 from nanolm.training.loop import Trainer
@@ -138,6 +139,11 @@ def test_a_start_that_cannot_be(trained: Path, corpus: Path, tmp_path: Path) -> 
         nanolm.train(corpus, out=tmp_path / "x", start_from=trained, context=99)
     with pytest.raises(UsageError, match=r"is no folder here, and .* names no model"):
         nanolm.train(corpus, out=tmp_path / "x", start_from="runs/not/there")
+    large = tmp_path / "large"  # a tokenizer that the model cannot follow
+    shutil.copytree(trained / "best", large, ignore=lambda *_: ["MANIFEST.json"])
+    train_tokenizer([corpus.read_text()], "bpe", 600).save(large, 16)
+    with pytest.raises(ModelError, match=r"its tokenizer has .* tokens, its model"):
+        nanolm.train(corpus, out=tmp_path / "x", start_from=large)
     assert not (tmp_path / "x").exists()
 
 
