@@ -6,9 +6,9 @@
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, ClassVar, Protocol, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from nanolm.model.config import ModelConfig
 
@@ -16,10 +16,11 @@ from nanolm.model.config import ModelConfig
 class Memory(Protocol):
     """What a model keeps of the tokens behind it, so that each is computed once."""
 
-    length: int  # tokens behind
+    def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
+        """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
 
-    def forget(self) -> None:
-        """Begin again with no token behind."""
+    def select(self, rows: Tensor) -> None:
+        """Let row i be what row rows[i] was."""
 
 
 class Embedding(nn.Embedding):
@@ -35,14 +36,26 @@ class Model(nn.Module, ABC):
     config: ModelConfig
     token_embedding: nn.Embedding
     head: nn.Linear
+    padded: ClassVar[bool]  # may rows of different lengths be filled up and given together?
 
     @abstractmethod
-    def remember(self, batch: int, length: int) -> Memory:
-        """An empty memory for `batch` rows of up to `length` tokens."""
+    def body(self, ids: Tensor, memory: Any = None) -> Tensor:
+        """All but the last layer: (batch, time, dim)."""
+
+    @abstractmethod
+    def remember(self, batch: int, length: int, fixed: bool = False) -> Any:
+        """An empty `Memory` for `batch` rows of up to `length` tokens.
+
+        With `fixed` it stays in one place, so that one step can be captured and repeated.
+        """
 
     @abstractmethod
     def initialise(self) -> None:
         """Draw fresh weights."""
+
+    @abstractmethod
+    def memory_bytes(self, length: int) -> int:
+        """What the memory of one row of `length` tokens takes."""
 
     def window(self) -> int | None:
         """How many tokens it can look at together; None where there is no end to it."""

@@ -1,5 +1,7 @@
 """The key/value cache: what attention has already computed for the tokens behind."""
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -7,23 +9,78 @@ from nanolm.model.config import GPTConfig
 
 
 class Cache:
-    """Keys and values of up to `length` tokens for every layer, allocated once."""
+    """Keys and values of up to `length` tokens a row for every layer, allocated once.
 
-    def __init__(self, config: GPTConfig, batch: int, length: int, like: Tensor) -> None:
+    Rows may be of different lengths; what stands behind the end of one is never looked at. With
+    `fixed` every step has tensors of the same size at the same place, whatever the lengths, as a
+    CUDA graph needs it; without, only what is used is looked at.
+    """
+
+    def __init__(
+        self, config: GPTConfig, batch: int, length: int, like: Tensor, fixed: bool = False
+    ) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
         self.keys = like.new_zeros(shape)
         self.values = like.new_zeros(shape)
-        self.length = 0  # tokens behind; the model moves it on after its last layer
+        self.fixed = fixed
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # tokens behind
+        self.longest = 0  # of the lengths, known without asking the device
+        self.even = True  # all rows are so long
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the new keys and values behind the old ones; all of them so far."""
-        end = self.length + keys.shape[2]
-        self.keys[layer, :, :, self.length : end] = keys
-        self.values[layer, :, :, self.length : end] = values
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+    def places(self, time: int) -> slice | Tensor:
+        """Where the next `time` tokens stand: the same in all rows, or (batch, time)."""
+        if self.even and not self.fixed:
+            return slice(self.longest, self.longest + time)
+        if time == 1:
+            return self.lengths[:, None]
+        return self.lengths[:, None] + torch.arange(time, device=self.lengths.device)
 
-    def forget(self) -> None:
-        self.length = 0
+    def visible(self, here: slice | Tensor) -> Tensor | None:
+        """Which places each new token may look at, (batch, 1, time, places); None: all behind."""
+        if isinstance(here, slice):
+            return None
+        places = torch.arange(self.reach(here), device=here.device)
+        return places <= here[:, None, :, None]
+
+    def reach(self, here: slice | Tensor) -> int:
+        """How many places are looked at."""
+        if isinstance(here, slice):
+            return int(here.stop)
+        return self.keys.shape[3] if self.fixed else self.longest + here.shape[1]
+
+    def extend(
+        self, layer: int, keys: Tensor, values: Tensor, here: slice | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put keys and values, (batch, kv_heads, time, head_dim), `here`; all there are so far."""
+        every = (self.keys[layer], self.values[layer])
+        for kept, new in zip(every, (keys, values), strict=True):
+            if isinstance(here, slice):
+                kept[:, :, here] = new
+            else:
+                kept.scatter_(2, here[:, None, :, None].expand_as(new), new)
+        reach = self.reach(here)
+        return every[0][:, :, :reach], every[1][:, :, :reach]
+
+    def advance(self, time: int) -> None:
+        """The model has gone on by so many tokens."""
+        self.lengths += time
+        self.longest += time
+
+    def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
+        """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
+        places = other.longest
+        self.keys[:, rows, :, :places] = other.keys
+        self.values[:, rows, :, :places] = other.values
+        self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
+        everywhere = self.lengths.tolist()
+        self.longest = max(everywhere)
+        self.even = len(set(everywhere)) == 1
+
+    def select(self, rows: Tensor) -> None:
+        """Let row i be what row rows[i] was."""
+        for whole in (self.keys, self.values):
+            whole.copy_(whole[:, rows])
+        self.lengths.copy_(self.lengths[rows])
 
 
 def look_back(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -3,6 +3,11 @@
 import torch
 
 from nanolm.errors import UsageError
+from nanolm.machine import available_threads
+from nanolm.model.base import Model
+
+# Bytes of weights. Below, a token is computed before a second thread has woken up.
+SMALL = 32_000_000
 
 
 def choose_device(asked: str) -> tuple[str, str]:
@@ -17,3 +22,18 @@ def choose_device(asked: str) -> tuple[str, str]:
     if not there.get(asked, True):
         raise UsageError(f"--device {asked}: no such GPU can be used here; try --device cpu")
     return asked, "as asked"
+
+
+def choose_dtype(asked: str, device: str) -> tuple[str, str]:
+    """The numbers of large products and why."""
+    if asked != "auto":
+        return asked, "as asked"
+    if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bfloat16", "this GPU supports it"
+    return "float32", f"the safe choice on {device}"
+
+
+def use_fitting_threads(model: Model) -> None:
+    """As many as make single tokens fast: by a rule, so that the same text comes out again."""
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    torch.set_num_threads(1 if size < SMALL else available_threads())

@@ -10,6 +10,7 @@ layer turns each into a score for every token that could come next.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,19 @@ from nanolm.model.positions import Rotation, rotate, rotation_table, sinusoidal_
 TABLE_STEP = 1024  # computed positions are made so many at a time, as they are needed
 
 
+class Past(NamedTuple):
+    """What attention needs to look at the tokens behind."""
+
+    cache: Cache
+    here: slice | Tensor  # where the new tokens stand
+    visible: Tensor | None  # what they may look at; None: everything behind
+
+
 class GPT(Model):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: GPTConfig
+    padded = True  # no token sees what stands behind it
     tables: tuple[Tensor, ...]
 
     def __init__(self, config: GPTConfig) -> None:
@@ -51,44 +61,66 @@ class GPT(Model):
         self, ids: Tensor, cache: Cache | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
         """With a list as `weights`, attention is written out and leaves its weights there."""
-        past = cache.length if cache else 0
-        here = slice(past, past + ids.shape[1])
-        x = self.token_embedding(ids)  # (batch, time, dim)
-        rotation = None
-        match self.config.positions:
-            case "learned":
-                if here.stop > self.config.context:
-                    raise ValueError(f"{here.stop} tokens, and positions for {self.config.context}")
-                x = x + self.position_embedding.weight[here]  # one vector per index, added
-            case "sinusoidal":
-                (waves,) = self.position_tables(here)  # (time, dim)
-                x = x * math.sqrt(self.config.dim) + waves  # scaled up, or the waves drown it
-            case "rope":
-                cosines, sines = self.position_tables(here)  # (time, head_dim) each
-                rotation = cosines, sines
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x, rotation, cache, weights)
-        if cache:
-            cache.length = here.stop
-        logits: Tensor = self.head(self.norm(x))  # (batch, time, vocabulary)
+        logits: Tensor = self.head(self.body(ids, cache, weights))  # (batch, time, vocabulary)
         return logits
 
-    def position_tables(self, here: slice) -> tuple[Tensor, ...]:
-        """The rows `here` of the computed positions."""
+    def body(
+        self, ids: Tensor, cache: Cache | None = None, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        here = cache.places(ids.shape[1]) if cache else slice(0, ids.shape[1])
+        x, rotation = self.embed(ids, here, cache.reach(here) if cache else ids.shape[1])
+        x = self.dropout(x)
+        past = Past(cache, here, cache.visible(here)) if cache else None
+        for block in self.blocks:
+            x = block(x, rotation, past, weights)
+        if cache:
+            cache.advance(ids.shape[1])
+        y: Tensor = self.norm(x)  # (batch, time, dim)
+        return y
+
+    def embed(
+        self, ids: Tensor, here: slice | Tensor, reach: int
+    ) -> tuple[Tensor, Rotation | None]:
+        """The vectors of tokens that stand `here`, within the first `reach` places, and, where
+        positions are rotations, those."""
+        x = self.token_embedding(ids)  # (batch, time, dim)
+        match self.config.positions:
+            case "learned":
+                if reach > self.config.context:
+                    raise ValueError(f"{reach} tokens, and positions for {self.config.context}")
+                return x + self.position_embedding.weight[here], None  # one vector per index, added
+            case "sinusoidal":
+                (waves,) = self.position_tables(reach)  # (places, dim)
+                # Scaled up, or the waves drown it.
+                return (x * math.sqrt(self.config.dim) + waves[here]).to(x.dtype), None
+            case "rope":
+                cosines, sines = (table[here] for table in self.position_tables(reach))
+                if isinstance(here, Tensor):  # (batch, time, head_dim): the same for all heads
+                    cosines, sines = cosines[:, None], sines[:, None]
+                return x, (cosines, sines)
+        return x, None
+
+    def position_tables(self, length: int) -> tuple[Tensor, ...]:
+        """The computed positions of at least `length` places."""
         device = self.head.weight.device
-        if not self.tables or here.stop > len(self.tables[0]) or self.tables[0].device != device:
-            length = -(-here.stop // TABLE_STEP) * TABLE_STEP
+        if not self.tables or length > len(self.tables[0]) or self.tables[0].device != device:
+            length = -(-length // TABLE_STEP) * TABLE_STEP
             with torch.inference_mode(False):  # they may be made while sampling, and trained with
                 if self.config.positions == "rope":
                     tables: tuple[Tensor, ...] = rotation_table(length, self.config)
                 else:
                     tables = (sinusoidal_table(length, self.config.dim),)
                 self.tables = tuple(table.to(device) for table in tables)
-        return tuple(table[here] for table in self.tables)
+        return self.tables
 
-    def remember(self, batch: int, length: int) -> Cache:
-        return Cache(self.config, batch, min(length, self.config.context), like=self.head.weight)
+    def remember(self, batch: int, length: int, fixed: bool = False) -> Cache:
+        length = min(length, self.config.context)
+        return Cache(self.config, batch, length, self.head.weight, fixed)
+
+    def memory_bytes(self, length: int) -> int:
+        config = self.config
+        numbers = 2 * config.layers * config.kv_heads * config.head_dim  # keys and values
+        return numbers * min(length, config.context) * self.head.weight.element_size()
 
     def initialise(self) -> None:
         for module in self.modules():
@@ -122,15 +154,15 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        cache: Cache | None,
+        past: Past | None,
         weights: list[Tensor] | None,
     ) -> Tensor:
         if self.norm_first:
-            y = self.attention(self.attention_norm(x), rotation, cache, weights)
+            y = self.attention(self.attention_norm(x), rotation, past, weights)
             x = x + self.dropout(y)  # (batch, time, dim)
             x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         else:
-            y = self.attention(x, rotation, cache, weights)
+            y = self.attention(x, rotation, past, weights)
             x = self.attention_norm(x + self.dropout(y))
             x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x
@@ -158,7 +190,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        cache: Cache | None,
+        past: Past | None,
         weights: list[Tensor] | None,
     ) -> Tensor:
         batch, time, _ = x.shape
@@ -169,39 +201,46 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
         if rotation:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        if cache:
-            k, v = cache.extend(self.layer, k, v)  # (batch, kv_heads, past + time, head_dim)
+        visible = None
+        if past:  # (batch, kv_heads, past + time, head_dim)
+            k, v = past.cache.extend(self.layer, k, v, past.here)
+            visible = past.visible
         if weights is None:
-            y = fused_attention(q, k, v)
+            y = fused_attention(q, k, v, visible)
         else:
-            y, seen = written_out_attention(q, k, v)
+            y, seen = written_out_attention(q, k, v, visible)
             weights.append(seen)
         y = y.transpose(1, 2).flatten(2)  # (batch, time, dim): the heads side by side again
         output: Tensor = self.out(y)
         return output
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
     """`written_out_attention` in one kernel, which keeps no weights."""
     queries, keys = q.shape[2], k.shape[2]
     shared = q.shape[1] != k.shape[1]
-    if queries == keys:
+    if visible is None and queries == keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
-    mask = look_back(queries, keys, q.device) if queries > 1 else None  # the last one sees all
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+    if visible is None and queries > 1:  # one alone is the last, and sees all
+        visible = look_back(queries, keys, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=shared)
 
 
-def written_out_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def written_out_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention as on the slides: the result, and the weights (batch, heads, time, past + time).
 
-    `q` is (batch, heads, time, head_dim), `k` and `v` are (batch, kv_heads, past + time, head_dim).
+    `q` is (batch, heads, time, head_dim), `k` and `v` are (batch, kv_heads, past + time, head_dim);
+    what each may look at is `visible`, or everything behind it.
     """
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))  # each serves `group` heads
     scores = q @ k.transpose(2, 3)  # (batch, heads, time, past + time)
     scores = scores / math.sqrt(q.shape[3])  # or the softmax would be all 0 and 1
-    hidden = ~look_back(q.shape[2], k.shape[2], q.device)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    if visible is None:
+        visible = look_back(q.shape[2], k.shape[2], q.device)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return weights @ v, weights
 
 

@@ -8,9 +8,10 @@ One state vector a layer is all that a recurrent model keeps of the tokens behin
 nothing grows with the context, but each step has to wait for the one before.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ class Recurrent(Model):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: RecurrentConfig
+    padded = False  # whatever stands in a row changes its state
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -40,16 +42,23 @@ class Recurrent(Model):
             self.initialise()
 
     def forward(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
-        x = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
-        memory = memory or self.remember(len(ids), ids.shape[1])
+        logits: Tensor = self.head(self.body(ids, memory))  # (batch, time, vocabulary)
+        return logits
+
+    def body(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
+        x: Tensor = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
+        states = memory.states if memory else self.remember(len(ids), ids.shape[1]).states
         for number, layer in enumerate(self.layers):
-            y, memory.states[number] = layer(x, memory.states[number])
+            # One token after the other is the loop of the slides: no kernel to set up.
+            assert isinstance(layer, Cell)
+            step = layer.written_out if memory and ids.shape[1] == 1 else layer
+            y, after = step(x, states[number])
+            if memory:
+                memory.keep(number, after)
             # Stacked layers add to what they are given: without it three LSTMs learned nothing in
             # 150 steps (docs/experiments.md). One layer alone is that of the lectures.
             x = x + self.dropout(y) if number else self.dropout(y)
-        memory.length += ids.shape[1]
-        logits: Tensor = self.head(x)  # (batch, time, vocabulary)
-        return logits
+        return x
 
     def initialise(self) -> None:
         size = 1 / math.sqrt(self.config.dim)
@@ -60,8 +69,11 @@ class Recurrent(Model):
             assert isinstance(cell, Cell)
             cell.initialise()
 
-    def remember(self, batch: int, length: int) -> "States":
-        return States(self.config, self.head.weight.new_zeros(batch, self.config.dim))
+    def remember(self, batch: int, length: int, fixed: bool = False) -> "States":
+        return States(self.config, batch, self.head.weight)
+
+    def memory_bytes(self, length: int) -> int:
+        return 2 * self.config.layers * self.config.dim * self.head.weight.element_size()
 
     def window(self) -> int | None:
         return None  # the state goes on for ever
@@ -70,14 +82,21 @@ class Recurrent(Model):
 class States:
     """The state of every layer after the tokens behind."""
 
-    def __init__(self, config: RecurrentConfig, zero: Tensor) -> None:
-        self.begin: State = (zero,) if config.cell == "rnn" else (zero, zero)
-        self.layers = config.layers
-        self.forget()
+    def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
+        parts = 1 if config.cell == "rnn" else 2
+        whole = like.new_zeros(config.layers, parts, batch, config.dim)
+        self.whole = whole  # always in one place, as a CUDA graph needs it
+        self.states: list[State] = [tuple(layer) for layer in whole]  # views into it
 
-    def forget(self) -> None:
-        self.length = 0
-        self.states = [self.begin] * self.layers
+    def keep(self, layer: int, state: State) -> None:
+        for kept, new in zip(self.states[layer], state, strict=True):
+            kept.copy_(new)
+
+    def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
+        self.whole[:, :, rows] = other.whole
+
+    def select(self, rows: Tensor) -> None:
+        self.whole.copy_(self.whole[:, :, rows])
 
 
 class Cell(nn.Module, ABC):
@@ -115,17 +134,23 @@ class Cell(nn.Module, ABC):
     def fused(self, kernel: Any, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """One of torch's kernels, which write the state as (1, batch, dim) and have two biases."""
         weights = [self.input_weight, self.state_weight, self.bias, torch.zeros_like(self.bias)]
+        weights = [weight.float() for weight in weights]
         if x.is_cuda:  # cuDNN wants them in one piece
             sizes = [weight.numel() for weight in weights]
             whole = torch.cat([weight.flatten() for weight in weights]).split(sizes)
             weights = [part.view_as(weight) for part, weight in zip(whole, weights, strict=True)]
-        before = [part[None] for part in state]
+        before = [part[None].float() for part in state]
         hidden = before if len(before) > 1 else before[0]
-        # In full precision: under autocast cuDNN would take float16, which overflows.
-        with torch.autocast(x.device.type, enabled=False):
+        # In full precision: under autocast cuDNN would take float16, which overflows. What it
+        # rounds on the way (TF32) is for training alone.
+        exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+        with (
+            torch.autocast(x.device.type, enabled=False),
+            contextlib.nullcontext() if self.training else exact,
+        ):
             run = (True, 1, 0.0, self.training, False, True)
             output, *after = kernel(x.float(), hidden, weights, *run)
-        return output, *(part[0] for part in after)
+        return output.to(x.dtype), *(part[0] for part in after)
 
 
 class Elman(Cell):

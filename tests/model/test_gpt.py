@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import SHAPE, every_gpt, gpt_config, lively, of_family
 from strategies import configs
 from torch import Tensor, nn
@@ -112,11 +113,29 @@ def test_the_memory_changes_nothing(config: ModelConfig) -> None:
     memory = model.remember(batch=2, length=TIME)
     with torch.no_grad():
         whole = model(ids)
-        for _ in range(2):
-            pieces = [model(part, memory) for part in ids.split([3, 1, 2, 1, 1], dim=1)]
-            torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-5, rtol=1e-5)
-            assert memory.length == TIME
-            memory.forget()
+        pieces = [model(part, memory) for part in ids.split([3, 1, 2, 1, 1], dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+@given(configs(), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_rows_of_a_memory_may_be_of_different_lengths(config: ModelConfig, fixed: bool) -> None:
+    model = lively(config)
+    ids = torch.randint(SHAPE["vocab_size"], (3, TIME))
+    memory = model.remember(batch=3, length=TIME, fixed=fixed)
+    lengths = [4, 1, 6]
+    with torch.no_grad():
+        whole = model(ids)
+        for row, length in enumerate(lengths):
+            part = model.remember(batch=1, length=length)
+            model(ids[row : row + 1, :length], part)
+            memory.put([row], part, [length])
+        order = torch.tensor([2, 0, 1])
+        memory.select(order)
+        for step in range(2):
+            places = torch.tensor([6, 4, 1]) + step
+            found = model(ids[order, places][:, None], memory)
+            torch.testing.assert_close(found[:, 0], whole[order, places], atol=1e-5, rtol=1e-5)
 
 
 @parts

@@ -15,8 +15,9 @@ from strategies import configs
 from torch import Tensor
 
 from nanolm.errors import ModelError
+from nanolm.generation.decoding import Cached
 from nanolm.generation.knobs import Knobs
-from nanolm.generation.language_model import Cached, LanguageModel, Sample
+from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
@@ -91,8 +92,10 @@ def greedy(model: Model, prompt: Tensor, count: int) -> list[int]:
     network = Cached(model, 1, prompt.shape[1] + count)
     ids = prompt
     with torch.inference_mode():
-        for _ in range(count):
-            ids = torch.cat([ids, network.next_logits(ids).argmax(dim=-1)[:, None]], dim=1)
+        for length in range(prompt.shape[1], prompt.shape[1] + count):
+            network.prepare(ids, [length])
+            best = network.logits(ids, torch.tensor([length])).argmax(dim=-1)
+            ids = torch.cat([ids, best[:, None]], dim=1)
     return ids[0, prompt.shape[1] :].tolist()
 
 
@@ -173,8 +176,8 @@ def test_transformers_reads_what_nanolm_writes(folder: Path) -> None:
     for text in ["the cat", " <|endoftext|> Łódź 12345\r\n\n", "a" * 500, ""]:
         assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)
         assert tokenizer.decode(ours.tokenizer.encode(text)) == text
-    samples = [Sample()]
-    for _ in ours.stream("the cat", Knobs(tokens=200, greedy=True), samples):
+    samples = [Sample("the cat")]
+    for _ in ours.stream(samples, Knobs(tokens=200, greedy=True)):
         pass
     prompt = tokenizer("the cat", return_tensors="pt")
     written = theirs.generate(**prompt, do_sample=False, max_new_tokens=200)

@@ -69,8 +69,8 @@ def test_its_memory_is_the_same_size_for_ever(family: str) -> None:
     assert isinstance(model, Recurrent)
     assert model.window() is None
     memory = model.remember(batch=2, length=10**9)
-    for _ in range(3):
-        model(torch.zeros(2, 100, dtype=torch.long), memory)
-    assert memory.length == 300
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.zeros(2, 100, dtype=torch.long), memory)
     sizes = [part.shape for state in memory.states for part in state]
     assert sizes == [(2, 16)] * (2 * (2 if family == "lstm" else 1))

@@ -1,0 +1,355 @@
+"""One token through a Transformer in five kernels a layer, for a GPU that would otherwise wait.
+
+With one row, a step of the model is hardly any arithmetic: its time is that of reading the weights
+once and of starting kernels. So whatever stands between two matrices (norms, biases, adding up,
+nonlinearities) is done by the kernel of the matrix itself, from what it has at hand. `GPT.forward`
+is the plain twin that the tests hold this to. Sums are in float32, whatever the weights are in.
+"""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from nanolm.model.cache import Cache
+from nanolm.model.gpt import GPT, Attention, Block
+
+NO_NORM, RMS, LAYER = 0, 1, 2
+NONLINEARITIES = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "swiglu": 5}
+FEW_ROWS = 4  # with more, cuBLAS reads the weights once for all of them and is faster (measured)
+BEHIND = 256  # tokens that attention looks at together
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def linear_kernel(  # type: ignore[no-untyped-def]
+    x,  # (rows, inputs), float32
+    weight,  # (outputs, inputs); for SwiGLU twice as many, those of the gate first
+    bias,
+    norm_weight,
+    norm_bias,
+    out,  # (rows, outputs), float32
+    inputs,
+    outputs,
+    epsilon,
+    NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+    BIAS: tl.constexpr,
+    KIND: tl.constexpr,
+    ADD: tl.constexpr,  # to what is in `out` already
+    IN: tl.constexpr,  # all inputs, and up to the next power of two
+    OUT: tl.constexpr,  # outputs at a time
+    TURNS: tl.constexpr,  # so many times
+    EARLY: tl.constexpr,  # begin while the kernel before still runs
+):
+    """out = nonlinearity(norm(x) @ weight.T + bias), or that added to it."""
+    row = tl.program_id(1)
+    i = tl.arange(0, IN)
+    inside = i < inputs
+    o = tl.program_id(0) * OUT * TURNS + tl.arange(0, OUT)
+    # Weights do not wait for the kernel before, which makes `x`.
+    places = o[:, None] * inputs + i[None, :]
+    both = (o < outputs)[:, None] & inside[None, :]
+    w = tl.load(weight + places, mask=both, other=0.0)
+    if KIND == 5:
+        v = tl.load(weight + outputs * inputs + places, mask=both, other=0.0)
+    if NORM > 0:
+        gain = tl.load(norm_weight + i, mask=inside, other=0.0).to(tl.float32)
+    if NORM_BIAS:
+        shift = tl.load(norm_bias + i, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    part = tl.load(x + row * inputs + i, mask=inside, other=0.0)
+    if NORM == 2:
+        part = tl.where(inside, part - tl.sum(part, 0) / inputs, 0.0)
+    if NORM > 0:
+        part = part / tl.sqrt(tl.sum(part * part, 0) / inputs + epsilon) * gain
+    if NORM_BIAS:
+        part += shift
+    for turn in tl.static_range(TURNS):
+        if turn > 0:
+            o += OUT
+            places = o[:, None] * inputs + i[None, :]
+            both = (o < outputs)[:, None] & inside[None, :]
+            w = tl.load(weight + places, mask=both, other=0.0)
+            if KIND == 5:
+                v = tl.load(weight + outputs * inputs + places, mask=both, other=0.0)
+        real = o < outputs
+        y = tl.sum(w.to(tl.float32) * part[None, :], 1)
+        if BIAS:
+            y += tl.load(bias + o, mask=real, other=0.0)
+        if KIND == 1:
+            y = tl.maximum(y, 0.0)
+        elif KIND == 2:
+            y = 0.5 * y * (1 + tl.erf(y * 0.7071067811865476))
+        elif KIND == 3:
+            y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+        elif KIND == 4:
+            y = tl.maximum(y, 0.0)
+            y = y * y
+        elif KIND == 5:
+            up = tl.sum(v.to(tl.float32) * part[None, :], 1)
+            if BIAS:
+                up += tl.load(bias + outputs + o, mask=real, other=0.0)
+            y = y * tl.sigmoid(y) * up
+        if ADD:
+            y += tl.load(out + row * outputs + o, mask=real, other=0.0)
+        tl.store(out + row * outputs + o, y, mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def halves(x, place, real, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The two halves of a head's vector."""
+    left = tl.load(x + place, mask=real, other=0.0)
+    right = tl.load(x + HALF + place, mask=real, other=0.0)
+    return left.to(tl.float32), right.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def normed(  # type: ignore[no-untyped-def]
+    left, right, weight, bias, place, real, epsilon, HALF: tl.constexpr, NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+):  # fmt: skip
+    if NORM == 2:
+        mean = (tl.sum(left, 0) + tl.sum(right, 0)) / (2 * HALF)
+        left = tl.where(real, left - mean, 0.0)
+        right = tl.where(real, right - mean, 0.0)
+    scale = 1 / tl.sqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / (2 * HALF) + epsilon)
+    left_weight, right_weight = halves(weight, place, real, HALF)
+    left, right = left * scale * left_weight, right * scale * right_weight
+    if NORM_BIAS:
+        left_bias, right_bias = halves(bias, place, real, HALF)
+        left, right = left + left_bias, right + right_bias
+    return left, right
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_kernel(  # type: ignore[no-untyped-def]
+    qkv,  # (rows, heads + 2 * kv_heads, head_dim), float32
+    keys,  # (rows, kv_heads, capacity, head_dim)
+    values,
+    lengths,  # (rows,)
+    cosines,  # (places, head_dim)
+    sines,
+    query_weight,
+    query_bias,
+    key_weight,
+    key_bias,
+    out,  # (rows, heads, head_dim), float32
+    capacity,
+    heads,
+    kv_heads,
+    epsilon,
+    scale,
+    NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+    ROTATE: tl.constexpr,
+    HALF: tl.constexpr,  # half the width of a head
+    LANES: tl.constexpr,  # the next power of two
+    BLOCK: tl.constexpr,  # tokens behind at a time
+    EARLY: tl.constexpr,
+):
+    """The new token of each row looks back: one program a row and head."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    group = heads // kv_heads
+    kv_head = head // group
+    here = tl.load(lengths + row)
+    place = tl.arange(0, LANES)
+    real = place < HALF
+    qkv += row * (heads + 2 * kv_heads) * 2 * HALF
+    q0, q1 = halves(qkv + head * 2 * HALF, place, real, HALF)
+    k0, k1 = halves(qkv + (heads + kv_head) * 2 * HALF, place, real, HALF)
+    v0, v1 = halves(qkv + (heads + kv_heads + kv_head) * 2 * HALF, place, real, HALF)
+    if NORM > 0:
+        q0, q1 = normed(
+            q0, q1, query_weight, query_bias, place, real, epsilon, HALF, NORM, NORM_BIAS
+        )
+        k0, k1 = normed(k0, k1, key_weight, key_bias, place, real, epsilon, HALF, NORM, NORM_BIAS)
+    if ROTATE:
+        cosine = tl.load(cosines + here * 2 * HALF + place, mask=real, other=0.0)
+        sine = tl.load(sines + here * 2 * HALF + place, mask=real, other=0.0)
+        q0, q1 = q0 * cosine - q1 * sine, q1 * cosine + q0 * sine
+        k0, k1 = k0 * cosine - k1 * sine, k1 * cosine + k0 * sine
+    start = (row * kv_heads + kv_head).to(tl.int64) * capacity * 2 * HALF
+    keys += start
+    values += start
+    if head % group == 0:  # one of the heads that share them keeps them
+        new = here * 2 * HALF + place
+        tl.store(keys + new, k0, mask=real)
+        tl.store(keys + HALF + new, k1, mask=real)
+        tl.store(values + new, v0, mask=real)
+        tl.store(values + HALF + new, v1, mask=real)
+    # Begins with itself, then what is behind; sums are scaled to the largest score so far.
+    largest = (tl.sum(q0 * k0, 0) + tl.sum(q1 * k1, 0)) * scale
+    total = 1.0
+    for first in range(0, here, BLOCK):
+        behind = first + tl.arange(0, BLOCK)
+        there = behind < here
+        spots = behind[:, None] * 2 * HALF + place[None, :]
+        both = there[:, None] & real[None, :]
+        past0, past1 = halves(keys, spots, both, HALF)
+        scores = (tl.sum(past0 * q0[None, :], 1) + tl.sum(past1 * q1[None, :], 1)) * scale
+        scores = tl.where(there, scores, float("-inf"))
+        before = largest
+        largest = tl.maximum(largest, tl.max(scores, 0))
+        shrink = tl.exp(before - largest)
+        shares = tl.exp(scores - largest)
+        past0, past1 = halves(values, spots, both, HALF)
+        v0 = v0 * shrink + tl.sum(past0 * shares[:, None], 0)
+        v1 = v1 * shrink + tl.sum(past1 * shares[:, None], 0)
+        total = total * shrink + tl.sum(shares, 0)
+    out += (row * heads + head) * 2 * HALF
+    tl.store(out + place, v0 / total, mask=real)
+    tl.store(out + HALF + place, v1 / total, mask=real)
+
+
+class OneToken:
+    """A step of `model`, one new token a row: ids (rows, 1) in, logits (rows, vocabulary) out."""
+
+    def __init__(self, model: GPT, cache: Cache) -> None:
+        self.model, self.cache = model, cache
+        config = model.config
+        rows, like = len(cache.lengths), model.head.weight
+
+        self.few = rows <= FEW_ROWS
+        self.dtype = torch.float32 if self.few else like.dtype
+        # Such a GPU can start a kernel while the one before still runs.
+        new = torch.version.hip is None and torch.cuda.get_device_capability(like.device)[0] >= 9
+        self.early = self.few and new
+        self.launch = {"launch_pdl": True} if self.early else {}
+
+        def room(width: int) -> Tensor:
+            return torch.empty(rows, width, dtype=self.dtype, device=like.device)
+
+        self.qkv = room((config.heads + 2 * config.kv_heads) * config.head_dim)
+        self.attended = room(config.heads * config.head_dim)
+        self.hidden = room(config.hidden)
+        self.out = room(config.vocab_size)
+
+    @staticmethod
+    def possible(model: Any, cache: Any) -> bool:
+        return (
+            isinstance(model, GPT)
+            and isinstance(cache, Cache)
+            and cache.fixed
+            and model.config.norm_place == "pre"
+            and model.config.head_dim % 2 == 0
+            and all(parameter.is_contiguous() for parameter in model.parameters())
+        )
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        model, cache = self.model, self.cache
+        here = cache.places(1)  # (rows, 1)
+        embedded, _ = model.embed(ids, here, cache.reach(here))
+        x = embedded[:, 0].to(self.dtype)  # (rows, dim)
+        for block in cast(Iterable[Block], model.blocks):
+            attention, feed_forward = block.attention, block.feed_forward
+            if self.few:
+                self.linear(x, attention.qkv, self.qkv, norm=block.attention_norm)
+                self.attend(attention, self.qkv)
+                self.linear(self.attended, attention.out, x, add=True)
+                norm = block.feed_forward_norm
+                self.linear(x, feed_forward.up, self.hidden, norm, feed_forward.kind)
+                self.linear(self.hidden, feed_forward.out, x, add=True)
+            else:
+                self.attend(attention, attention.qkv(block.attention_norm(x)))
+                x = x + attention.out(self.attended)
+                x = x + feed_forward(block.feed_forward_norm(x))
+        cache.advance(1)
+        if self.few:
+            return self.linear(x, model.head, self.out, norm=model.norm)
+        logits: Tensor = model.head(model.norm(x))
+        return logits
+
+    def attend(self, attention: Attention, qkv: Tensor) -> None:
+        """Keep the new keys and values, and look back with the new queries."""
+        config, cache = self.model.config, self.cache
+        rotate = config.positions == "rope"
+        cosines, sines = self.model.tables if rotate else (None, None)
+        norms = (attention.query_norm, attention.key_norm) if config.qk_norm else (None, None)
+        (norm, query, query_bias), (_, key, key_bias) = map(parts_of_norm, norms)
+        half = config.head_dim // 2
+        attention_kernel[(len(qkv), config.heads)](
+            qkv,
+            cache.keys[attention.layer],
+            cache.values[attention.layer],
+            cache.lengths,
+            cosines,
+            sines,
+            query,
+            query_bias,
+            key,
+            key_bias,
+            self.attended,
+            cache.keys.shape[3],
+            config.heads,
+            config.kv_heads,
+            config.norm_epsilon,
+            config.head_dim**-0.5,
+            NORM=norm,
+            NORM_BIAS=query_bias is not None,
+            ROTATE=rotate,
+            HALF=half,
+            LANES=triton.next_power_of_2(half),
+            BLOCK=min(BEHIND, triton.next_power_of_2(cache.keys.shape[3])),
+            EARLY=self.early,
+            num_warps=4,
+            **self.launch,
+        )
+
+    def linear(
+        self,
+        x: Tensor,
+        layer: nn.Linear,
+        out: Tensor,
+        norm: nn.Module | None = None,
+        nonlinearity: str = "none",
+        add: bool = False,
+    ) -> Tensor:
+        """`out`, filled by `linear_kernel`."""
+        (rows, inputs), outputs = x.shape, out.shape[1]
+        kind, norm_weight, norm_bias = parts_of_norm(norm)
+        padded = triton.next_power_of_2(inputs)
+        # Measured on an H200: small programs, for there must be several for each of its processors;
+        # the vocabulary is large enough that each can do more.
+        each, turns = (4, 1) if outputs < 16_384 else (8, 2)
+        linear_kernel[(triton.cdiv(outputs, each * turns), rows)](
+            x,
+            layer.weight,
+            layer.bias,
+            norm_weight,
+            norm_bias,
+            out,
+            inputs,
+            outputs,
+            self.model.config.norm_epsilon,
+            NORM=kind,
+            NORM_BIAS=norm_bias is not None,
+            BIAS=layer.bias is not None,
+            KIND=NONLINEARITIES[nonlinearity],
+            ADD=add,
+            IN=padded,
+            OUT=each,
+            TURNS=turns,
+            EARLY=self.early,
+            num_warps=max(1, min(16, each * padded // 2048)),
+            **self.launch,
+        )
+        return out
+
+
+def parts_of_norm(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | None]:
+    """Which it is, its weight and its bias."""
+    match norm:
+        case nn.LayerNorm():
+            return LAYER, norm.weight, norm.bias
+        case nn.RMSNorm():
+            return RMS, norm.weight, None
+    return NO_NORM, None, None
