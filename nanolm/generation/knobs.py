@@ -5,26 +5,57 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Knobs:
-    """How to choose among the tokens that could come next."""
+    """How to choose among the tokens that could come next.
+
+    They work in the order in which they stand here, which is that of `transformers`.
+    """
 
     tokens: int = 200  # at most this many new tokens
+    stop: tuple[str, ...] = ()  # end where one of these would be written
+    # What the scores of tokens are changed by:
+    repetition_penalty: float = 1.0  # above 1: what is in the prompt or text is less likely
+    frequency_penalty: float = 0.0  # less likely for every time it has been written
+    presence_penalty: float = 0.0  # less likely once it has been written
+    ban: tuple[str, ...] = ()  # never to be written
+    min_tokens: int = 0  # no end before so many
+    # How one is drawn:
     temperature: float = 0.8  # a little below 1: fewer slips, still varied; 0 is greedy
     top_k: int | None = None  # keep the k likeliest
     top_p: float | None = None  # keep the likeliest that together reach p
+    min_p: float | None = None  # keep those at least so likely, measured by the likeliest
     greedy: bool = False  # always the likeliest
+    beams: int = 1  # above 1: the likeliest whole text among so many followed at once
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "ban"):
+            if isinstance(text := getattr(self, name), str):  # one alone, from Python
+                object.__setattr__(self, name, (text,))
 
     def problems(self) -> list[str]:
         """Every value out of its range, with what it may be."""
-        found = []
-        if not 1 <= self.tokens <= 1_000_000:
-            found.append(f"--tokens {self.tokens}: must be from 1 to 1000000")
-        if not 0 <= self.temperature < float("inf"):
-            found.append(f"--temperature {self.temperature}: must be 0 (greedy) or more")
-        if self.top_k is not None and self.top_k < 1:
-            found.append(f"--top-k {self.top_k}: must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            found.append(f"--top-p {self.top_p}: must be above 0 and at most 1")
+        rows = (
+            ("tokens", 1 <= self.tokens <= 1_000_000, "from 1 to 1000000"),
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0; try 1.1"),
+            ("frequency_penalty", abs(self.frequency_penalty) < float("inf"), "a number; try 0.5"),
+            ("presence_penalty", abs(self.presence_penalty) < float("inf"), "a number; try 0.5"),
+            ("min_tokens", 0 <= self.min_tokens <= self.tokens, "from 0 to --tokens"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1"),
+            ("beams", 1 <= self.beams <= 100, "from 1 to 100"),
+        )
+        found = [
+            f"--{name.replace('_', '-')} {getattr(self, name)}: must be {allowed}"
+            for name, fine, allowed in rows
+            if not fine
+        ]
+        found += [
+            f'--{name} "": say which text' for name in ("stop", "ban") if "" in getattr(self, name)
+        ]
+        if sum(map(len, self.ban)) > 1000:
+            found.append("--ban: together at most 1000 characters")
         return found
 
     def likeliest_only(self) -> bool:

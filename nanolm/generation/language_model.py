@@ -1,83 +1,43 @@
 """A model with its tokenizer: text in, text out, piece by piece.
 
-    >>> language_model = load("runs/stories", note=print)
-    >>> language_model.generate("Once upon a time", seed=1)
-
-Each new token needs only its own row of the network, since the keys and values of the tokens
-behind are kept (`Cached`). `Naive` computes everything anew each time: slow, obvious, and what
-the tests hold the cache to.
+>>> language_model = load("runs/stories", note=print)
+>>> language_model.generate("Once upon a time", seed=1)
 """
 
-import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nanolm.choice import Report
 from nanolm.download import HUB
 from nanolm.errors import UsageError
+from nanolm.generation.beams import beam_search
+from nanolm.generation.decoding import Cached, Decoder, Network, first_visible
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
-
-def first_visible(length: int, context: int | None) -> int:
-    """The first of `length` tokens that the model still sees.
-
-    All of them while they fit, as they always do in a recurrent model (None). Past that, the
-    window moves on by half a context at a time, so that the cache is filled anew once every half
-    context instead of at every token.
-    """
-    if context is None:
-        return 0
-    hop = max(1, context // 2)
-    return -(-max(0, length - context) // hop) * hop
-
-
-class Naive:
-    """Logits of the next token by running the whole visible text through the model."""
-
-    def __init__(self, model: Model, batch: int, length: int) -> None:
-        self.model = model
-
-    def next_logits(self, ids: Tensor) -> Tensor:
-        start = first_visible(ids.shape[1], self.model.window())
-        logits: Tensor = self.model(ids[:, start:])  # (batch, time, vocabulary)
-        return logits[:, -1]
-
-
-class Cached:
-    """The same logits, computing only what is new since the last call."""
-
-    def __init__(self, model: Model, batch: int, length: int) -> None:
-        self.model = model
-        self.memory = model.remember(batch, length)
-        self.start = 0
-
-    def next_logits(self, ids: Tensor) -> Tensor:
-        start = first_visible(ids.shape[1], self.model.window())
-        if start != self.start:
-            self.start = start
-            self.memory.forget()
-        logits: Tensor = self.model(ids[:, start + self.memory.length :], self.memory)
-        return logits[:, -1]
+TOGETHER = (
+    1 << 30
+)  # bytes of memory of the tokens behind; more rows are written one part after another
 
 
 @dataclass
 class Sample:
-    """One continuation of the prompt, as far as it has been written."""
+    """One continuation of a prompt, as far as it has been written."""
 
+    prompt: str = ""
+    number: int = 0  # of those of the same prompt: each has random numbers of its own
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any filter
-    text: str = ""
-    stopped: str = ""  # "end" (of text) or "length" (as many tokens as asked for)
+    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any knob
+    top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
+    text: str = ""  # without the prompt and without a stop text
+    stopped: str = ""  # "end" (of text), "stop" (text) or "length" (as many tokens as asked for)
 
 
 @dataclass(frozen=True)
@@ -89,78 +49,141 @@ class LanguageModel:
 
     def generate(self, prompt: str = "", **knobs: Any) -> str:
         """The text that follows `prompt`; `knobs` are those of `Knobs`."""
-        samples = [Sample()]
-        for _ in self.stream(prompt, Knobs(**knobs), samples):
+        sample = Sample(prompt)
+        for _ in self.stream([sample], Knobs(**knobs)):
             pass
-        return samples[0].text
+        return sample.text
+
+    def unseen(self, prompt: str) -> int:
+        """How many tokens at the beginning of a prompt are too far back for the model."""
+        return first_visible(len(self.tokenizer.encode_prompt(prompt)), self.model.window())
 
     def stream(
         self,
-        prompt: str,
-        knobs: Knobs,
         samples: list[Sample],
-        path: Callable[[Model, int, int], Naive | Cached] = Cached,
+        knobs: Knobs,
+        top: int = 0,
+        path: Callable[[Model, int, int], Network] = Cached,
     ) -> Iterator[tuple[int, str]]:
-        """Fill `samples` together, giving (number of the sample, new text) as it comes.
+        """Fill `samples` together, giving (which of them, new text) as it comes.
 
-        A character whose bytes span several tokens is given when its last byte is there.
+        A character whose bytes span several tokens is given when its last byte is there, and what
+        could be the beginning of a stop text when it is certain that it is not. With `top`, so many
+        of the likeliest tokens are kept at each place.
         """
         if problems := knobs.problems():
             raise UsageError("\n".join(problems))
-        prompt_ids = self.tokenizer.encode_prompt(prompt)
-        return self._write(prompt_ids, knobs, samples, path)  # mistakes are told before it runs
+        prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
+        # Mistakes are told here, before anything runs.
+        write = self._search if knobs.beams > 1 else self._write
+        return self._parts(write, samples, prompts, knobs, top, path)
 
-    def _write(
+    def _parts(
         self,
-        prompt_ids: list[int],
-        knobs: Knobs,
+        write: Callable[..., Iterator[tuple[int, str]]],
         samples: list[Sample],
-        path: Callable[[Model, int, int], Naive | Cached],
+        prompts: list[list[int]],
+        knobs: Knobs,
+        top: int,
+        path: Callable[[Model, int, int], Network],
     ) -> Iterator[tuple[int, str]]:
-        rows = len(samples)
-        start = len(prompt_ids)
-        device = self.model.head.weight.device
-        ids = torch.zeros(rows, start + knobs.tokens, dtype=torch.long, device=device)
-        ids[:, :start] = torch.tensor(prompt_ids, device=device)
-        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in samples]
-        sampler = Sampler(knobs, rows)
-        network = path(self.model, rows, start + knobs.tokens)
+        """As many rows at a time as fit into memory."""
+        length = max(map(len, prompts), default=0) + knobs.tokens
+        rows = max(1, TOGETHER // self.model.memory_bytes(length))
         was_training = self.model.training
         self.model.eval()
         try:
-            for position in range(start, start + knobs.tokens):
-                with torch.inference_mode():
-                    logits = network.next_logits(ids[:, :position])  # (rows, vocabulary)
-                    logits = logits[:, : self.tokenizer.vocab_size]  # some models have spare rows
-                    drawn = sampler.draw(logits)  # (rows,)
-                    chances = logits.float().log_softmax(dim=-1).gather(1, drawn[:, None])
-                    ids[:, position] = drawn
-                last = position == start + knobs.tokens - 1
-                for row, (sample, id) in enumerate(zip(samples, drawn.tolist(), strict=True)):
-                    if sample.stopped:
-                        continue
-                    sample.tokens.append(id)
-                    sample.logprobs.append(chances[row].item())
-                    if id in self.tokenizer.stops:
-                        sample.stopped = "end"
-                    elif last:
-                        sample.stopped = "length"
-                    piece = decoders[row].decode(self.tokenizer.tokens[id], bool(sample.stopped))
-                    sample.text += piece
-                    yield row, piece
-                if all(sample.stopped for sample in samples):
-                    return
+            for first in range(0, len(samples), rows):
+                part = slice(first, first + rows)
+                for row, text in write(samples[part], prompts[part], knobs, top, path):
+                    yield first + row, text
         finally:
             self.model.train(was_training)
 
+    def _write(
+        self,
+        samples: list[Sample],
+        prompts: list[list[int]],
+        knobs: Knobs,
+        top: int,
+        path: Callable[[Model, int, int], Network],
+    ) -> Iterator[tuple[int, str]]:
+        device = self.model.head.weight.device
+        numbers = [sample.number for sample in samples]
+        sampler = Sampler(knobs, self.tokenizer, prompts, numbers, device, top)
+        network = path(self.model, len(samples), max(map(len, prompts)) + knobs.tokens)
+        transcripts = [Transcript(knobs.stop) for _ in samples]
+        left = len(samples)
+        for step in Decoder(network, sampler, prompts, knobs.tokens).steps():
+            for row, sample in enumerate(samples):
+                if sample.stopped:
+                    continue
+                id, transcript = step.ids[row], transcripts[row]
+                sample.tokens.append(id)
+                sample.logprobs.append(step.logprobs[row])
+                if top:
+                    pairs = zip(step.top_ids[row], step.top_logprobs[row], strict=True)
+                    sample.top.append(list(pairs))
+                enough = len(sample.tokens) >= knobs.min_tokens
+                piece = transcript.add(self.tokenizer.tokens[id], heed_stops=enough)
+                if transcript.stopped:
+                    sample.stopped = "stop"
+                elif id in self.tokenizer.stops:
+                    sample.stopped = "end"
+                elif len(sample.tokens) == knobs.tokens:
+                    sample.stopped = "length"
+                if sample.stopped:
+                    piece += transcript.finish()
+                    left -= 1
+                sample.text += piece
+                yield row, piece
+            if not left:
+                return
+
+    def _search(
+        self,
+        samples: list[Sample],
+        prompts: list[list[int]],
+        knobs: Knobs,
+        top: int,
+        path: Callable[[Model, int, int], Network],
+    ) -> Iterator[tuple[int, str]]:
+        """By beam search, which knows nothing for certain before the end."""
+        device = self.model.head.weight.device
+        known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
+        for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+            if sample.prompt not in known:
+                network = path(self.model, knobs.beams, len(prompt) + knobs.tokens)
+                known[sample.prompt] = beam_search(
+                    network, self.tokenizer, prompt, knobs, device, top
+                )
+            found = known[sample.prompt]
+            beam = found[min(sample.number, len(found) - 1)]
+            sample.tokens, sample.logprobs = list(beam.tokens), list(beam.logprobs)
+            sample.top = list(beam.top) if top else []
+            transcript = Transcript(knobs.stop)
+            for count, id in enumerate(beam.tokens, start=1):
+                heed = count >= knobs.min_tokens
+                sample.text += transcript.add(self.tokenizer.tokens[id], heed)
+            sample.text += transcript.finish()
+            ended = "end" if beam.tokens[-1] in self.tokenizer.stops else "length"
+            sample.stopped = "stop" if transcript.stopped else ended
+            yield row, sample.text
+
 
 def load(
-    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
+    path: str | Path,
+    note: Callable[[str], None],
+    progress: Report = lambda *how_far: None,
+    as_stored: bool = False,
 ) -> LanguageModel:
-    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
+    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://.
+
+    `as_stored` is for one that stays on a CPU (see `load_model`).
+    """
     if str(path).startswith(HUB):
         folder = find_or_download(str(path), note, progress)
     else:
         folder = find_model(path, note)
     tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
-    return LanguageModel(load_model(folder), tokenizer)
+    return LanguageModel(load_model(folder, as_stored=as_stored), tokenizer)

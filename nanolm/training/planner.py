@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import torch
-
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, RECURRENT, ModelConfig, configure
-from nanolm.model.device import choose_device
+from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
@@ -40,10 +38,7 @@ def choose_settings(
     if device != settings.device:
         choose("device", device, reason)
     if settings.dtype == "auto":
-        if settings.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-            choose("dtype", "bfloat16", "this GPU supports it")
-        else:
-            choose("dtype", "float32", f"the safe choice on {settings.device}")
+        choose("dtype", *choose_dtype(settings.dtype, settings.device))
     small = settings.device == "cpu"
     if base is not None:
         preset = PRESETS["micro" if small else "mini"]  # for the tokens a step alone

@@ -5,20 +5,16 @@ import torch
 
 import nanolm
 from nanolm.errors import UsageError
+from nanolm.generation import language_model
+from nanolm.generation.decoding import Naive
 from nanolm.generation.knobs import Knobs
-from nanolm.generation.language_model import (
-    Cached,
-    LanguageModel,
-    Naive,
-    Sample,
-    first_visible,
-)
+from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.model.build import build_model
-from nanolm.model.config import FAMILIES, configure
+from nanolm.model.config import configure
 from nanolm.text.tokenizer import train_tokenizer
 
 
-def untrained(family: str, context: int = 24) -> LanguageModel:
+def untrained(family: str = "modern", context: int = 24) -> LanguageModel:
     tokenizer = train_tokenizer([], "byte")
     torch.manual_seed(3)
     model = build_model(
@@ -29,62 +25,117 @@ def untrained(family: str, context: int = 24) -> LanguageModel:
     return LanguageModel(model, tokenizer)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("knobs", [Knobs(tokens=80, greedy=True), Knobs(tokens=80, top_p=0.9)])
-@pytest.mark.parametrize("prompt", ["", "abc", "x" * 24, "much longer than the context is"])
-def test_cached_and_naive_agree_token_for_token(family: str, knobs: Knobs, prompt: str) -> None:
-    writer = untrained(family)
-    written = []
-    for path in (Cached, Naive):
-        samples = [Sample(), Sample(), Sample()]
-        for _ in writer.stream(prompt, knobs, samples, path):
-            pass
-        written.append([sample.tokens for sample in samples])
-    assert written[0] == written[1]
+def spelling(ids: list[int]) -> type[Naive]:
+    """A network that is certain of these ids, one after the other."""
+    rest = iter(ids)
+
+    class Spelling(Naive):
+        def logits(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(torch.tensor([next(rest)]), 258) * 50.0
+
+    return Spelling
 
 
-@pytest.mark.parametrize("context", [1, 2, 3, 24])
-def test_the_window_moves_by_half_a_context_and_always_fits(context: int) -> None:
-    for length in range(1, 5 * context):
-        start = first_visible(length, context)
-        assert 1 <= length - start <= context
-        assert start == 0 or length - start > context // 2 - 1
+def written(sample: Sample, knobs: Knobs, ids: list[int]) -> list[str]:
+    """The pieces in which a text comes."""
+    writer = untrained()
+    return [text for _, text in writer.stream([sample], knobs, path=spelling(ids)) if text]
 
 
 def test_a_character_is_never_split_and_nothing_is_lost() -> None:
-    writer = untrained("modern")
-    text = "aé日👍"
-    spelled = iter([*text.encode(), 0xF0, 0x9F])  # ends in the middle of a character
+    sample = Sample()
+    ids = [*"aé日👍".encode(), 0xF0, 0x9F]  # ends in the middle of a character
+    pieces = written(sample, Knobs(tokens=12, greedy=True), ids)
+    assert pieces == ["a", "é", "日", "👍", "\ufffd"]
+    assert sample.text == "aé日👍\ufffd"
+    assert sample.stopped == "length"
 
-    class Spelling(Naive):
-        def next_logits(self, ids: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.one_hot(torch.tensor([next(spelled)]), 258) * 9.0
 
-    samples = [Sample()]
-    pieces = list(writer.stream("", Knobs(tokens=12, greedy=True), samples, Spelling))
-    assert [piece for _, piece in pieces if piece] == ["a", "é", "日", "👍", "\ufffd"]
-    assert samples[0].text == text + "\ufffd"
-    assert samples[0].stopped == "length"
+def test_a_stop_text_ends_a_sample_and_is_not_part_of_it() -> None:
+    sample = Sample()
+    pieces = written(
+        sample, Knobs(tokens=50, stop=("<end>", "zz")), [*b"a <e <enz <end>bc", *b"d" * 40]
+    )
+    assert pieces == ["a", " ", "<e ", "<en", "z "]  # a z might have been followed by another
+    assert (sample.text, sample.stopped) == ("a <e <enz ", "stop")
+    assert bytes(sample.tokens) == b"a <e <enz <end>"
+    assert len(sample.logprobs) == len(sample.tokens)
+
+
+def test_what_was_held_back_is_given_at_the_end() -> None:
+    sample = Sample()
+    assert written(sample, Knobs(tokens=4, stop=("abcde",)), [*b"xabc"]) == ["x", "abc"]
+    assert sample.text == "xabc"
+
+
+def test_end_of_text_ends_a_sample() -> None:
+    sample = Sample("ab")
+    written(sample, Knobs(tokens=50), [97, 97, 256, 98])
+    assert (sample.text, sample.tokens, sample.stopped) == ("aa", [97, 97, 256], "end")
+    assert sample.logprobs == pytest.approx([0, 0, 0], abs=1e-6)
+
+
+def test_nothing_ends_before_the_least_number_of_tokens() -> None:
+    sample = Sample()
+    knobs = Knobs(tokens=8, min_tokens=4, stop=(".",))
+    written(sample, knobs, [*b"a.b.c.d."])
+    assert (sample.text, sample.stopped) == ("a.b", "stop")
+
+    class Ending(Naive):
+        """The end is always the likeliest, then the letter a."""
+
+        def logits(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            logits = torch.zeros(1, 258)
+            logits[0, [256, 97]] = torch.tensor([9.0, 5.0])
+            return logits
+
+    for least in (0, 6):
+        sample = Sample()
+        knobs = Knobs(tokens=9, min_tokens=least, greedy=True)
+        for _ in untrained().stream([sample], knobs, path=Ending):
+            pass
+        assert (sample.text, sample.stopped) == ("a" * least, "end")
 
 
 def test_a_wrong_knob_is_told_before_anything_is_written() -> None:
     with pytest.raises(UsageError, match="--top-k"):
-        untrained("modern").stream("a", Knobs(top_k=0), [Sample()])
+        untrained().stream([Sample("a")], Knobs(top_k=0))
 
 
-def test_end_of_text_ends_a_sample() -> None:
-    writer = untrained("modern")
+def test_banned_text_is_never_written() -> None:
+    writer = untrained()
+    text = writer.generate("", tokens=300, seed=1)
+    letters = sorted(char for char in set(text) if char.isascii())[:30]
+    assert len(letters) == 30
+    again = writer.generate("", tokens=300, seed=1, ban=tuple(letters))
+    assert not set(letters) & set(again)
 
-    class Ending(Naive):
-        def next_logits(self, ids: torch.Tensor) -> torch.Tensor:
-            last = 256 if ids.shape[1] > 3 else 97
-            return torch.nn.functional.one_hot(torch.tensor([last]), 258) * 50.0
 
-    samples = [Sample()]
-    for _ in writer.stream("ab", Knobs(tokens=50), samples, Ending):
-        pass
-    assert (samples[0].text, samples[0].tokens, samples[0].stopped) == ("aa", [97, 97, 256], "end")
-    assert samples[0].logprobs == pytest.approx([0, 0, 0], abs=1e-6)
+@pytest.mark.parametrize("family", ["modern", "gpt2", "lstm"])
+def test_prompts_together_give_what_they_give_alone(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = untrained(family)
+    knobs = Knobs(tokens=40, temperature=1, seed=5)
+    prompts = ["", "abc", "much longer than the context is", "x"]
+
+    def together() -> list[list[int]]:
+        samples = [Sample(prompt, number) for prompt in prompts for number in range(2)]
+        for _ in writer.stream(samples, knobs):
+            pass
+        return [sample.tokens for sample in samples]
+
+    alone = []
+    for prompt in prompts:
+        for number in range(2):
+            sample = Sample(prompt, number)
+            for _ in writer.stream([sample], knobs):
+                pass
+            alone.append(sample.tokens)
+    assert together() == alone
+    assert alone[0] != alone[1]
+    monkeypatch.setattr(language_model, "TOGETHER", 3 * writer.model.memory_bytes(10**6))
+    assert together() == alone  # in parts
 
 
 def test_the_same_seed_writes_the_same_text(trained: Path) -> None:
@@ -94,14 +145,33 @@ def test_the_same_seed_writes_the_same_text(trained: Path) -> None:
     assert model.generate("the", seed=5, tokens=30) != first
 
 
-def test_logprobs_are_the_models_own(trained: Path) -> None:
+def test_logprobs_and_the_likeliest_are_the_models_own(trained: Path) -> None:
     writer = nanolm.load(trained)
-    samples = [Sample()]
-    for _ in writer.stream("the", Knobs(tokens=5, temperature=0.3, top_k=3), samples):
+    sample = Sample("the")
+    for _ in writer.stream([sample], Knobs(tokens=5, temperature=0.3, top_k=3), top=4):
         pass
-    ids = torch.tensor([writer.tokenizer.encode("the") + samples[0].tokens])
+    ids = torch.tensor([writer.tokenizer.encode("the") + sample.tokens])
     with torch.no_grad():
-        chances = writer.model(ids).log_softmax(-1)
+        chances = writer.model(ids)[0, :, : writer.tokenizer.vocab_size].log_softmax(-1)
     start = ids.shape[1] - 5
-    expected = [chances[0, start + n - 1, ids[0, start + n]].item() for n in range(5)]
-    assert samples[0].logprobs == pytest.approx(expected, abs=1e-4)
+    expected = [chances[start + n - 1, ids[0, start + n]].item() for n in range(5)]
+    assert sample.logprobs == pytest.approx(expected, abs=1e-4)
+    for number, place in enumerate(sample.top):
+        best = chances[start + number - 1].topk(4)
+        assert [id for id, _ in place] == best.indices.tolist()
+        assert [logprob for _, logprob in place] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_a_model_is_left_as_it_was(trained: Path) -> None:
+    writer = nanolm.load(trained)
+    writer.model.train()
+    for _ in writer.stream([Sample("a")], Knobs(tokens=3)):
+        break  # somebody has seen enough
+    assert writer.model.training
+
+
+def test_how_much_of_a_prompt_is_out_of_sight() -> None:
+    writer = untrained(context=24)
+    assert writer.unseen("x" * 24) == 0
+    assert writer.unseen("x" * 25) == 12
+    assert untrained("lstm", context=24).unseen("x" * 1000) == 0

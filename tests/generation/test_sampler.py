@@ -1,70 +1,257 @@
+"""Every knob held to `transformers`, and draws to the distribution they should come from."""
+
+import itertools
+import math
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from nanolm.generation.bans import Bans
 from nanolm.generation.knobs import Knobs
-from nanolm.generation.sampler import Sampler, distribution
+from nanolm.generation.sampler import BLOCK, Sampler, filtered
+from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 
-LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf]])
+BYTES = train_tokenizer([], "byte")
+SIZE = BYTES.vocab_size
+CPU = torch.device("cpu")
+PROMPT = [1, 2, 3, 2]
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "top-k": {"temperature": 1.0, "top_k": 7},
+    "top-k of all": {"temperature": 1.0, "top_k": 10**6},
+    "top-p": {"temperature": 1.0, "top_p": 0.8},
+    "tiny top-p": {"temperature": 1.0, "top_p": 1e-6},
+    "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
+    "less than one": {"temperature": 1.0, "repetition_penalty": 0.6},
+    "ban": {"temperature": 1.0, "ban": ("A", "BC", "\x02D")},
+    "min-tokens": {"temperature": 1.0, "min_tokens": 5},
+    "all together": {
+        "temperature": 1.3,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.3,
+        "ban": ("A", "\x02D"),
+        "min_tokens": 2,
+    },
+}
 
 
-def test_temperature_scales() -> None:
-    torch.testing.assert_close(
-        distribution(LOGITS, Knobs(temperature=2)), (LOGITS.double() / 2).softmax(-1)
+def sampler_of(knobs: Knobs, prompts: list[list[int]], tokenizer: Tokenizer = BYTES) -> Sampler:
+    return Sampler(knobs, tokenizer, prompts, list(range(len(prompts))), CPU)
+
+
+def by_transformers(knobs: Knobs) -> LogitsProcessorList:
+    """What `generate` makes of the same settings, in its order."""
+    parts: list[Any] = []
+    if knobs.repetition_penalty != 1:
+        parts.append(RepetitionPenaltyLogitsProcessor(knobs.repetition_penalty))
+    if knobs.ban:
+        words = [list(text.encode()) for text in knobs.ban]
+        parts.append(NoBadWordsLogitsProcessor(words, BYTES.end_of_text))
+    if knobs.min_tokens:
+        ends = sorted(BYTES.stops)
+        parts.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), knobs.min_tokens, ends))
+    parts.append(TemperatureLogitsWarper(knobs.temperature))
+    if knobs.top_k is not None:
+        parts.append(TopKLogitsWarper(knobs.top_k))
+    if knobs.top_p is not None:
+        parts.append(TopPLogitsWarper(knobs.top_p))
+    if knobs.min_p is not None:
+        parts.append(MinPLogitsWarper(knobs.min_p))
+    return LogitsProcessorList(parts)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_what_is_kept_is_what_transformers_keeps(name: str) -> None:
+    knobs = Knobs(**FILTERS[name])
+    rows = 1000
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.linspace(0.5, 6, rows)[:, None]
+    logits = torch.randn(rows, SIZE, generator=generator) * scale
+    sampler = sampler_of(knobs, [PROMPT] * rows)
+    ours = filtered(sampler.scores(logits), knobs)
+    theirs = by_transformers(knobs)(torch.tensor([PROMPT] * rows), logits.clone())
+    assert torch.equal(ours > -torch.inf, theirs > -torch.inf)
+    torch.testing.assert_close(ours.softmax(-1).float(), theirs.softmax(-1), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
+    rows, steps = 1000, 100
+    knobs = Knobs(**FILTERS[name], seed=3)
+    logits = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(2)) * 2
+    expected = by_transformers(knobs)(torch.tensor([PROMPT]), logits.clone()).softmax(-1)[0]
+    sampler = sampler_of(knobs, [PROMPT] * rows)
+    scores = sampler.scores(logits.expand(rows, -1))
+    counts = torch.zeros(SIZE, dtype=torch.float64)
+    sampler.scores = lambda logits: scores  # type: ignore[method-assign]  # the first step's, always
+    for _ in range(steps):
+        sampler.prepare()
+        ids, _ = sampler.draw(scores)
+        counts += torch.bincount(ids, minlength=SIZE)
+    wanted = expected.double() * rows * steps
+    assert counts[wanted == 0].sum() == 0
+    # What is expected fewer than five times goes together, as the test wants it.
+    rare = (wanted > 0) & (wanted < 5)
+    groups = [(c, w) for c, w in zip(counts.tolist(), wanted.tolist(), strict=True) if w >= 5]
+    if rare.any():
+        groups.append((counts[rare].sum().item(), wanted[rare].sum().item()))
+    found = sum((count - want) ** 2 / want for count, want in groups)
+    freedom = len(groups) - 1
+    # Once in ten thousand seeds, by the cube-root approximation of the chi-squared distribution.
+    limit = (
+        freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+        if freedom
+        else 0
     )
+    assert found <= limit
 
 
-def test_top_k_keeps_the_likeliest() -> None:
-    kept = distribution(LOGITS, Knobs(top_k=2)) > 0
-    assert kept.tolist() == [[True, True, False, False, False]]
-    assert (distribution(LOGITS, Knobs(top_k=99)) > 0).sum() == 4
+def test_frequency_and_presence_penalties() -> None:
+    sampler = sampler_of(Knobs(frequency_penalty=0.5, presence_penalty=2.0), [[7, 7, 7]])
+    logits = torch.zeros(1, SIZE)
+    assert sampler.scores(logits).abs().max() == 0  # what is in the prompt was not written
+    for id in (5, 5, 9):
+        sampler.accept(torch.tensor([id]))
+    scores = sampler.scores(logits)[0]
+    assert (scores[5].item(), scores[9].item(), scores[7].item()) == (-3.0, -2.5, 0.0)
 
 
-@pytest.mark.parametrize(("top_p", "count"), [(0.01, 1), (0.64, 1), (0.65, 2), (0.9, 3), (1, 4)])
-def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, count: int) -> None:
-    # softmax of LOGITS: 0.644, 0.237, 0.087, 0.032, 0
-    kept = distribution(LOGITS, Knobs(temperature=1, top_p=top_p))
-    assert (kept > 0).sum() == count
-    assert kept.sum().item() == pytest.approx(1)
+def test_repetition_counts_what_was_written_too() -> None:
+    sampler = sampler_of(Knobs(repetition_penalty=2.0), [[3], [4]])
+    sampler.accept(torch.tensor([5, 6]))
+    scores = sampler.scores(torch.tensor([[4.0, -4.0]]).repeat(2, SIZE // 2))
+    changed = (scores.abs() != 4).nonzero().tolist()
+    assert changed == [[0, 3], [0, 5], [1, 4], [1, 6]]
+    assert scores[1, [4, 6]].tolist() == [2.0, 2.0]
+    assert scores[0, [3, 5]].tolist() == [-8.0, -8.0]
 
 
-def test_draws_follow_the_distribution() -> None:
-    knobs = Knobs(temperature=1, top_k=3, seed=5)
-    rows = 20_000
-    drawn = Sampler(knobs, rows).draw(LOGITS.expand(rows, -1))
-    counts = torch.bincount(drawn, minlength=5).double()
-    expected = distribution(LOGITS, knobs)[0] * rows
-    chi_squared = ((counts - expected) ** 2 / expected.clamp(min=1)).sum().item()
-    assert chi_squared < 13.8  # two degrees of freedom: once in a thousand seeds
-    assert counts[3:].sum() == 0
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_what_is_banned_cannot_be_spelled_in_any_way(kind: str) -> None:
+    """Every text of up to three tokens, followed through the automaton."""
+    text = "abab caab äbc " * 3
+    tokenizer = train_tokenizer([text], kind, 262 if kind == "bpe" else None)
+    bans = Bans(("ab", "bä", "c a"), tokenizer, CPU)
+    wanted = [b"ab", "bä".encode(), b"c a"]
+    ids = [*sorted(set(tokenizer.encode(text))), tokenizer.end_of_text]
+    for length in (1, 2, 3):
+        for row in itertools.product(ids, repeat=length):
+            state = bans.after([list(row[:-1])])
+            before, after = (
+                b"".join(tokenizer.tokens[id] for id in part) for part in (row[:-1], row)
+            )
+            completes = any(after.count(each) > before.count(each) for each in wanted)
+            assert bool(bans.banned[state, row[-1]]) == completes
+            following = bans.next[state, row[-1]]
+            assert following == bans.after([list(row)])
+
+
+def test_a_prompt_counts_for_a_ban() -> None:
+    sampler = sampler_of(Knobs(ban=("the end",)), [list(b"this is the en"), list(b"the")])
+    banned = sampler.scores(torch.zeros(2, SIZE)) == -torch.inf
+    assert banned.nonzero().tolist() == [[0, ord("d")]]
 
 
 def test_rows_draw_the_same_whatever_is_beside_them() -> None:
-    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
-    together = Sampler(Knobs(seed=3), 4)
-    first = Sampler(Knobs(seed=3), 1)
-    for _ in range(20):
-        assert together.draw(logits)[0] == first.draw(logits[:1])[0]
+    logits = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
+    together = sampler_of(Knobs(seed=3), [[1]] * 4)
+    alone = Sampler(Knobs(seed=3), BYTES, [[1]], [2], CPU)
+    other = Sampler(Knobs(seed=4), BYTES, [[1]], [2], CPU)
+    same, different = [], []
+    for _ in range(BLOCK + 20):
+        for sampler in (together, alone, other):
+            sampler.prepare()
+        found = together.draw(logits)[0][2]
+        same.append(found == alone.draw(logits[2:3])[0][0])
+        different.append(found == other.draw(logits[2:3])[0][0])
+    assert all(same)
+    assert not all(different)
 
 
 @pytest.mark.parametrize(
     "knobs", [Knobs(greedy=True), Knobs(temperature=0), Knobs(temperature=1e-310)]
 )
 def test_greedy(knobs: Knobs) -> None:
-    assert Sampler(knobs, 1).draw(LOGITS).tolist() == [0]
+    logits = torch.zeros(1, SIZE)
+    logits[0, 77] = 1e-3
+    assert sampler_of(knobs, [[1]]).draw(logits)[0].tolist() == [77]
+
+
+def test_what_is_known_of_a_draw_is_the_models_own() -> None:
+    logits = torch.randn(2, SIZE + 5, generator=torch.Generator().manual_seed(4))  # spare rows
+    knobs = Knobs(temperature=0.3, top_k=3, repetition_penalty=1.5)
+    sampler = Sampler(knobs, BYTES, [[1], [2]], [0, 1], CPU, top=6)
+    sampler.prepare()
+    ids, known = sampler.draw(logits)
+    own = logits[:, :SIZE].log_softmax(-1)
+    best = own.topk(6)
+    assert known[:, 0].tolist() == ids.tolist()
+    torch.testing.assert_close(known[:, 1].float(), own.gather(1, ids[:, None])[:, 0])
+    assert known[:, 2:8].tolist() == best.indices.tolist()
+    torch.testing.assert_close(known[:, 8:].float(), best.values)
 
 
 def test_all_wrong_knobs_are_named_at_once() -> None:
-    problems = Knobs(tokens=0, temperature=-1, top_k=0, top_p=1.5).problems()
-    assert [problem.split()[0] for problem in problems] == [
-        "--tokens",
-        "--temperature",
-        "--top-k",
-        "--top-p",
-    ]
-    assert Knobs(temperature=float("nan")).problems()
+    wrong = Knobs(
+        tokens=0,
+        stop=("",),
+        repetition_penalty=0,
+        frequency_penalty=math.inf,
+        presence_penalty=math.nan,
+        ban=("x" * 1001, ""),
+        min_tokens=-1,
+        temperature=-1,
+        top_k=0,
+        top_p=1.5,
+        min_p=-0.1,
+        beams=0,
+    )
+    named = [problem.split()[0].rstrip(":") for problem in wrong.problems()]
+    fields = "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams"
+    expected = [f"--{name}" for name in fields.split()]
+    expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
+    assert named == [*expected, "--stop", "--ban", "--ban"]
+    assert Knobs(temperature=math.nan).problems()
+    assert Knobs(min_tokens=201).problems() == ["--min-tokens 201: must be from 0 to --tokens"]
     assert Knobs().problems() == []
+    assert Knobs(stop="x", ban="y") == Knobs(stop=("x",), ban=("y",))  # type: ignore[arg-type]
 
 
-def test_a_model_that_has_diverged_still_gives_tokens() -> None:
-    drawn = Sampler(Knobs(), 1).draw(torch.full((1, 5), torch.nan))
-    assert 0 <= drawn.item() < 5
+@pytest.mark.parametrize("knobs", [Knobs(), Knobs(top_p=0.9), Knobs(min_p=0.1, top_k=2)])
+def test_a_model_that_has_diverged_still_gives_tokens(knobs: Knobs) -> None:
+    sampler = sampler_of(knobs, [[1]])
+    sampler.prepare()
+    for value in (torch.nan, -torch.inf):
+        ids, _ = sampler.draw(torch.full((1, SIZE), value))
+        assert 0 <= ids.item() < SIZE
+
+
+def test_nothing_waits_for_the_cpu() -> None:
+    """A step reads no value of a tensor, or a GPU would stop for it."""
+    knobs = Knobs(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
+    sampler = sampler_of(knobs, [PROMPT])
+    sampler.prepare()
+
+    def refuse(tensor: Tensor) -> Any:
+        raise AssertionError("a value was read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        sampler.draw(torch.randn(1, SIZE))

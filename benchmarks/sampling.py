@@ -1,0 +1,143 @@
+"""Writing with a model of GPT-2's size: nanolm beside transformers, in one run.
+
+    python benchmarks/sampling.py
+
+256 new tokens from a prompt of 16, the same random weights in both. On a GPU in bfloat16, alone and
+64 at a time, against transformers with its static cache (compiled) and its dynamic one; on a CPU in
+float32 against its dynamic cache, and against the bandwidth of the memory that the weights are read
+from. They take turns; the numbers are medians, in tokens a second, after one round of warming up.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.model.build import build_model
+from nanolm.model.config import configure
+from nanolm.model.device import use_fitting_threads
+from nanolm.model.huggingface import load_model, save_model
+from nanolm.text.tokenizer import ByteLevel
+
+NEW, PROMPT = 256, "ab" * 16
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--new", type=int, default=NEW)
+    arguments.add_argument("--family", default="gpt2", choices=["gpt2", "modern", "llama"])
+    asked = arguments.parse_args()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    merges = [(left, right) for left in range(256) for right in range(256)][: 50_257 - 258]
+    tokenizer = ByteLevel(merges)
+    prompt = tokenizer.encode_prompt(PROMPT)
+    assert (len(prompt), tokenizer.vocab_size) == (16, 50_257)
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50_257, "layers": 12, "heads": 12, "dim": 768, "context": 1024}
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(build_model(configure(asked.family, **shape)), Path(folder), tokenizer)
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+        ours = LanguageModel(
+            load_model(Path(folder), as_stored=not cuda).to(device, dtype), tokenizer
+        )
+
+    def nanolm(rows: int, knobs: Knobs) -> None:
+        samples = [Sample(PROMPT, number) for number in range(rows)]
+        for _ in ours.stream(samples, knobs):
+            pass
+        assert all(len(sample.tokens) == asked.new for sample in samples)
+
+    def transformers(rows: int, **how: object) -> None:
+        ids = torch.tensor([prompt] * rows, device=device)
+        out = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=asked.new,
+            min_new_tokens=asked.new,
+            **how,
+        )
+        assert out.shape == (rows, 16 + asked.new)
+
+    greedy = Knobs(tokens=asked.new, min_tokens=asked.new, greedy=True)
+    sampled = Knobs(tokens=asked.new, min_tokens=asked.new, temperature=0.8)
+    top_k = Knobs(tokens=asked.new, min_tokens=asked.new, temperature=0.8, top_k=50)
+    like = {"do_sample": True, "temperature": 0.8, "top_k": 50}
+    cases: dict[tuple[str, int], Callable[[], None]] = {
+        ("nanolm, greedy", 1): lambda: nanolm(1, greedy),
+        ("nanolm, temperature 0.8", 1): lambda: nanolm(1, sampled),
+        ("nanolm, temperature 0.8, top-k 50", 1): lambda: nanolm(1, top_k),
+        ("transformers, dynamic cache, greedy", 1): lambda: transformers(1, do_sample=False),
+    }
+    if cuda:
+        static = {"cache_implementation": "static"}
+        cases |= {
+            ("transformers, static cache, greedy", 1): lambda: transformers(
+                1, do_sample=False, **static
+            ),
+            ("nanolm, greedy", 64): lambda: nanolm(64, greedy),
+            ("nanolm, temperature 0.8", 64): lambda: nanolm(64, sampled),
+            ("nanolm, temperature 0.8, top-k 50", 64): lambda: nanolm(64, top_k),
+            ("transformers, dynamic cache, temperature 0.8, top-k 50", 64): lambda: transformers(
+                64, **like
+            ),
+        }
+    else:
+        use_fitting_threads(ours.model)
+    rates: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    bandwidths = []
+    weights = [
+        module.weight for module in ours.model.modules() if isinstance(module, torch.nn.Linear)
+    ]
+    size = sum(weight.nbytes for weight in weights)
+    for turn in range(asked.rounds + 1):
+        for (name, rows), run in cases.items():
+            start = time.perf_counter()
+            run()
+            if cuda:
+                torch.cuda.synchronize()
+            if turn:
+                rates[name, rows].append(rows * asked.new / (time.perf_counter() - start))
+        bandwidths.append(bandwidth(weights, size))
+    limit = statistics.median(bandwidths) / size
+    print(json.dumps({"machine": machine(), "threads": torch.get_num_threads()}))
+    for (name, rows), found in rates.items():
+        middle = statistics.median(found)
+        line = {"what": name, "rows": rows, "tokens_per_second": round(middle, 1)}
+        line["of_bandwidth"] = round(middle / rows / limit, 3)
+        print(json.dumps(line))
+    print(json.dumps({"matrix_vector_gb_per_second": round(limit * size / 1e9, 1)}))
+
+
+@torch.inference_mode()
+def bandwidth(weights: list[torch.Tensor], size: int) -> float:
+    """Bytes a second at which one vector goes through all the matrices, and nothing else."""
+    vectors = [weight.new_ones(1, weight.shape[1]) for weight in weights]
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for weight, vector in zip(weights, vectors, strict=True):
+            F.linear(vector, weight)
+        if weights[0].is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return size / statistics.median(seconds)
+
+
+def machine() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()

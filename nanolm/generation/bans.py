@@ -1,0 +1,62 @@
+"""Texts that must not be written, whatever tokens would spell them.
+
+    >>> bans = Bans(("cat",), tokenizer, device)
+    >>> bans.banned[bans.after([tokenizer.encode("a ca")])]  # True for t, to, tch, ...
+
+An automaton reads the text byte by byte; its state is how much of a banned text stands at the end
+of what was written. A token is banned in a state from which its bytes would complete one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nanolm.text.tokenizer import Tokenizer
+
+
+class Bans:
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, device: torch.device) -> None:
+        self.follow, complete = automaton([text.encode() for text in texts])
+        self.tokens = tokens = tokenizer.tokens
+        sizes = np.array([len(token) for token in tokens])
+        states = np.repeat(np.arange(len(complete), dtype=np.int32)[:, None], len(tokens), axis=1)
+        banned = np.zeros(states.shape, dtype=bool)
+        for place in range(sizes.max()):
+            at = np.flatnonzero(sizes > place)  # the tokens that have a byte there
+            byte = np.array([tokens[id][place] for id in at])
+            states[:, at] = self.follow[states[:, at], byte]
+            banned[:, at] |= complete[states[:, at]]
+        self.next = torch.from_numpy(states).to(device)  # (states, vocabulary)
+        self.banned = torch.from_numpy(banned).to(device)  # (states, vocabulary)
+
+    def after(self, rows: list[list[int]]) -> Tensor:
+        """The state after the ids of each row."""
+        states = []
+        for ids in rows:
+            state = 0
+            for byte in b"".join(self.tokens[id] for id in ids):
+                state = self.follow[state, byte]
+            states.append(state)
+        return torch.tensor(states, device=self.next.device)
+
+
+def automaton(texts: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Which state follows each, by the next byte, (states, 256); and in which one of `texts` ends.
+
+    A state is a beginning of one of them: the longest that the bytes read so far end in.
+    """
+    starts = sorted({text[:size] for text in texts for size in range(len(text) + 1)}, key=len)
+    number = {start: state for state, start in enumerate(starts)}
+    follow = np.zeros((len(starts), 256), dtype=np.int64)
+    for state, start in enumerate(starts):
+        if start:  # what does not go on here may go on from the longest beginning that it ends in
+            ends = (start[cut:] for cut in range(1, len(start) + 1))
+            follow[state] = follow[number[next(end for end in ends if end in number)]]
+        for byte in range(256):
+            if (longer := start + bytes([byte])) in number:
+                follow[state, byte] = number[longer]
+    complete = np.array([any(start.endswith(text) for text in texts) for start in starts])
+    return follow, complete

@@ -1,0 +1,108 @@
+"""Beam search: the likeliest whole text, following several at once.
+
+Always taking the likeliest token can lead past the likeliest text. So the best `beams` beginnings
+are kept; each is continued in every way, and the best of those are the next ones. What has ended
+is scored by its mean log-probability, and the search ends when nothing that goes on can beat it.
+The rules are those of `transformers` with a length penalty of 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from nanolm.generation.decoding import Network
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampler import Sampler
+from nanolm.text.tokenizer import Tokenizer
+
+NEVER = -1e9
+
+
+@dataclass(frozen=True)
+class Beam:
+    """One beginning of a text."""
+
+    score: float  # its log-probability after penalties
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # by the model itself
+    top: tuple[list[tuple[int, float]], ...] = ()  # the likeliest at each place
+
+    def mean(self) -> float:
+        return self.score / len(self.tokens)
+
+
+@torch.inference_mode()
+def beam_search(
+    network: Network,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    knobs: Knobs,
+    device: torch.device,
+    top: int = 0,
+    report: Callable[[int], None] = lambda done: None,
+) -> list[Beam]:
+    """The best `knobs.beams` texts that follow the prompt, the best first."""
+    width, vocabulary = knobs.beams, tokenizer.vocab_size
+    rows = [prompt] * width
+    sampler = Sampler(knobs, tokenizer, rows, [0] * width, device)
+    ids = torch.zeros(width, len(prompt) + knobs.tokens, dtype=torch.long, device=device)
+    ids[:, : len(prompt)] = torch.tensor(prompt)
+    # All rows begin alike, so only the first may be continued.
+    running = [Beam(0.0 if row == 0 else NEVER) for row in range(width)]
+    finished: list[Beam] = []
+    for step in range(knobs.tokens):
+        length = len(prompt) + step
+        network.prepare(ids, [length] * width)
+        logits = network.logits(ids, torch.full((width,), length, device=device))
+        own = logits[:, :vocabulary].float().log_softmax(dim=-1)  # (beams, vocabulary)
+        scores = torch.tensor([[beam.score] for beam in running], device=device)
+        together = (scores + sampler.scores(own)).flatten()
+        # So many that enough are left when all that could end do.
+        many = min((len(tokenizer.stops) + 1) * width, len(together))
+        best = together.topk(many)
+        likeliest = own.topk(min(top, vocabulary))
+        likely = [
+            list(zip(*row, strict=True))
+            for row in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        ]
+        going: list[tuple[int, Beam]] = []  # from which row, and what it is now
+        for rank, (score, place) in enumerate(
+            zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ):
+            row, id = divmod(place, vocabulary)
+            before = running[row]
+            after = replace(
+                before,
+                score=score,
+                tokens=(*before.tokens, id),
+                logprobs=(*before.logprobs, own[row, id].item()),
+                top=(*before.top, likely[row]),
+            )
+            if id in tokenizer.stops or step == knobs.tokens - 1 or says(after, knobs, tokenizer):
+                if rank < width:
+                    finished.append(after)
+            elif len(going) < width:
+                going.append((row, after))
+        finished = sorted(finished, key=Beam.mean, reverse=True)[:width]
+        full = len(finished) == width
+        if not going or (full and going[0][1].mean() <= finished[-1].mean()):
+            break
+        going += [going[0]] * (width - len(going))  # a vocabulary of next to nothing
+        running = [beam for _, beam in going]
+        chosen = torch.tensor([row for row, _ in going], device=device)
+        for part in (network, sampler):
+            part.select(chosen)
+        ids.copy_(ids[chosen])
+        ids[:, length] = torch.tensor([beam.tokens[-1] for beam in running], device=device)
+        sampler.accept(ids[:, length])
+        report(step + 1)
+    return finished
+
+
+def says(beam: Beam, knobs: Knobs, tokenizer: Tokenizer) -> bool:
+    """Has it just written a stop text?"""
+    if not knobs.stop or len(beam.tokens) < knobs.min_tokens:
+        return False
+    text = tokenizer.decode(beam.tokens)
+    return any(stop in text for stop in knobs.stop)

@@ -1,0 +1,100 @@
+"""Beam search finds what that of `transformers` finds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import lively
+
+from nanolm.generation.beams import beam_search
+from nanolm.generation.decoding import Cached, Naive
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.model.config import configure
+from nanolm.model.huggingface import load_model, save_model
+from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 16, "context": 64}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Tokenizer]:
+    """A model with few tokens, so that the end is often among the likeliest: ours and theirs."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("beams")
+    tokenizer = train_tokenizer([], "byte")
+    model = lively(configure("llama", vocab_size=tokenizer.vocab_size, **SHAPE), std=0.4)
+    with torch.no_grad():
+        model.head.weight[tokenizer.end_of_text] *= 2  # likely, or very unlikely
+    save_model(model, folder, tokenizer)
+    return load_model(folder), AutoModelForCausalLM.from_pretrained(folder), tokenizer
+
+
+@pytest.mark.parametrize("beams", [2, 3, 8])
+@pytest.mark.parametrize("more", [{}, {"min_tokens": 9}, {"repetition_penalty": 1.4}])
+def test_as_transformers(
+    both: tuple[Any, Any, Tokenizer], beams: int, more: dict[str, Any]
+) -> None:
+    ours, theirs, tokenizer = both
+    settings = {"min_new_tokens": more["min_tokens"]} if "min_tokens" in more else more
+    ended = 0
+    for start in range(12):
+        prompt = [start, 2 * start + 1, 100]
+        knobs = Knobs(tokens=20, beams=beams, **more)
+        found = beam_search(Cached(ours, beams, 23), tokenizer, prompt, knobs, CPU)
+        expected = theirs.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, 3),
+            num_beams=beams,
+            num_return_sequences=beams,
+            do_sample=False,
+            max_new_tokens=20,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **settings,
+        )
+        for beam, row, score in zip(
+            found, expected.sequences[:, 3:].tolist(), expected.sequences_scores, strict=True
+        ):
+            assert list(beam.tokens) == row[: len(beam.tokens)]
+            assert set(row[len(beam.tokens) :]) <= {tokenizer.padding}
+            assert beam.mean() == pytest.approx(score.item(), abs=1e-4)
+            ended += beam.tokens[-1] == tokenizer.end_of_text
+    assert ended  # some do, or half of it was not tried
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2", "lstm"])
+def test_cached_and_naive_agree_past_the_context(family: str) -> None:
+    tokenizer = train_tokenizer([], "byte")
+    config = configure(family, vocab_size=tokenizer.vocab_size, **SHAPE | {"context": 8})
+    model = lively(config, std=0.4)
+    knobs = Knobs(tokens=24, beams=3)
+    found = [
+        beam_search(path(model, 3, 29), tokenizer, [1, 2, 3, 4, 5], knobs, CPU)
+        for path in (Cached, Naive)
+    ]
+    assert [beam.tokens for beam in found[0]] == [beam.tokens for beam in found[1]]
+
+
+def test_several_and_likelier_than_greedy(trained: Path) -> None:
+    import nanolm
+
+    writer: LanguageModel = nanolm.load(trained)
+    samples = [Sample("the cat", number) for number in range(3)]
+    pieces = dict(writer.stream(samples, Knobs(tokens=12, beams=4, stop=(".",)), top=2))
+    assert [pieces[row] for row in range(3)] == [sample.text for sample in samples]
+    assert len({tuple(sample.tokens) for sample in samples}) == 3
+    for sample in samples:
+        assert "." not in sample.text
+        assert len(sample.tokens) == len(sample.logprobs) == len(sample.top)
+        assert sample.stopped in ("stop", "length", "end")
+    greedy = Sample("the cat")
+    for _ in writer.stream([greedy], Knobs(tokens=6, greedy=True)):
+        pass
+    best = Sample("the cat")
+    for _ in writer.stream([best], Knobs(tokens=6, beams=8)):
+        pass
+    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-6

@@ -1,0 +1,107 @@
+"""Cached and naive writing are one, whatever the model, the prompts and what is beside them."""
+
+from typing import get_args
+
+import pytest
+import torch
+from models import gpt_config, lively
+
+from nanolm.generation.decoding import Cached, Decoder, Naive, first_visible
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampler import Sampler
+from nanolm.model.base import Model
+from nanolm.model.config import FAMILIES, ModelConfig, Positions, configure
+from nanolm.text.tokenizer import train_tokenizer
+
+CONTEXT = 12
+TOKENS = 3 * CONTEXT  # well past the context
+BYTES = train_tokenizer([], "byte")
+SHAPE = {"vocab_size": 258, "layers": 2, "heads": 2, "dim": 16, "context": CONTEXT}
+CONFIGS: dict[str, ModelConfig] = {family: configure(family, **SHAPE) for family in FAMILIES} | {
+    f"{positions}, {place}": gpt_config(
+        **SHAPE, positions=positions, norm_place=place, kv_heads=1, bias=True
+    )
+    for positions in get_args(Positions)
+    for place in ("pre", "post")
+}
+
+
+def model_of(kind: str) -> Model:
+    return lively(CONFIGS[kind], std=0.4)
+
+
+def prompt_of(length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(256, (length,), generator=generator).tolist()
+
+
+def written(
+    path: type[Naive] | type[Cached],
+    model: Model,
+    prompts: list[list[int]],
+    knobs: Knobs,
+    tokens: int = TOKENS,
+) -> list[list[int]]:
+    """The ids that each row gets."""
+    device = torch.device("cpu")
+    sampler = Sampler(knobs, BYTES, prompts, [0] * len(prompts), device)
+    network = path(model, len(prompts), max(map(len, prompts)) + tokens)
+    steps = [step.ids for step in Decoder(network, sampler, prompts, tokens).steps()]
+    return [list(row) for row in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("length", [1, 2, 5, CONTEXT - 1, CONTEXT, CONTEXT + 1, 4 * CONTEXT])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_cached_and_naive_agree_token_for_token(kind: str, length: int, rows: int) -> None:
+    model, prompts = model_of(kind), [prompt_of(length)] * rows
+    for knobs in (Knobs(greedy=True), Knobs(top_p=0.9, repetition_penalty=1.2)):
+        expected = written(Naive, model, prompts, knobs)
+        assert written(Cached, model, prompts, knobs) == expected
+    assert len(set(expected[0])) > 3  # it does not only say one thing
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("knobs", [Knobs(greedy=True), Knobs(min_p=0.02, frequency_penalty=0.5)])
+def test_together_is_one_by_one(kind: str, knobs: Knobs) -> None:
+    """Rows of different lengths, whose windows move on at different times."""
+    model = model_of(kind)
+    prompts = [prompt_of(length) for length in (3, 1, CONTEXT, 7, 2 * CONTEXT + 5, CONTEXT + 1)]
+    alone = [written(Cached, model, [prompt], knobs)[0] for prompt in prompts]
+    assert written(Cached, model, prompts, knobs) == alone
+    assert written(Naive, model, prompts, knobs) == alone
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 24])
+def test_the_window_moves_by_half_a_context_and_always_fits(context: int) -> None:
+    for length in range(1, 5 * context):
+        start = first_visible(length, context)
+        assert 1 <= length - start <= context
+        assert start == 0 or length - start > context // 2 - 1
+        if start > 0:
+            assert start % max(1, context // 2) == 0
+    assert first_visible(10**9, None) == 0
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_a_context_of_next_to_nothing(context: int) -> None:
+    model = lively(gpt_config(**SHAPE | {"context": context}), std=0.4)
+    knobs = Knobs(greedy=True)
+    prompts = [prompt_of(1), prompt_of(4)]
+    assert written(Cached, model, prompts, knobs) == written(Naive, model, prompts, knobs)
+
+
+def test_nothing_is_computed_twice() -> None:
+    """A row of the network a token, but for the prompt and each window that has moved on."""
+    model = model_of("modern")
+    sizes: list[int] = []
+    plain = model.body
+
+    def counted(ids: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.append(ids.shape[1])
+        return plain(ids, *rest)
+
+    model.body = counted  # type: ignore[method-assign,assignment]
+    written(Cached, model, [prompt_of(5)], Knobs(greedy=True), tokens=CONTEXT)
+    # 5 tokens to begin with, then one at a time until 13 do not fit into 12 and the window moves.
+    assert sizes == [4, *[1] * 8, 6, *[1] * 4]
