@@ -1,50 +1,92 @@
 """`nanolm eval`: how good a model is on a text."""
 
 import json
-from dataclasses import asdict
-from typing import Any
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, options_of
+from nanolm.cli.columns import Columns, colour, visible
+from nanolm.cli.console import finite, note
+from nanolm.cli.options import READING, Command, options_of, unwritable
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, TrainSettings
 
+if TYPE_CHECKING:
+    from nanolm.generation.language_model import LanguageModel
+    from nanolm.text.tokenizer import Tokenizer
+    from nanolm.training.metrics import Score
+
 WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
+PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scrolls
 
 
 @click.command("eval", cls=Command)
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
 @click.option(
+    "--against",
+    multiple=True,
+    metavar="RUN2",
+    help="Another model to score on the same text, as often as you like. Bits per byte compare "
+    "them; loss and perplexity do so only where the tokenizer is the same.",
+)
+@click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=int,
     help=f"Tokens in a window.  [default: what the model looks back on, at most {WINDOW:,}]",
 )
+@click.option(
+    "--stride",
+    type=int,
+    metavar="N",
+    help="Begin a window every N tokens: all but the first tokens then have at least window - N "
+    "to look back on, for window / N times the work.  [default: the window; none overlap]",
+)
+@click.option("--per-token", is_flag=True, help="Every token with its bits and its rank.")
+@click.option("--html", metavar="FILE", help="Write a page: the text, coloured by surprise.")
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
 def command(
     run: str,
     corpus: tuple[str, ...],
+    against: tuple[str, ...],
     context: int | None,
+    stride: int | None,
+    per_token: bool,
+    html: str | None,
     device: str,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Loss, perplexity and bits per byte of a model, by one pass over all of a text.
+    """How well a model foretells a text, by one pass over all of it.
 
-    RUN is as for `nanolm sample`, FILE as for `nanolm train`.
+    RUN is as for `nanolm sample`, FILE as for `nanolm train`. Loss (nats) and perplexity are per
+    token; top 1 and top 5 say how often the next token was the likeliest, or among the five
+    likeliest.
 
     \b
-    nanolm eval runs/novel other.txt
-    nanolm eval hf://gpt2 other.txt --json
+    nanolm eval runs/novel other.txt --html surprise.html
+    nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
+    nanolm eval hf://gpt2 other.txt --stride 512 --json
     """
     settings = TrainSettings(corpus=corpus, **options)
     problems = settings.reading().problems()
     if device not in DEVICES:
         problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
+    for option, value in (("--context", context), ("--stride", stride)):
+        if value is not None and value < 1:
+            problems.append(f"{option} {value}: give 1 or more")
+    problems += unwritable("--html", html)
+    if against and (html is not None or (per_token and not as_json)):
+        problems.append(
+            "--html and --per-token are for one model; leave out --against, or take "
+            "--per-token --json"
+        )
     if problems:
         raise UsageError("\n".join(problems))
 
@@ -54,20 +96,135 @@ def command(
     from nanolm.training.metrics import evaluate_texts
 
     where, _ = choose_device(device)
+    names = (run, *against)
     with TrainingView() as view:
-        found = load(run, note, view.report)
-        most = found.model.window()
-        if context is not None and most is not None and context > most:
-            raise UsageError(f"--context {context}: {run} looks back on {most:,} tokens at most")
-        window = context or min(found.model.config.context, WINDOW)
-        model = found.model.to(where)
-        score = evaluate_texts(
-            model, found.tokenizer, corpus, settings.reading(), window, view.report
+        models = [load(name, note, view.report) for name in names]
+        windows = choose_windows(list(zip(names, models, strict=True)), context, stride)
+        scores = evaluate_texts(
+            list(zip(models, windows, strict=True)),
+            corpus,
+            settings.reading(),
+            where,
+            view.report,
+            stride,
+            keep=sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0,
         )
+    tokenizer, score = models[0].tokenizer, scores[0]
+    if html is not None:
+        write_page(Path(html), run, tokenizer, score)
     if as_json:
-        click.echo(json.dumps({**asdict(score), "perplexity": score.perplexity}))
-        return
-    click.echo(
-        f"{score.bits_per_byte:.4f} bits per byte, loss {score.loss:.4f}, perplexity "
-        f"{score.perplexity:,.2f}, over {score.tokens:,} tokens of {score.bytes:,} bytes"
+        for name, model, each in zip(names, models, scores, strict=True):
+            print_json(name, model.tokenizer if per_token else None, each)
+    elif against:
+        print_table(list(zip(names, scores, strict=True)))
+    elif per_token:
+        show_surprise(tokenizer, score)
+        note(summary(score))
+    else:
+        click.echo(summary(score))
+
+
+def choose_windows(
+    models: "list[tuple[str, LanguageModel]]", context: int | None, stride: int | None
+) -> list[int]:
+    """How many tokens each model is given at a time."""
+    problems, windows = [], []
+    for name, found in models:
+        most = found.model.window()
+        window = context or min(found.model.config.context, WINDOW)
+        if most is not None and window > most:
+            problems.append(f"--context {context}: {name} looks back on {most:,} tokens at most")
+        elif stride is not None and stride > window:
+            problems.append(f"--stride {stride}: give {window:,} at most, the window of {name}")
+        windows.append(window)
+    if problems:
+        raise UsageError("\n".join(problems))
+    return windows
+
+
+def figures(score: "Score") -> dict[str, str]:
+    """What people are shown of a score."""
+    return {
+        "bits per byte": f"{score.bits_per_byte:.4f}",
+        "bits per character": f"{score.bits_per_character:.4f}",
+        "loss": f"{score.loss:.4f}",
+        "perplexity": f"{score.perplexity:,.2f}",
+        "top 1": f"{score.top_1_accuracy:.1%}",
+        "top 5": f"{score.top_5_accuracy:.1%}",
+        "tokens": f"{score.tokens:,}",
+    }
+
+
+def summary(score: "Score") -> str:
+    per_byte, per_character, loss, perplexity, top_1, top_5, tokens = figures(score).values()
+    return (
+        f"{per_byte} bits per byte, {per_character} per character, loss {loss}, perplexity "
+        f"{perplexity}, top 1 {top_1}, top 5 {top_5}, over {tokens} tokens of {score.bytes:,} bytes"
     )
+
+
+def print_table(scores: "list[tuple[str, Score]]") -> None:
+    """A row a model, the best one marked."""
+    bits = [score.bits_per_byte for _, score in scores]
+    best = min(bits, key=lambda each: (math.isnan(each), each))
+    rows = [["model", *figures(scores[0][1])]]
+    for name, score in scores:
+        first, *others = figures(score).values()
+        rows.append([name, first + " *" * (score.bits_per_byte == best), *others])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, first, *others in rows:
+        cells = [f"{first:<{widths[1]}}"]
+        cells += [f"{cell:>{width}}" for cell, width in zip(others, widths[2:], strict=True)]
+        click.echo("  ".join([f"{name:<{widths[0]}}", *cells]))
+    note("* best; loss and perplexity compare only models with the same tokenizer")
+
+
+def print_json(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
+    """One object on one line; with a `tokenizer` its tokens too, never all of them in memory."""
+    values = {"run": name, **vars(score), "perplexity": score.perplexity}
+    del values["surprises"]
+    click.echo(json.dumps({key: finite(value) for key, value in values.items()})[:-1], nl=False)
+    if tokenizer is not None:
+        click.echo(', "per_token": [', nl=False)
+        for number, (token, id, bits, rank) in enumerate(tokens_of(tokenizer, score)):
+            values = {"token": token, "id": id, "bits": finite(bits), "rank": rank}
+            text = json.dumps(values, ensure_ascii=False)
+            click.echo(f"{', ' if number else ''}{text}", nl=False)
+        click.echo("]", nl=False)
+    click.echo("}")
+
+
+def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int, float, int]]:
+    """(token, id, bits, rank) of every token that counts."""
+    from nanolm.text.page import spelled
+
+    for surprise in score.surprises:
+        id, bits, rank = surprise.item()
+        if id != tokenizer.start_of_text:
+            yield spelled(tokenizer.tokens[id]), id, bits, rank
+
+
+def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
+    """Every token over its bits, in colours; in a pipe bits, rank and token, a line each."""
+    if not sys.stdout.isatty():
+        for token, _, bits, rank in tokens_of(tokenizer, score):
+            click.echo(f"{bits:.4f}\t{rank}\t{json.dumps(token, ensure_ascii=False)}")
+        return
+    columns = Columns()
+    for _, id, bits, _ in tokens_of(tokenizer, score):
+        columns.add(visible(tokenizer, id), f"{bits:.1f}", colour(2**-bits))
+    columns.flush()
+
+
+def write_page(file: Path, name: str, tokenizer: "Tokenizer", score: "Score") -> None:
+    from nanolm.text.page import surprise_page
+
+    tokens = score.surprises[:PAGE_TOKENS]
+    facts = {"model": name, **figures(score), "bytes": f"{score.bytes:,}"}
+    facts["characters"] = f"{score.characters:,}"
+    shown = int((tokens["id"] != tokenizer.start_of_text).sum())
+    if shown < score.tokens:
+        facts["shown"] = f"the first {shown:,} tokens"
+    page = surprise_page(tokenizer, tokens.tolist(), facts, f"{Path(name).name}: bits of surprise")
+    file.write_text(page, encoding="utf-8")
+    note(f"{file}: {facts.get('shown', 'all tokens')}")

@@ -1,10 +1,12 @@
-"""Tokens as a page for a browser: self-contained, offline, nothing in it can run.
+"""Text and its tokens as pages for a browser: self-contained, offline, nothing in them can run.
 
 >>> Path("tokens.html").write_text(tokens_page(tokenizer, "Some text."))
 """
 
 import base64
+import codecs
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 
 from nanolm.text.tokenizer import Tokenizer
@@ -16,11 +18,13 @@ dl { display: flex; flex-wrap: wrap; gap: 0.25rem 2rem; margin: 0 0 1.5rem; }
 dl div { display: flex; gap: 0.5rem; }
 dt { opacity: 0.7; }
 dd { margin: 0; font-variant-numeric: tabular-nums; }
+i { font-style: normal; opacity: 0.45; }
+"""
+TOKENS_STYLE = """
 .tokens { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
 .token { display: inline-block; vertical-align: top; padding: 0.1rem 0.15rem; margin: 0.1rem 1px;
   border-radius: 0.25rem; white-space: pre-wrap; max-width: 100%; text-align: center; }
 .token small { display: block; font-size: 0.65em; opacity: 0.75; }
-.token i { font-style: normal; opacity: 0.45; }
 .a { background: light-dark(#cfe5ff, #1d4570); }
 .b { background: light-dark(#d6f2cd, #265a1c); }
 .c { background: light-dark(#ffe3c2, #6b420f); }
@@ -28,13 +32,50 @@ dd { margin: 0; font-variant-numeric: tabular-nums; }
 .e { background: light-dark(#fff3b0, #5c5200); }
 """
 COLOURS = "abcde"
-VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥"}
+# The more surprising, the further from the page's own colour, and never near that of the letters.
+SURPRISE_STYLE = """
+.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; line-height: 1.7; }
+.text i { user-select: none; }
+.legend span { padding: 0.1rem 0.5rem; }
+.s1 { background: light-dark(#fff8dc, #29230f); }
+.s2 { background: light-dark(#ffeeb5, #3b300c); }
+.s3 { background: light-dark(#ffdf8c, #53400a); }
+.s4 { background: light-dark(#ffc873, #6b4608); }
+.s5 { background: light-dark(#ffaa66, #804410); }
+.s6 { background: light-dark(#ff8c6b, #923519); }
+.s7 { background: light-dark(#fa7290, #a3213f); }
+"""
+STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # bits up to which a colour goes; the last has no end
+
+# What has no look of its own, or would turn the text around it (U+202A and on).
+PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
+    chr(code): f"\\u{code:04x}"
+    for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+PICTURES |= {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+
+def page(title: str, facts: dict[str, str], body: str, style: str = "") -> str:
+    """A whole page: heading, a row of facts, then `body`, which is HTML and must be harmless."""
+    style = STYLE + style
+    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    rows = "".join(
+        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
+        for what, value in facts.items()
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        f"style-src 'sha256-{style_hash}'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
+        f"<body><h1>{escape(title)}</h1><dl>{rows}</dl>\n{body}\n</body></html>\n"
+    )
 
 
 def tokens_page(tokenizer: Tokenizer, text: str, name: str = "tokens") -> str:
     """`text` with each token in a colour of its own, its id below, as one HTML file."""
     ids = tokenizer.encode(text)
-    style_hash = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     facts = {
         "tokenizer": name,
         "vocabulary": f"{tokenizer.vocab_size:,}",
@@ -43,25 +84,68 @@ def tokens_page(tokenizer: Tokenizer, text: str, name: str = "tokens") -> str:
         "tokens": f"{len(ids):,}",
         "bytes per token": f"{len(text.encode()) / max(1, len(ids)):.2f}",
     }
-    rows = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
-        for what, value in facts.items()
-    )
     spans = "".join(
         f'<span class="token {COLOURS[number % len(COLOURS)]}">'
-        f"{_marked(spelled(tokenizer.tokens[id]))}<small>{id}</small></span>"
+        f"{marked(spelled(tokenizer.tokens[id]))}<small>{id}</small></span>"
         + ("<br>" if b"\n" in tokenizer.tokens[id] else "")
         for number, id in enumerate(ids)
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"style-src 'sha256-{style_hash}'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)}: {len(ids):,} tokens</title><style>{STYLE}</style></head>\n"
-        f'<body><h1>{len(ids):,} tokens</h1><dl>{rows}</dl>\n<div class="tokens">{spans}</div>\n'
-        "</body></html>\n"
-    )
+    title = f"{name}: {len(ids):,} tokens"
+    return page(title, facts, f'<div class="tokens">{spans}</div>', TOKENS_STYLE)
+
+
+def surprise_page(
+    tokenizer: Tokenizer,
+    tokens: Iterable[tuple[int, float, int]],
+    facts: dict[str, str],
+    name: str = "text",
+) -> str:
+    """Running text, coloured by the bits of its `tokens`: (id, bits, rank) each."""
+    scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")
+    rows = ((id, bits, f"  rank {rank:,}") for id, bits, rank in tokens)
+    text = "".join(coloured(tokenizer, rows))
+    return page(name, facts, f'{scale}\n<div class="text">{text}</div>', SURPRISE_STYLE)
+
+
+def legend(what: str, label: Callable[[float], str], last: str) -> str:
+    """What the colours stand for."""
+    labels = [*map(label, STEPS), last]
+    scale = "".join(f'<span class="s{step}">{text}</span>' for step, text in enumerate(labels))
+    return f'<p class="legend">{what}: {scale}</p>'
+
+
+def shade(bits: float) -> int:
+    """The number of the colour for so much surprise; the last for NaN."""
+    return sum(not bits <= limit for limit in STEPS)
+
+
+def coloured(tokenizer: Tokenizer, tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
+    """A span a token, which is (id, bits, what else to say of it); tokens that only together make
+    up a character share one, and their bits."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    titles: list[str] = []
+    sum_of_bits = 0.0
+
+    def span(text: str) -> str:
+        title = "&#10;".join(titles)
+        shown = marked(text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
+        return f'<span class="s{shade(sum_of_bits)}" title="{title}">{shown}</span>'
+
+    text = ""
+    for id, bits, more in tokens:
+        token = tokenizer.tokens[id]
+        text += decoder.decode(token, final=not token)
+        if token:
+            shown = "".join(PICTURES.get(char, char) for char in spelled(token))
+            titles.append(f"{escape(shown)}  p = {2**-bits:.3g}  {bits:.2f} bits{escape(more)}")
+            sum_of_bits += bits
+        if text and not decoder.getstate()[0]:
+            yield span(text)
+            text, titles, sum_of_bits = "", [], 0.0
+        if id == tokenizer.start_of_text:
+            yield "<hr>"
+    if titles:  # the page ends amid a character
+        yield span(text + decoder.decode(b"", final=True))
 
 
 def spelled(token: bytes) -> str:
@@ -69,9 +153,16 @@ def spelled(token: bytes) -> str:
     return token.decode(errors="backslashreplace")
 
 
-def _marked(text: str) -> str:
-    """White space and control characters made visible, everything else harmless."""
+def named(tokenizer: Tokenizer, id: int) -> str:
+    """One token by itself, harmless: its text with all white space marked, or its name."""
+    if name := tokenizer.special.get(id):
+        return f"<i>{escape(name)}</i>"
+    return marked(spelled(tokenizer.tokens[id]))
+
+
+def marked(text: str, keep: str = "") -> str:
+    """White space (but for `keep`) and control characters made visible, the rest harmless."""
     return "".join(
-        f"<i>{VISIBLE.get(char) or chr(0x2400 + ord(char))}</i>" if char <= " " else escape(char)
+        f"<i>{PICTURES[char]}</i>" if char in PICTURES and char not in keep else escape(char)
         for char in text
     )

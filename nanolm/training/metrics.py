@@ -1,18 +1,25 @@
 """How good a model is on held-out text: loss, and bits per byte, by one pass over all of it.
 
+    >>> evaluate(model, tokenizer, prepared.val, window=256, stride=128).bits_per_byte
+
 Bits per byte divides by the bytes of the text instead of by its tokens, so models with different
 tokenizers can be compared. What stands between documents has no bytes and is not counted.
 """
 
 import math
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nanolm.choice import Report
+from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
@@ -22,13 +29,25 @@ from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 
+LOGITS = 1 << 24  # of a batch, at 4 bytes each
+CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
+# One token of a text; rank 1 is the likeliest. An array of them, for a text may have many.
+SURPRISE = np.dtype([("id", "u4"), ("bits", "f4"), ("rank", "u4")])
+Surprises = npt.NDArray[np.void]
+
 
 @dataclass(frozen=True)
 class Score:
     loss: float  # nats per token
     bits_per_byte: float
+    bits_per_character: float
     tokens: int
     bytes: int
+    characters: int
+    top_1_accuracy: float | None = None  # how often the next token was the likeliest
+    top_5_accuracy: float | None = None  # or among the five likeliest; None: nobody asked
+    # The first tokens one by one, start of text among them where a document begins.
+    surprises: Surprises = field(default_factory=lambda: np.empty(0, SURPRISE), compare=False)
 
     @property
     def perplexity(self) -> float:
@@ -37,23 +56,36 @@ class Score:
 
 
 def evaluate_texts(
-    model: Model,
-    tokenizer: Tokenizer,
+    models: Sequence[tuple[LanguageModel, int]],
     names: tuple[str, ...],
     reading: Reading,
-    window: int,
+    device: str,
     report: Report,
-) -> Score:
-    """Score the texts that `names` stand for: all of them."""
+    stride: int | None = None,
+    keep: int = 0,
+) -> list[Score]:
+    """Score all of the texts that `names` stand for, by each model in windows of its own size."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
-    with (
-        read_corpus(sources, reading, cache, report) as corpus,
-        tempfile.TemporaryDirectory(dir=cache) as folder,
-    ):
-        file = Path(folder) / "tokens"
-        encode_corpus(corpus, (0, corpus.length), tokenizer, file, report)
-        return evaluate(model, tokenizer, mapped(file, tokenizer), window, report=report)
+    scores = []
+    with read_corpus(sources, reading, cache, report) as corpus:
+        for found, window in models:
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                file = Path(folder) / "tokens"
+                encode_corpus(corpus, (0, corpus.length), found.tokenizer, file, report)
+                score = evaluate(
+                    found.model.to(device),
+                    found.tokenizer,
+                    mapped(file, found.tokenizer),
+                    window,
+                    report=report,
+                    stride=stride,
+                    ranked=True,
+                    keep=keep,
+                )
+                scores.append(score)
+                found.model.cpu()  # room for the next
+    return scores
 
 
 @torch.inference_mode()
@@ -64,34 +96,85 @@ def evaluate(
     window: int,
     limit: int | None = None,
     report: Report = lambda *how_far: None,
+    stride: int | None = None,
+    ranked: bool = False,
+    keep: int = 0,
 ) -> Score:
-    """Score `ids` (or its first `limit` tokens) in windows that do not overlap."""
-    device = model.head.weight.device
-    row = torch.from_numpy(ids[: limit and limit + 1].astype("int64"))
-    lengths = torch.from_numpy(tokenizer.byte_lengths())
-    targets = row[1:]
-    whole = len(targets) // window * window
-    # As many windows at a time as keep the logits to 64 MiB.
-    rows = max(1, (1 << 24) // (window * model.config.vocab_size))
-    batches = list(
-        zip(
-            row[:whole].view(-1, window).split(rows),  # (rows, context)
-            targets[:whole].view(-1, window).split(rows),
-            strict=True,
-        )
-    )
-    if whole < len(targets):  # what is left over, a shorter window
-        batches.append((row[whole:-1][None], targets[whole:][None]))
-    nats, tokens = 0.0, 0
+    """Score `ids` (or its first `limit` tokens) in windows that begin `stride` tokens apart.
+
+    Without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
+    likeliest, and the first `keep` kept one by one.
+    """
+    characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
+    sizes = torch.from_numpy(np.stack([tokenizer.byte_lengths(), characters_of], axis=1))
+    text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
+    nats, tokens, top_1, top_5 = 0.0, 0, 0, 0
+    kept, room = [np.empty(0, SURPRISE)], keep
     was_training = model.training
     model.eval()
-    for number, (x, y) in enumerate(batches, start=1):
-        counted = y != tokenizer.start_of_text
-        logits = model(x.to(device)).float()  # (rows, time, vocabulary)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.to(device).flatten(), reduction="none")
-        nats += (losses.cpu().double() * counted.flatten()).sum().item()
+    ids = ids[: limit and limit + 1]
+    for targets, losses, ranks in scored(model, ids, window, stride or window, ranked, report):
+        counted = targets != tokenizer.start_of_text
+        nats += losses[counted].sum().item()
         tokens += int(counted.sum())
-        report("evaluating", number, len(batches))
+        text += sizes[targets].sum(dim=0)
+        if ranks is None:
+            continue
+        top_1 += int((ranks[counted] <= 1).sum())
+        top_5 += int((ranks[counted] <= 5).sum())
+        part = np.empty(min(room, len(targets)), SURPRISE)
+        bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
+        values = {"id": targets, "bits": bits, "rank": ranks}
+        for name, value in values.items():
+            part[name] = value[: len(part)].numpy()
+        kept.append(part)
+        room -= len(part)
     model.train(was_training)
-    size = int(lengths[targets].sum())
-    return Score(nats / max(1, tokens), nats / math.log(2) / max(1, size), tokens, size)
+    size, characters = text.tolist()
+    all_bits, some = nats / math.log(2), max(1, tokens)
+    return Score(
+        loss=nats / some,
+        bits_per_byte=all_bits / max(1, size),
+        bits_per_character=all_bits / max(1, characters),
+        tokens=tokens,
+        bytes=size,
+        characters=characters,
+        top_1_accuracy=top_1 / some if ranked else None,
+        top_5_accuracy=top_5 / some if ranked else None,
+        surprises=np.concatenate(kept),
+    )
+
+
+def scored(
+    model: Model, ids: Store, window: int, stride: int, ranked: bool, report: Report
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """(id, nats, rank) of every token but the first, in order, each an array for a batch.
+
+    Every `stride` tokens a window begins, and it scores what no earlier one has: the first one
+    all its targets, the others their last `stride`, which have the rest to look back on.
+    """
+    targets = len(ids) - 1
+    window = max(1, min(window, targets))
+    stride = min(stride, window)
+    starts = range(0, targets - window + stride, stride)
+    rows = max(1, LOGITS // (window * model.config.vocab_size))
+    for done in range(0, len(starts), rows):
+        begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)
+        places = begin + np.arange(window + 1)  # (rows, window + 1)
+        # The last window may reach beyond the text: what fills it up is seen by nothing before it.
+        part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
+        old = window - stride  # targets that the window before has scored
+        new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
+        new[0 if done else 1 :, :old] = False
+        skip = old if done else 0  # the first window of all has nothing before it
+        x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
+        seen = model.body(x.to(model.head.weight.device))[:, skip:]  # (rows, time, dim)
+        logits = model.head(seen).float()  # (rows, time, vocabulary)
+        right = y.to(logits.device)
+        losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
+        ranks = None
+        if ranked:  # behind every token that is likelier; behind all of them if that is NaN
+            behind = ~(logits <= logits.gather(2, right[..., None]))
+            ranks = 1 + behind.sum(dim=2).cpu()[new]
+        yield y[new], losses.cpu().double().view_as(new)[new], ranks
+        report("evaluating", min(done + rows, len(starts)), len(starts))
