@@ -1,7 +1,8 @@
 """What all verbs need to talk to a person: results on stdout, everything else on stderr."""
 
+import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,11 @@ _VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 def printable(text: str) -> str:
     """`text` with nothing in it that a terminal would obey."""
     return text.translate(_VISIBLE)
+
+
+def finite(value: Any) -> Any:
+    """`value` for JSON, which has no word for what a broken model may give."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(message: str) -> None:

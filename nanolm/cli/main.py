@@ -117,8 +117,9 @@ def run() -> int:
         complain(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 7 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 3
     except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            complain("out of memory; try a smaller --batch, --dim or --preset")
+        out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if out_of_memory or "can't allocate memory" in str(error):
+            complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
             return 6
         traceback.print_exc()
         complain("this is a bug in nanolm; please report it with the lines above")

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
@@ -68,6 +69,7 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
         rows = [(heading, *row) for heading, part in table.items() for row in part.items()]
         for heading, name, (metavar, text) in reversed(rows):
             types = [part for part in get_args(hints[name]) or [hints[name]] if part is not None]
+            several = get_origin(hints[name]) is tuple
             default = defaults[name]
             flag = option(name)
             if types[0] is bool and default is None:  # yes, no, or as it comes
@@ -80,10 +82,18 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
                 type=types[0],
                 is_flag=types[0] is bool,
                 default=default,
-                show_default=default not in (None, False, "auto"),
+                multiple=several,
+                show_default=default not in (None, False, "auto", ()),
                 metavar=metavar or None,
                 help=text,
             )(function)
         return function
 
     return decorate
+
+
+def unwritable(option: str, file: str | None) -> list[str]:
+    """What is wrong with a file that is to be written, told before any work is done."""
+    if file is None or (Path(file).parent.is_dir() and not Path(file).is_dir()):
+        return []
+    return [f"{option} {file}: give a file in a folder that is there"]

@@ -1,136 +1,398 @@
 """`nanolm sample`: text from a trained model, as it is written."""
 
+import csv
 import json
+import math
 import secrets
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, show_text
-from nanolm.cli.options import Command, Table, options_of
+from nanolm.cli.columns import Columns, colour, short, show_table, visible
+from nanolm.cli.console import finite, note, show_text
+from nanolm.cli.options import Command, Table, options_of, unwritable
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.generation.knobs import Knobs
-from nanolm.training.settings import DEVICES
+from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
-    from nanolm.generation.language_model import LanguageModel
+    from nanolm.generation.language_model import LanguageModel, Sample
+    from nanolm.text.tokenizer import Tokenizer
 
 TABLE: Table = {
-    "How": {
+    "How much": {
         "tokens": ("", "At most so many new tokens."),
+        "min_tokens": ("", "No end of text and no stop text before so many."),
+        "stop": ("TEXT", "End before TEXT would be written; as often as you like."),
+    },
+    "How": {
         "temperature": ("", "Lower is safer, higher is wilder, 0 is greedy."),
         "top_k": ("", "Choose among the k likeliest tokens only."),
         "top_p": ("", "Choose among the likeliest that together reach p only."),
+        "min_p": ("", "Choose among those at least p times as likely as the likeliest only."),
         "greedy": ("", "Always the likeliest token."),
+        "beams": ("", "The likeliest whole text, following so many at once."),
+    },
+    "What not": {
+        "repetition_penalty": ("", "Above 1: less of what is in the prompt or the text."),
+        "frequency_penalty": ("", "Above 0: less of a token for every time it was written."),
+        "presence_penalty": ("", "Above 0: less of a token once it was written."),
+        "ban": ("TEXT", "Never write TEXT, not within a word either; as often as you like."),
     },
 }
 
 
 @click.command("sample", cls=Command)
 @click.argument("run", required=False)
-@click.option("--prompt", metavar="TEXT", help="What to continue.  [default: stdin if piped]")
-@click.option("-n", "count", type=int, default=1, show_default=True, help="Number of samples.")
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="What to continue; several are written together.  [default: stdin if piped]",
+)
+@click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="The same, in a file.")
+@click.option("--each-line", is_flag=True, help="Each line of file or stdin is a prompt.")
+@click.option("--interactive", is_flag=True, help="Ask for one prompt after the other.")
+@click.option("-n", "count", type=int, default=1, show_default=True, help="Samples of each prompt.")
 @click.option("--seed", type=int, help="The same seed, the same text.  [default: random]")
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
+@click.option(
+    "--show",
+    metavar="probs|top=N",
+    help="Each token with its probability, or with the N likeliest at its place: what the model "
+    "itself thinks, before temperature and all else.",
+)
+@click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
+@click.option("--html", metavar="FILE", help="Write that as a page for a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
+@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
+@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
 @options_of(Knobs, TABLE)
 def command(
     run: str | None,
-    prompt: str | None,
+    prompts: tuple[str, ...],
+    files: tuple[str, ...],
+    each_line: bool,
+    interactive: bool,
     count: int,
-    device: str,
     seed: int | None,
+    show: str | None,
+    csv_file: str | None,
+    html: str | None,
     as_json: bool,
-    **knobs: Any,
+    device: str,
+    dtype: str,
+    **options: Any,
 ) -> None:
     """Write with a trained model.
 
     RUN is a run folder, a checkpoint, any Hugging Face folder of a GPT-2, llama or Qwen3 model, or
     hf://NAME, which is downloaded; without it, the newest run under runs/.
 
+    Past its context the model goes on with the second half of what it saw, whatever its kind of
+    positions; a recurrent model has no such end.
+
     \b
     nanolm sample --prompt "Once upon a time"
-    nanolm sample runs/novel -n 3 --temperature 1
-    nanolm sample hf://gpt2 --prompt "The meaning of life"
-    echo "It was" | nanolm sample
+    nanolm sample runs/novel -n 3 --temperature 1 --min-p 0.05
+    nanolm sample --prompt "the cat" --show top=6 --html cat.html
+    nanolm sample hf://gpt2 --prompt "The meaning of life" --stop "."
+    nanolm sample --prompt-file questions.txt --each-line --json
     """
-    problems = Knobs(**knobs).problems()
+    knobs = Knobs(seed=secrets.randbelow(1_000_000) if seed is None else seed, **options)
+    problems = knobs.problems()
+    shown, top = what_to_show(show, problems)
     if not 1 <= count <= 1000:
         problems.append(f"-n {count}: must be from 1 to 1000")
+    elif 1 < knobs.beams < count:
+        problems.append(f"-n {count}: --beams {knobs.beams} finds {knobs.beams} texts at most")
     if device not in DEVICES:
         problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
+    if dtype not in DTYPES:
+        problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
+    problems += unwritable("--csv", csv_file) + unwritable("--html", html)
+    if interactive and (as_json or csv_file or html or each_line):
+        problems.append("--interactive is for people; leave out --json, --csv, --html, --each-line")
+    elif interactive and not sys.stdin.isatty():
+        problems.append("--interactive needs a keyboard; for prompts from a pipe take --each-line")
     if problems:
         raise UsageError("\n".join(problems))
-    if seed is None:
-        seed = secrets.randbelow(1_000_000)
+    asked = [*prompts, *texts_of(files, each_line)]
+    if not asked and not interactive:
+        asked = in_lines(piped_text(), each_line)
+
+    name, writer = ready(run, device, dtype)
+    session = Session(writer, knobs, count, shown, top)
+    if not knobs.likeliest_only() and knobs.beams == 1:
+        note(f"seed {knobs.seed}" + ", one more for each prompt" * interactive)
+    if interactive:
+        converse(session, asked)
+        return
+    samples = session.write(asked, live=not as_json)
+    if as_json:
+        session.print_json(samples)
+    if csv_file is not None:
+        write_csv(Path(csv_file), writer.tokenizer, samples, top)
+    if html is not None:
+        from nanolm.generation.page import samples_page
+
+        facts = {"model": name, **facts_of(knobs)}
+        page = samples_page(writer.tokenizer, samples, facts)
+        Path(html).write_text(page, encoding="utf-8")
+    for file in filter(None, (csv_file, html)):
+        note(f"written: {file}")
+
+
+def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
+    """ "", "probs" or "top", and how many of the likeliest."""
+    kind, _, number = (show or "").partition("=")
+    if kind == "top" and (number or "6").isdigit() and 1 <= int(number or 6) <= 100:
+        return kind, int(number or 6)
+    if show not in (None, "probs"):
+        problems.append(f"--show {show}: there is probs and top=N, with N from 1 to 100")
+    return kind, 0
+
+
+def ready(run: str | None, device: str, dtype: str) -> tuple[str, "LanguageModel"]:
+    """Its name and the model, where it is to run."""
+    import torch
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.generation.language_model import Sample, load
-    from nanolm.model.device import choose_device
+    from nanolm.generation.language_model import load
+    from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 
-    settled = Knobs(seed=seed, **knobs)
-    where, _ = choose_device(device)
+    where, reason = choose_device(device)
+    kind, kind_reason = choose_dtype(dtype, where)
+    if where != "cpu":
+        note(f"{where} ({reason}), {kind} ({kind_reason})")
+    on_a_cpu = where == "cpu"
     if run is None:
-        writer = load_newest()
+        run, writer = load_newest(on_a_cpu)
     else:
         with TrainingView() as view:
-            writer = load(run, note, view.report)
-    writer.model.to(where)
-    if prompt is None:
-        prompt = piped_text()
-    if not settled.likeliest_only():
-        note(f"seed {seed}")
+            writer = load(run, note, view.report, as_stored=on_a_cpu)
+    writer.model.to(where, getattr(torch, kind))
+    if on_a_cpu:
+        use_fitting_threads(writer.model)
+    return run, writer
 
-    samples = [Sample() for _ in range(count)]
-    started = time.monotonic()
-    pieces = writer.stream(prompt, settled, samples)
-    if as_json:
-        for _ in pieces:
-            pass
-        speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
+
+class Session:
+    """One model, and one way to write with it and to show it."""
+
+    def __init__(
+        self, writer: "LanguageModel", knobs: Knobs, count: int, shown: str, top: int
+    ) -> None:
+        self.writer, self.knobs, self.count = writer, knobs, count
+        self.shown, self.top = shown, top
+        self.columns = Columns()
+        self.speed = 0.0  # tokens a second, the last time
+
+    def write(self, prompts: list[str], live: bool) -> list["Sample"]:
+        """Samples of all prompts; if `live` they are shown, the first one as it comes."""
+        from nanolm.generation.language_model import Sample
+
+        for prompt in prompts:
+            if unseen := self.writer.unseen(prompt):
+                context = self.writer.model.config.context
+                note(
+                    f"the prompt is longer than the {context:,} tokens that the model looks back "
+                    f"on: it does not see the first {unseen:,}"
+                )
+        samples = [Sample(prompt, number) for prompt in prompts for number in range(self.count)]
+        started = time.monotonic()
+        if live:
+            self.begin(samples[0])
+        done = 0  # tokens of the first that were shown
+        for row, text in self.writer.stream(samples, self.knobs, self.top):
+            if live and row == 0:
+                done = self.go_on(samples[0], done, text)
+        self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
+        if live:
+            self.end(samples[0])
+            for sample in samples[1:]:
+                show_text("---\n")
+                self.begin(sample)
+                self.go_on(sample, 0, sample.text)
+                self.end(sample)
+        return samples
+
+    def begin(self, sample: "Sample") -> None:
+        if self.shown and not sys.stdout.isatty():
+            return  # lines for a program
+        show_text(sample.prompt, bold=True)
+        if self.shown and sample.prompt:
+            show_text("\n")
+
+    def go_on(self, sample: "Sample", done: int, text: str) -> int:
+        """Show `text`, or the tokens from number `done` on."""
+        if not self.shown:
+            show_text(text)
+        elif self.shown == "probs":
+            tokenizer = self.writer.tokenizer
+            for id, logprob in zip(sample.tokens[done:], sample.logprobs[done:], strict=True):
+                chance = math.exp(logprob)
+                if sys.stdout.isatty():
+                    self.columns.add(visible(tokenizer, id), short(chance), colour(chance))
+                else:
+                    token = json.dumps(spelled_out(tokenizer, id), ensure_ascii=False)
+                    click.echo(f"{chance:.6f}\t{token}")
+        return len(sample.tokens)
+
+    def end(self, sample: "Sample") -> None:
+        if not self.shown:
+            show_text("\n")
+        elif self.shown == "top":
+            tokenizer = self.writer.tokenizer
+            show_table(
+                [
+                    (
+                        (visible(tokenizer, id), math.exp(logprob)),
+                        [(visible(tokenizer, each), math.exp(chance)) for each, chance in top],
+                    )
+                    for id, logprob, top in zip(
+                        sample.tokens, sample.logprobs, sample.top, strict=True
+                    )
+                ]
+            )
+        self.columns.flush()
+
+    def print_json(self, samples: list["Sample"]) -> None:
         for sample in samples:
-            line = {"prompt": prompt, **vars(sample), "tokens_per_second": round(speed, 1)}
+            line: dict[str, Any] = {
+                "prompt": sample.prompt,
+                "text": sample.text,
+                "tokens": sample.tokens,
+                "logprobs": [finite(logprob) for logprob in sample.logprobs],
+                "stopped": sample.stopped,
+                "tokens_per_second": round(self.speed, 1),
+            }
+            if self.top:
+                line["top"] = [
+                    [
+                        {
+                            "token": spelled_out(self.writer.tokenizer, id),
+                            "id": id,
+                            "probability": finite(math.exp(logprob)),
+                        }
+                        for id, logprob in place
+                    ]
+                    for place in sample.top
+                ]
             click.echo(json.dumps(line, ensure_ascii=False))
-        return
-    # The first sample is shown as it comes, the others when it is complete.
-    show_text(prompt, bold=True)
-    for row, piece in pieces:
-        if row == 0:
-            show_text(piece)
-    for sample in samples[1:]:
-        show_text("\n---\n")
-        show_text(prompt, bold=True)
-        show_text(sample.text)
-    show_text("\n")
 
 
-def load_newest() -> "LanguageModel":
+def converse(session: Session, prompts: list[str]) -> None:
+    """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D the session."""
+    try:
+        import readline  # the arrow keys bring back what was typed before
+    except ImportError:  # not on every system
+        pass
+    else:
+        readline.set_auto_history(True)
+    note("Ctrl-D ends it, Ctrl-C a text that is being written")
+    knobs = session.knobs
+    while True:
+        try:
+            prompts = prompts or [input(click.style("> ", bold=True))]
+            session.write(prompts, live=True)
+            session.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
+        except KeyboardInterrupt:
+            session.columns.flush()
+            click.echo()
+        except EOFError:
+            click.echo()
+            return
+        except DataError as error:
+            note(str(error))
+        prompts = []
+
+
+def spelled_out(tokenizer: "Tokenizer", id: int) -> str:
+    """A token for programs; one that stands for no text by its name."""
+    from nanolm.text.page import spelled
+
+    return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])
+
+
+def write_csv(file: Path, tokenizer: "Tokenizer", samples: list["Sample"], top: int) -> None:
+    """A row for each token of each sample."""
+    numbers = range(1, min(top, tokenizer.vocab_size) + 1)
+    others = [f"{what}_{number}" for number in numbers for what in ("token", "probability")]
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["sample", "position", "token", "id", "probability", *others])
+        for number, sample in enumerate(samples, start=1):
+            for place, (id, logprob) in enumerate(
+                zip(sample.tokens, sample.logprobs, strict=True), start=1
+            ):
+                row = [number, place, spelled_out(tokenizer, id), id, f"{math.exp(logprob):.6f}"]
+                for other, chance in sample.top[place - 1] if top else []:
+                    row += [spelled_out(tokenizer, other), f"{math.exp(chance):.6f}"]
+                rows.writerow(row)
+
+
+def facts_of(knobs: Knobs) -> dict[str, str]:
+    """The knobs that were turned, for a page."""
+    facts = {
+        field.name.replace("_", " "): str(getattr(knobs, field.name))
+        for field in fields(knobs)
+        if getattr(knobs, field.name) != field.default and field.name != "seed"
+    }
+    if knobs.likeliest_only() or knobs.beams > 1:
+        return facts
+    return {"temperature": str(knobs.temperature), **facts, "seed": str(knobs.seed)}
+
+
+def load_newest(as_stored: bool) -> tuple[str, "LanguageModel"]:
     """The newest run that can be used."""
     from nanolm.generation.language_model import load
     from nanolm.runs.folder import runs_by_age
 
     for run in runs_by_age(Path("runs")):
         try:
-            writer = load(run, note)
+            writer = load(run, note, as_stored=as_stored)
         except ModelError as error:
             note(f"{error}; trying the run before it")
             continue
         note(f"using {run}, the newest run")
-        return writer
+        return str(run), writer
     raise ModelError(
         "there is no trained model under runs/ yet; train one first: nanolm train CORPUS, "
         "or name a model folder"
     )
 
 
+def texts_of(files: tuple[str, ...], each_line: bool) -> list[str]:
+    """The prompts in files."""
+    prompts = []
+    for name in files:
+        try:
+            data = Path(name).read_bytes()
+        except FileNotFoundError:
+            raise UsageError(f"--prompt-file {name} does not exist") from None
+        prompts += in_lines(decoded(data, name), each_line)
+    return prompts
+
+
 def piped_text() -> str:
-    """What stands on stdin, if it is not a person's keyboard; the last line end is not meant."""
+    """What stands on stdin, if it is not a person's keyboard."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
+    return decoded(sys.stdin.buffer.read(), "stdin")
+
+
+def decoded(data: bytes, name: str) -> str:
+    """The text of a prompt; the last line end is not meant."""
     try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n")
+        return data.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"stdin is not UTF-8: byte at offset {error.start:,}") from None
+        raise DataError(f"{name} is not UTF-8: byte at offset {error.start:,}") from None
+
+
+def in_lines(text: str, each_line: bool) -> list[str]:
+    return text.split("\n") if each_line else [text]

@@ -1,7 +1,6 @@
 """`nanolm tokenizer`: the tokenizer on its own."""
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, printable
+from nanolm.cli.columns import Columns, visible
+from nanolm.cli.console import note
 from nanolm.cli.options import READING, Command, Group, options_of
 from nanolm.errors import DataError, UsageError
 from nanolm.text import NAMED, TRAINABLE
@@ -200,8 +200,6 @@ def show(text: tuple[str, ...], tokenizer: str, file: str | None, html: str | No
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     """Rows of coloured tokens over their ids; in a pipe, an id and a token a line."""
-    from rich.cells import cell_len
-
     from nanolm.text.page import spelled
 
     ids = tokenizer.encode(text)
@@ -209,21 +207,10 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
         for id in ids:
             click.echo(f"{id}\t{json.dumps(spelled(tokenizer.tokens[id]), ensure_ascii=False)}")
         return
-    width = shutil.get_terminal_size().columns
-    upper = lower = ""
-    used = 0
+    columns = Columns()
     for number, id in enumerate(ids):
-        shown = printable(spelled(tokenizer.tokens[id]))
-        shown = shown.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
-        room = max(cell_len(shown), len(str(id)))
-        if used and used + room + 1 > width:
-            click.echo(f"{upper}\n{lower}")
-            upper, lower, used = "", "", 0
-        padded = shown + " " * (room - cell_len(shown))
-        upper += click.style(padded, fg=231, bg=COLOURS[number % len(COLOURS)]) + " "
-        lower += click.style(f"{id:<{room}}", dim=True) + " "
-        used += room + 1
-    click.echo(f"{upper}\n{lower}")
+        columns.add(visible(tokenizer, id), str(id), COLOURS[number % len(COLOURS)])
+    columns.flush()
     size = len(text.encode())
     note(f"{len(ids):,} tokens, {size:,} bytes: {size / max(1, len(ids)):.2f} bytes per token")
 

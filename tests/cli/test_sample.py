@@ -1,8 +1,14 @@
+import csv
 import json
+import math
 import os
+import re
+import select
 import shutil
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Cli, on_a_terminal, program
@@ -107,3 +113,177 @@ def test_no_escape_code_reaches_a_terminal(prompt: str, trained: Path) -> None:
     for own in ("\x1b[1m", "\x1b[0m"):  # the prompt in bold is ours
         text = text.replace(own, "")
     assert not set(text) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n\t")
+
+
+def test_prompts_from_everywhere(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.txt").write_text("the cat\na dog\n")
+    writer = nanolm.load(trained)
+
+    def expected(*prompts: str) -> list[tuple[str, str]]:
+        return [(prompt, writer.generate(prompt, greedy=True, tokens=4)) for prompt in prompts]
+
+    def found(*arguments: object, stdin: str = "") -> list[tuple[str, str]]:
+        shown = cli("sample", trained, "--greedy", "--tokens", 4, "--json", *arguments, stdin=stdin)
+        assert shown.returncode == 0, shown.stderr
+        lines = [json.loads(line) for line in shown.stdout.splitlines()]
+        return [(line["prompt"], line["text"]) for line in lines]
+
+    both = ["--prompt", "a", "--prompt", "the small"]
+    assert found(*both) == expected("a", "the small")
+    assert found("--prompt-file", "two.txt") == expected("the cat\na dog")
+    assert found("--prompt-file", "two.txt", "--each-line") == expected("the cat", "a dog")
+    assert found("--each-line", stdin="the cat\na dog\n") == expected("the cat", "a dog")
+    assert found("--prompt", "a", "--prompt-file", "two.txt") == expected("a", "the cat\na dog")
+    assert found() == expected("")
+
+
+def test_several_are_shown_one_after_the_other(cli: Cli, trained: Path) -> None:
+    shown = cli("sample", trained, "--prompt", "a", "--prompt", "the", "--greedy", "--tokens", 3)
+    writer = nanolm.load(trained)
+    texts = [prompt + writer.generate(prompt, greedy=True, tokens=3) for prompt in ("a", "the")]
+    assert shown.stdout == f"{texts[0]}\n---\n{texts[1]}\n"
+
+
+def test_a_prompt_that_is_too_long_is_told(cli: Cli, trained: Path) -> None:
+    shown = cli("sample", trained, "--prompt", "cat " * 40, "--tokens", 3)
+    assert "looks back on: it does not see the first " in shown.stderr
+    assert "looks back" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
+
+
+def test_the_likeliest_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    words = ["sample", trained, "--prompt", "the cat", "--seed", 4, "--tokens", 9]
+    shown = cli(*words, "--show", "top=6", "--json", "--csv", "top.csv", "--html", "top.html")
+    assert shown.returncode == 0, shown.stderr
+    line = json.loads(shown.stdout)
+    assert len(line["top"]) == len(line["tokens"]) == 9
+    for id, logprob, place in zip(line["tokens"], line["logprobs"], line["top"], strict=True):
+        assert [set(each) for each in place] == [{"token", "id", "probability"}] * 6
+        chances = [each["probability"] for each in place]
+        assert chances == sorted(chances, reverse=True)
+        assert 0 < sum(chances) <= 1.0001
+        same = [each["probability"] for each in place if each["id"] == id]
+        assert not same or same[0] == pytest.approx(math.exp(logprob), abs=1e-5)
+
+    with (tmp_path / "top.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == line["tokens"]
+    assert [int(row["position"]) for row in rows] == list(range(1, 10))
+    for row, place in zip(rows, line["top"], strict=True):
+        for number, each in enumerate(place, start=1):
+            assert row[f"token_{number}"] == each["token"]
+            assert float(row[f"probability_{number}"]) == pytest.approx(
+                each["probability"], abs=1e-6
+            )
+
+    page = (tmp_path / "top.html").read_text()
+    assert page.count("<tr>") == 10
+    assert "default-src 'none'" in page
+
+    table = cli(*words, "--show", "top=6").stdout.splitlines()
+    assert len(table) == 9
+    for text, place in zip(table, line["top"], strict=True):
+        for each in place:
+            assert each["token"].replace(" ", "·").replace("\n", "⏎") in text
+    listed = cli(*words, "--show", "probs").stdout.splitlines()
+    assert [json.loads(row.split("\t")[1]) for row in listed] == [row["token"] for row in rows]
+    chances = [float(row.split("\t")[0]) for row in listed]
+    assert chances == pytest.approx([math.exp(each) for each in line["logprobs"]], abs=1e-6)
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+@pytest.mark.parametrize("show", ["probs", "top=6"])
+def test_what_a_terminal_shows_fits_into_it(show: str, columns: int, trained: Path) -> None:
+    command = program("sample", trained, "--prompt", "the", "--tokens", 12, "--seed", 1)
+    command += ["--show", show]
+    text = on_a_terminal(command, "stdout", trained, COLUMNS=str(columns))
+    assert "\x1b[48;5;" in text
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "").splitlines():
+        assert len(line.rstrip()) <= columns
+
+
+def test_hostile_tokens_do_no_harm(tmp_path: Path, cli: Cli) -> None:
+    text = "<script>alert(1)</script>\x1b[31m&amp;\x07" * 30
+    (tmp_path / "evil.txt").write_text(text)
+    shape: dict[str, Any] = {"layers": 1, "heads": 1, "dim": 8, "context": 16, "batch": 2}
+    nanolm.train(tmp_path / "evil.txt", out=tmp_path / "run", steps=2, tokenizer="char", **shape)
+    shown = cli(
+        "sample", "run", "--prompt", "<script>\x1b", "--tokens", 60, "--html", "page.html",
+        "--show", "top=3", "--csv", "a.csv",
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    for show in ("probs", "top=3"):
+        command = program("sample", "run", "--prompt", "\x1b]0;x\x07", "--tokens", 60)
+        seen = on_a_terminal([*command, "--show", show], "stdout", tmp_path)
+        seen = re.sub(r"\x1b\[[0-9;]*m", "", seen)  # our own colours
+        assert not set(seen) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n")
+
+
+def test_stop_and_ban(cli: Cli, trained: Path) -> None:
+    words = ["sample", trained, "--prompt", "the cat", "--seed", 2, "--tokens", 60, "--json"]
+    line = json.loads(cli(*words, "--stop", ".", "--stop", "and").stdout)
+    assert line["stopped"] == "stop"
+    assert "." not in line["text"]
+    assert "and" not in line["text"]
+    line = json.loads(cli(*words, "--ban", "cat", "--ban", "a d").stdout)
+    assert "cat" not in line["text"]
+    assert "a d" not in line["text"]
+
+
+def test_beams(cli: Cli, trained: Path) -> None:
+    shown = cli(
+        "sample", trained, "--prompt", "the", "--beams", 3, "-n", 3, "--tokens", 6, "--json"
+    )
+    texts = [json.loads(line)["text"] for line in shown.stdout.splitlines()]
+    assert len(set(texts)) == 3
+    assert "seed" not in shown.stderr
+
+
+def test_all_that_is_wrong_is_told_at_once(cli: Cli, trained: Path) -> None:
+    shown = cli(
+        "sample", trained, "--top-k", 0, "--show", "all", "-n", 0, "--dtype", "int4",
+        "--html", "no/such/folder.html", "--interactive",
+    )  # fmt: skip
+    assert shown.returncode == 2
+    told = ("--top-k 0", "--show all", "-n 0", "--dtype int4", "--html no/such", "--interactive")
+    for part in told:
+        assert part in shown.stderr
+    shown = cli("sample", trained, "--beams", 2, "-n", 3)
+    assert "--beams 2 finds 2 texts at most" in shown.stderr
+    shown = cli("sample", trained, "--prompt-file", "nothing.txt")
+    assert (shown.returncode, "nothing.txt does not exist" in shown.stderr) == (2, True)
+
+
+def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
+    """From a keyboard: two prompts, the first again by the arrow key, Ctrl-C, the end."""
+    master, slave = os.openpty()
+    command = program("sample", trained, "--interactive", "--tokens", 4, "--greedy")
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"},
+    )  # fmt: skip
+    os.close(slave)
+    seen = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert select.select([master], [], [], 30)[0], seen
+            seen += os.read(master, 65536).decode()
+        seen = seen.partition(text)[2]
+
+    writer = nanolm.load(trained)
+    answer = {each: writer.generate(each, greedy=True, tokens=4) for each in ("the cat", "a")}
+    flat = {each: text.replace("\n", "\r\n") for each, text in answer.items()}
+    wait_for("> ")
+    for typed, prompt in ((b"the cat\r", "the cat"), (b"a\r", "a"), (b"\x1b[A\x1b[A\r", "the cat")):
+        os.write(master, typed)
+        wait_for(flat[prompt])
+        wait_for("> ")
+    os.kill(process.pid, signal.SIGINT)
+    wait_for("> ")
+    os.write(master, b"\x04")
+    assert process.wait(timeout=30) == 0
+    os.close(master)

@@ -1,0 +1,103 @@
+"""Tokens over what belongs to them, side by side, as many as fit into the width of a terminal."""
+
+import math
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from nanolm.cli.console import printable
+
+if TYPE_CHECKING:
+    from nanolm.text.tokenizer import Tokenizer
+
+WIDEST = 16  # letters of a token in a table
+# Backgrounds of the 256-colour palette for a chance of at least so much, dark enough for white.
+SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
+
+
+def colour(probability: float) -> int:
+    """From green, which was to be expected, to red."""
+    return next((shade for least, shade in SCALE if probability >= least), 88)  # the last for NaN
+
+
+def short(probability: float) -> str:
+    """Four letters at most: 1.0, .41, .04, .004."""
+    if not math.isfinite(probability):
+        return "?"
+    if probability >= 0.995:
+        return "1.0"
+    return f"{probability:.{2 if probability >= 0.0095 else 3}f}"[1:]
+
+
+def visible(tokenizer: "Tokenizer", id: int) -> str:
+    """A token as a terminal can show it, blanks and line ends as signs."""
+    from nanolm.text.page import spelled
+
+    shown = tokenizer.special.get(id) or printable(spelled(tokenizer.tokens[id]))
+    return shown.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
+
+
+class Columns:
+    """Rows of coloured tokens, each over a word of its own; a row is shown when it is full."""
+
+    def __init__(self) -> None:
+        self.width = shutil.get_terminal_size().columns
+        self.upper = self.lower = ""
+        self.used = 0
+
+    def add(self, token: str, below: str, background: int) -> None:
+        from rich.cells import cell_len
+
+        room = max(cell_len(token), len(below))
+        if self.used and self.used + room > self.width:
+            self.flush()
+        padded = token + " " * (room - cell_len(token))
+        self.upper += click.style(padded, fg=231, bg=background) + " "
+        self.lower += click.style(f"{below:<{room}}", dim=True) + " "
+        self.used += room + 1
+        if token.endswith("⏎"):
+            self.flush()
+
+    def flush(self) -> None:
+        if self.used:
+            click.echo(f"{self.upper}\n{self.lower}")
+        self.upper = self.lower = ""
+        self.used = 0
+
+
+Cell = tuple[str, float]  # a token and its probability
+
+
+def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
+    """At each place what was written, and the likeliest tokens; what was written is bold there.
+
+    Where a terminal is too narrow for all of them, they go on below.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    def padded(token: str) -> str:
+        return set_cell_size(token, room) if cell_len(token) <= room else token[: room - 1] + "…"
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else sys.maxsize
+    longest = max(cell_len(token) for first, others in rows for token, _ in (first, *others))
+    room = min(longest, WIDEST)
+    digits = len(str(len(rows)))
+    lead = digits + room + 6  # number, token, probability
+    fitting = max(1, (width - lead) // (room + 6))
+    count = len(rows[0][1])
+    in_a_row = -(-count // -(-count // fitting))  # the same in each
+    for number, ((written, chance), others) in enumerate(rows, start=1):
+        start = f"{number:>{digits}} {padded(written)} {short(chance):<4}"
+        cells = []
+        for token, probability in others:
+            cell = f"{padded(token)} {short(probability):<4}"
+            if terminal:
+                same = token == written
+                cell = click.style(cell, fg=231, bg=colour(probability), bold=same)
+            cells.append(cell)
+        for first in range(0, len(cells), in_a_row):
+            before = start if first == 0 else " " * lead
+            click.echo(" ".join([before, *cells[first : first + in_a_row]]).rstrip())
