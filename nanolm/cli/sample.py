@@ -71,6 +71,7 @@ TABLE: Table = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
+@click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
 @options_of(Knobs, TABLE)
 def command(
     run: str | None,
@@ -86,6 +87,7 @@ def command(
     as_json: bool,
     device: str,
     dtype: str,
+    int8: bool,
     **options: Any,
 ) -> None:
     """Write with a trained model.
@@ -125,7 +127,7 @@ def command(
     if not asked and not interactive:
         asked = in_lines(piped_text(), each_line)
 
-    name, writer = ready(run, device, dtype)
+    name, writer = ready(run, device, dtype, int8)
     session = Session(writer, knobs, count, shown, top)
     if not knobs.likeliest_only() and knobs.beams == 1:
         note(f"seed {knobs.seed}" + ", one more for each prompt" * interactive)
@@ -157,16 +159,19 @@ def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
     return kind, 0
 
 
-def ready(run: str | None, device: str, dtype: str) -> tuple[str, "LanguageModel"]:
+def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "LanguageModel"]:
     """Its name and the model, where it is to run."""
     import torch
 
     from nanolm.cli.progress import TrainingView
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
+    from nanolm.model.int8 import to_int8
 
     where, reason = choose_device(device)
     kind, kind_reason = choose_dtype(dtype, where)
+    if int8 and where != "cpu":
+        raise UsageError(f"--int8 is for a CPU: leave it out, or add --device cpu (not {where})")
     if where != "cpu":
         note(f"{where} ({reason}), {kind} ({kind_reason})")
     on_a_cpu = where == "cpu"
@@ -178,6 +183,8 @@ def ready(run: str | None, device: str, dtype: str) -> tuple[str, "LanguageModel
     writer.model.to(where, getattr(torch, kind))
     if on_a_cpu:
         use_fitting_threads(writer.model)
+    if int8:
+        to_int8(writer.model)
     return run, writer
 
 
@@ -194,6 +201,7 @@ class Session:
 
     def write(self, prompts: list[str], live: bool) -> list["Sample"]:
         """Samples of all prompts; if `live` they are shown, the first one as it comes."""
+        from nanolm.cli.progress import TrainingView
         from nanolm.generation.language_model import Sample
 
         for prompt in prompts:
@@ -208,9 +216,11 @@ class Session:
         if live:
             self.begin(samples[0])
         done = 0  # tokens of the first that were shown
-        for row, text in self.writer.stream(samples, self.knobs, self.top):
-            if live and row == 0:
-                done = self.go_on(samples[0], done, text)
+        with TrainingView() as view:
+            silent = view.report if not live or self.knobs.beams > 1 else lambda *how_far: None
+            for row, text in self.writer.stream(samples, self.knobs, self.top, report=silent):
+                if live and row == 0:
+                    done = self.go_on(samples[0], done, text)
         self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
         if live:
             self.end(samples[0])

@@ -6,11 +6,11 @@ is scored by its mean log-probability, and the search ends when nothing that goe
 The rules are those of `transformers` with a length penalty of 1.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from nanolm.choice import Report
 from nanolm.generation.decoding import Network
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
@@ -40,7 +40,7 @@ def beam_search(
     knobs: Knobs,
     device: torch.device,
     top: int = 0,
-    report: Callable[[int], None] = lambda done: None,
+    report: Report = lambda *how_far: None,
 ) -> list[Beam]:
     """The best `knobs.beams` texts that follow the prompt, the best first."""
     width, vocabulary = knobs.beams, tokenizer.vocab_size
@@ -96,7 +96,7 @@ def beam_search(
         ids.copy_(ids[chosen])
         ids[:, length] = torch.tensor([beam.tokens[-1] for beam in running], device=device)
         sampler.accept(ids[:, length])
-        report(step + 1)
+        report("searching", step + 1, knobs.tokens)
     return finished
 
 

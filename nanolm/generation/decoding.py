@@ -74,7 +74,7 @@ class Cached:
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
         self.model = model
-        on_a_gpu = model.head.weight.is_cuda
+        on_a_gpu = model.device.type == "cuda"
         self.memory = model.remember(rows, length, fixed=on_a_gpu)
         self.step = one_token(model, self.memory) if on_a_gpu else None
         self.starts: list[int | None] = [None] * rows  # the first token that is remembered

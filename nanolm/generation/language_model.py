@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class LanguageModel:
         knobs: Knobs,
         top: int = 0,
         path: Callable[[Model, int, int], Network] = Cached,
+        report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
         """Fill `samples` together, giving (which of them, new text) as it comes.
 
@@ -75,8 +77,8 @@ class LanguageModel:
             raise UsageError("\n".join(problems))
         prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
         # Mistakes are told here, before anything runs.
-        write = self._search if knobs.beams > 1 else self._write
-        return self._parts(write, samples, prompts, knobs, top, path)
+        write = partial(self._search, report=report) if knobs.beams > 1 else self._write
+        return self._parts(write, samples, prompts, knobs, top, path, report)
 
     def _parts(
         self,
@@ -86,10 +88,12 @@ class LanguageModel:
         knobs: Knobs,
         top: int,
         path: Callable[[Model, int, int], Network],
+        report: Report,
     ) -> Iterator[tuple[int, str]]:
         """As many rows at a time as fit into memory."""
         length = max(map(len, prompts), default=0) + knobs.tokens
         rows = max(1, TOGETHER // self.model.memory_bytes(length))
+        done = 0
         was_training = self.model.training
         self.model.eval()
         try:
@@ -97,6 +101,8 @@ class LanguageModel:
                 part = slice(first, first + rows)
                 for row, text in write(samples[part], prompts[part], knobs, top, path):
                     yield first + row, text
+                    done += 1
+                    report("writing", done, len(samples) * knobs.tokens)
         finally:
             self.model.train(was_training)
 
@@ -108,7 +114,7 @@ class LanguageModel:
         top: int,
         path: Callable[[Model, int, int], Network],
     ) -> Iterator[tuple[int, str]]:
-        device = self.model.head.weight.device
+        device = self.model.device
         numbers = [sample.number for sample in samples]
         sampler = Sampler(knobs, self.tokenizer, prompts, numbers, device, top)
         network = path(self.model, len(samples), max(map(len, prompts)) + knobs.tokens)
@@ -147,15 +153,16 @@ class LanguageModel:
         knobs: Knobs,
         top: int,
         path: Callable[[Model, int, int], Network],
+        report: Report,
     ) -> Iterator[tuple[int, str]]:
         """By beam search, which knows nothing for certain before the end."""
-        device = self.model.head.weight.device
+        device = self.model.device
         known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
         for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             if sample.prompt not in known:
                 network = path(self.model, knobs.beams, len(prompt) + knobs.tokens)
                 known[sample.prompt] = beam_search(
-                    network, self.tokenizer, prompt, knobs, device, top
+                    network, self.tokenizer, prompt, knobs, device, top, report
                 )
             found = known[sample.prompt]
             beam = found[min(sample.number, len(found) - 1)]

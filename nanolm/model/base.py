@@ -8,6 +8,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from nanolm.model.config import ModelConfig
@@ -37,6 +38,10 @@ class Model(nn.Module, ABC):
     token_embedding: nn.Embedding
     head: nn.Linear
     padded: ClassVar[bool]  # may rows of different lengths be filled up and given together?
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_embedding.weight.device
 
     @abstractmethod
     def body(self, ids: Tensor, memory: Any = None) -> Tensor:

@@ -54,7 +54,7 @@ class GPT(Model):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
-        if not self.head.weight.is_meta:  # a shape that waits for its numbers
+        if not self.token_embedding.weight.is_meta:  # a shape that waits for its numbers
             self.initialise()
 
     def forward(
@@ -102,7 +102,7 @@ class GPT(Model):
 
     def position_tables(self, length: int) -> tuple[Tensor, ...]:
         """The computed positions of at least `length` places."""
-        device = self.head.weight.device
+        device = self.device
         if not self.tables or length > len(self.tables[0]) or self.tables[0].device != device:
             length = -(-length // TABLE_STEP) * TABLE_STEP
             with torch.inference_mode(False):  # they may be made while sampling, and trained with
@@ -115,12 +115,12 @@ class GPT(Model):
 
     def remember(self, batch: int, length: int, fixed: bool = False) -> Cache:
         length = min(length, self.config.context)
-        return Cache(self.config, batch, length, self.head.weight, fixed)
+        return Cache(self.config, batch, length, self.token_embedding.weight, fixed)
 
     def memory_bytes(self, length: int) -> int:
         config = self.config
         numbers = 2 * config.layers * config.kv_heads * config.head_dim  # keys and values
-        return numbers * min(length, config.context) * self.head.weight.element_size()
+        return numbers * min(length, config.context) * self.token_embedding.weight.element_size()
 
     def initialise(self) -> None:
         for module in self.modules():

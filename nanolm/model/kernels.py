@@ -216,7 +216,7 @@ class OneToken:
     def __init__(self, model: GPT, cache: Cache) -> None:
         self.model, self.cache = model, cache
         config = model.config
-        rows, like = len(cache.lengths), model.head.weight
+        rows, like = len(cache.lengths), model.token_embedding.weight
 
         self.few = rows <= FEW_ROWS
         self.dtype = torch.float32 if self.few else like.dtype

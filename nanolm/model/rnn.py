@@ -38,7 +38,7 @@ class Recurrent(Model):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
-        if not self.head.weight.is_meta:  # a shape that waits for its numbers
+        if not self.token_embedding.weight.is_meta:  # a shape that waits for its numbers
             self.initialise()
 
     def forward(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
@@ -70,10 +70,11 @@ class Recurrent(Model):
             cell.initialise()
 
     def remember(self, batch: int, length: int, fixed: bool = False) -> "States":
-        return States(self.config, batch, self.head.weight)
+        return States(self.config, batch, self.token_embedding.weight)
 
     def memory_bytes(self, length: int) -> int:
-        return 2 * self.config.layers * self.config.dim * self.head.weight.element_size()
+        bytes_each = self.token_embedding.weight.element_size()
+        return 2 * self.config.layers * self.config.dim * bytes_each
 
     def window(self) -> int | None:
         return None  # the state goes on for ever

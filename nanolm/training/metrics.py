@@ -168,7 +168,7 @@ def scored(
         new[0 if done else 1 :, :old] = False
         skip = old if done else 0  # the first window of all has nothing before it
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
-        seen = model.body(x.to(model.head.weight.device))[:, skip:]  # (rows, time, dim)
+        seen = model.body(x.to(model.device))[:, skip:]  # (rows, time, dim)
         logits = model.head(seen).float()  # (rows, time, vocabulary)
         right = y.to(logits.device)
         losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")

@@ -23,7 +23,7 @@ def make_optimizer(model: Model, lr: float, weight_decay: float) -> torch.optim.
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    fused = model.head.weight.device.type in ("cpu", "cuda")  # one kernel for all parameters
+    fused = model.device.type in ("cpu", "cuda")  # one kernel for all parameters
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=1e-10, fused=fused)
 
 

@@ -287,3 +287,10 @@ def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
     os.write(master, b"\x04")
     assert process.wait(timeout=30) == 0
     os.close(master)
+
+
+def test_rounded_weights(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 32, "context": 16, "batch": 4}
+    nanolm.train(corpus, out=tmp_path / "run", steps=30, **shape)
+    words = ["sample", "run", "--prompt", "The 7 cats", "--greedy", "--tokens", 5]
+    assert cli(*words, "--int8").stdout == cli(*words).stdout
