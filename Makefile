@@ -59,9 +59,9 @@ test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
 # hint bench: FILE=text.txt
-bench: setup ## measure learning tokenizers and encoding against others (60 MB of text or more)
-	@test -n "$$FILE" || { echo 'say which text: make bench FILE=60-megabytes-or-more.txt'; exit 2; }
-	@$(BIN)/python benchmarks/text.py "$$FILE" $(ARGS)
+bench: setup ## measure against others: tokenizers on your 60 MB or more; without FILE, writing
+	@if [ -n "$$FILE" ]; then $(BIN)/python benchmarks/text.py "$$FILE" $(ARGS); \
+	  else $(BIN)/python benchmarks/sampling.py $(ARGS); fi
 
 lint: setup ## check style and types
 	@$(BIN)/ruff check .

@@ -2,17 +2,22 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from models import SHAPE, every_gpt, lively, of_family
+from models import SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
 
 import nanolm
+from nanolm.generation.decoding import Cached, Decoder, Naive
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, configure
 from nanolm.model.size import preset_sizes, training_bytes
+from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training.optim import make_optimizer
 
 pytestmark = [
@@ -43,6 +48,63 @@ def test_train_resume_and_sample(family: str, tmp_path: Path) -> None:
     writer.model.to("cuda")
     assert len(writer.generate("Once upon a time", greedy=True, tokens=20)) > 0
     assert len(on_cpu) > 0
+
+
+def written(path: type[Naive] | type[Cached], model: Model, prompts: list[list[int]]) -> Any:
+    tokenizer = train_tokenizer([], "byte")
+    knobs = Knobs(top_p=0.95, repetition_penalty=1.2, ban=("a", "bc"), min_tokens=9)
+    sampler = Sampler(knobs, tokenizer, prompts, [0] * len(prompts), model.device, top=3)
+    network = path(model, len(prompts), max(map(len, prompts)) + 36)
+    steps = list(Decoder(network, sampler, prompts, 36).steps())
+    return [step.ids for step in steps], [step.top_ids for step in steps]
+
+
+def test_cached_and_naive_agree_token_for_token() -> None:
+    """All kinds of models, one row and many, rows of different lengths, past the context."""
+    shape = {**SHAPE, "vocab_size": 258, "context": 12}
+    lengths = random.Random(0).choices(range(1, 30), k=12)
+    prompts = [random.Random(length).choices(range(256), k=length) for length in lengths]
+    models = [lively(configure(family, **shape), std=0.4) for family in FAMILIES]
+    for config in random.Random(1).sample(every_gpt(), 30):
+        changes = {name: getattr(config, name) for name in SWITCHES}
+        models.append(lively(gpt_config(**shape | changes), std=0.4))
+    fused = 0
+    for model in models:
+        model.to("cuda")
+        fused += Cached(model, 1, 9).step is not None
+        for rows in (1, 3, 12):
+            assert written(Cached, model, prompts[:rows]) == written(Naive, model, prompts[:rows])
+    assert fused > 10  # the kernels were tried
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_close(family: str, dtype: torch.dtype) -> None:
+    model = of_family(family, dim=64).to("cuda")
+    ids = torch.randint(SHAPE["vocab_size"], (1, 7), device="cuda")
+    expected = model(ids)[0].log_softmax(-1)
+    model.to(dtype)
+    network = Cached(model, 1, 8)
+    with torch.inference_mode():
+        for length in range(1, 8):
+            network.prepare(ids, [length])
+            found = network.logits(ids, torch.tensor([length], device="cuda"))
+            difference = found[0].float().log_softmax(-1) - expected[length - 1]
+            assert difference.abs().mean() < 0.1 * expected.std()
+
+
+def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_family("modern", vocab_size=258).to("cuda")
+    prompts = [[1, 2, 3]]
+    expected = written(Naive, model, prompts)
+
+    def fail(*anything: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    from nanolm.model import kernels
+
+    monkeypatch.setattr(kernels.OneToken, "__call__", fail)
+    assert written(Cached, model, prompts) == expected
 
 
 def some_models() -> list[Model]:

@@ -6,8 +6,9 @@ from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
 
-# Bytes of weights. Below, a token is computed before a second thread has woken up.
-SMALL = 32_000_000
+# Bytes of weights. Below, a token is computed before a second thread would have helped much
+# (docs/experiments.md).
+SMALL = 100_000_000
 
 
 def choose_device(asked: str) -> tuple[str, str]:
