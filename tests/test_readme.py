@@ -28,7 +28,7 @@ def test_commands_options_and_recipes_exist(document: Path) -> None:
                 assert command, verb
             options = [[*one.opts, *one.secondary_opts] for one in command.params]
             known = {name for names in options for name in names}
-            used = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.split("  ")[0])) - {"--help"}
+            used = set(re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", rest.split("  ")[0])) - {"--help"}
             assert used <= known, f"nanolm {verb} {rest}"
     if document.name == "README.md":
         assert {verb for verb, _ in lines} >= set(VERBS)
@@ -38,5 +38,5 @@ def test_files_named_in_the_layout_exist() -> None:
     text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     layout = text.split("## How the code is laid out")[1]
     for part, names in re.findall(r"^([a-z]+) +(.*\.py.*)$", layout, re.MULTILINE):
-        for name in re.findall(r"[a-z_]+\.py", names):
+        for name in re.findall(r"[a-z0-9_]+\.py", names):
             assert (CHECKOUT / "nanolm" / part / name).exists(), f"{part}/{name}"

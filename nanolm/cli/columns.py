@@ -39,6 +39,15 @@ def visible(tokenizer: "Tokenizer", id: int) -> str:
     return shown.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
 
 
+def fitted(token: str, room: int) -> str:
+    """Filled up or cut to so many letters' width."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(token) <= room:
+        return set_cell_size(token, room)
+    return set_cell_size(token, room - 1) + "…"
+
+
 class Columns:
     """Rows of coloured tokens, each over a word of its own; a row is shown when it is full."""
 
@@ -50,11 +59,10 @@ class Columns:
     def add(self, token: str, below: str, background: int) -> None:
         from rich.cells import cell_len
 
-        room = max(cell_len(token), len(below))
+        room = min(max(cell_len(token), len(below)), self.width)
         if self.used and self.used + room > self.width:
             self.flush()
-        padded = token + " " * (room - cell_len(token))
-        self.upper += click.style(padded, fg=231, bg=background) + " "
+        self.upper += click.style(fitted(token, room), fg=231, bg=background) + " "
         self.lower += click.style(f"{below:<{room}}", dim=True) + " "
         self.used += room + 1
         if token.endswith("⏎"):
@@ -75,10 +83,7 @@ def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
 
     Where a terminal is too narrow for all of them, they go on below.
     """
-    from rich.cells import cell_len, set_cell_size
-
-    def padded(token: str) -> str:
-        return set_cell_size(token, room) if cell_len(token) <= room else token[: room - 1] + "…"
+    from rich.cells import cell_len
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else sys.maxsize
@@ -90,10 +95,10 @@ def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
     count = len(rows[0][1])
     in_a_row = -(-count // -(-count // fitting))  # the same in each
     for number, ((written, chance), others) in enumerate(rows, start=1):
-        start = f"{number:>{digits}} {padded(written)} {short(chance):<4}"
+        start = f"{number:>{digits}} {fitted(written, room)} {short(chance):<4}"
         cells = []
         for token, probability in others:
-            cell = f"{padded(token)} {short(probability):<4}"
+            cell = f"{fitted(token, room)} {short(probability):<4}"
             if terminal:
                 same = token == written
                 cell = click.style(cell, fg=231, bg=colour(probability), bold=same)

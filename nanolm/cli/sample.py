@@ -1,5 +1,6 @@
 """`nanolm sample`: text from a trained model, as it is written."""
 
+import contextlib
 import csv
 import json
 import math
@@ -35,7 +36,7 @@ TABLE: Table = {
         "top_p": ("", "Choose among the likeliest that together reach p only."),
         "min_p": ("", "Choose among those at least p times as likely as the likeliest only."),
         "greedy": ("", "Always the likeliest token."),
-        "beams": ("", "The likeliest whole text, following so many at once."),
+        "beams": ("", "The likeliest whole text, following so many at once; no chance in it."),
     },
     "What not": {
         "repetition_penalty": ("", "Above 1: less of what is in the prompt or the text."),
@@ -298,17 +299,13 @@ class Session:
 
 def converse(session: Session, prompts: list[str]) -> None:
     """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D the session."""
-    try:
-        import readline  # the arrow keys bring back what was typed before
-    except ImportError:  # not on every system
-        pass
-    else:
-        readline.set_auto_history(True)
+    with contextlib.suppress(ImportError):  # not on every system
+        import readline  # noqa: F401  # the arrow keys bring back what was typed before
     note("Ctrl-D ends it, Ctrl-C a text that is being written")
     knobs = session.knobs
     while True:
         try:
-            prompts = prompts or [input(click.style("> ", bold=True))]
+            prompts = prompts or [input("> ")]
             session.write(prompts, live=True)
             session.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
         except KeyboardInterrupt:

@@ -282,7 +282,8 @@ def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
         os.write(master, typed)
         wait_for(flat[prompt])
         wait_for("> ")
-    os.kill(process.pid, signal.SIGINT)
+    while not select.select([master], [], [], 1)[0]:  # it may come just before it is listened to
+        os.kill(process.pid, signal.SIGINT)
     wait_for("> ")
     os.write(master, b"\x04")
     assert process.wait(timeout=30) == 0
