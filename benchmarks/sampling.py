@@ -51,9 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(build_model(configure(asked.family, **shape)), Path(folder), tokenizer)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        ours = LanguageModel(
-            load_model(Path(folder), as_stored=not cuda).to(device, dtype), tokenizer
-        )
+        ours = LanguageModel(load_model(Path(folder)).to(device, dtype), tokenizer)
 
     def nanolm(rows: int, knobs: Knobs, writer: LanguageModel = ours) -> None:
         samples = [Sample(PROMPT, number) for number in range(rows)]

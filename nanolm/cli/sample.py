@@ -175,14 +175,13 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
         raise UsageError(f"--int8 is for a CPU: leave it out, or add --device cpu (not {where})")
     if where != "cpu":
         note(f"{where} ({reason}), {kind} ({kind_reason})")
-    on_a_cpu = where == "cpu"
     if run is None:
-        run, writer = load_newest(on_a_cpu)
+        run, writer = load_newest()
     else:
         with TrainingView() as view:
-            writer = load(run, note, view.report, as_stored=on_a_cpu)
+            writer = load(run, note, view.report)
     writer.model.to(where, getattr(torch, kind))
-    if on_a_cpu:
+    if where == "cpu":
         use_fitting_threads(writer.model)
     if int8:
         to_int8(writer.model)
@@ -355,14 +354,14 @@ def facts_of(knobs: Knobs) -> dict[str, str]:
     return {"temperature": str(knobs.temperature), **facts, "seed": str(knobs.seed)}
 
 
-def load_newest(as_stored: bool) -> tuple[str, "LanguageModel"]:
+def load_newest() -> tuple[str, "LanguageModel"]:
     """The newest run that can be used."""
     from nanolm.generation.language_model import load
     from nanolm.runs.folder import runs_by_age
 
     for run in runs_by_age(Path("runs")):
         try:
-            writer = load(run, note, as_stored=as_stored)
+            writer = load(run, note)
         except ModelError as error:
             note(f"{error}; trying the run before it")
             continue

@@ -179,18 +179,12 @@ class LanguageModel:
 
 
 def load(
-    path: str | Path,
-    note: Callable[[str], None],
-    progress: Report = lambda *how_far: None,
-    as_stored: bool = False,
+    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> LanguageModel:
-    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://.
-
-    `as_stored` is for one that stays on a CPU (see `load_model`).
-    """
+    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
     if str(path).startswith(HUB):
         folder = find_or_download(str(path), note, progress)
     else:
         folder = find_model(path, note)
     tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
-    return LanguageModel(load_model(folder, as_stored=as_stored), tokenizer)
+    return LanguageModel(load_model(folder), tokenizer)

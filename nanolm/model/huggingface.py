@@ -144,18 +144,13 @@ def load_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{file} is nested too deeply") from None
 
 
-def load_model(folder: Path, dropout: float | None = None, as_stored: bool = False) -> Model:
-    """The model in `folder`, in float32 on the CPU; with another `dropout` if that is given.
-
-    Matrices that GPT-2 stores the other way round are turned, unless they may stay `as_stored`,
-    seen from the other side: loaded sooner, and a CPU writes with them up to an eighth faster. But
-    sums come out in another order, so training goes on from where it was only without.
-    """
+def load_model(folder: Path, dropout: float | None = None) -> Model:
+    """The model in `folder`, in float32 on the CPU; with another `dropout` if that is given."""
     config = load_config(folder)
     if dropout is not None:
         config = replace(config, dropout=dropout)
     with checked(folder, config) as (model, tensors):
-        state = {row.inside: joined(row, tensors, as_stored) for row in rows(model)}
+        state = {row.inside: joined(row, tensors) for row in rows(model)}
         # Kept from before the weights were tied: transformers passes over it, we make sure.
         if config.tied and HEAD in tensors:
             head = tensors[HEAD].read()
@@ -269,11 +264,10 @@ def misfits(model: Model, tensors: dict[str, Stored]) -> list[str]:
     return found
 
 
-def joined(row: Row, tensors: dict[str, Stored], as_stored: bool) -> Tensor:
+def joined(row: Row, tensors: dict[str, Stored]) -> Tensor:
     parts = [tensors[name].read() for name in row.outside]
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    whole = whole.T if row.transposed else whole
-    return whole if as_stored else whole.contiguous()
+    return (whole.T if row.transposed else whole).contiguous()
 
 
 def rows(model: Model) -> list[Row]:

@@ -241,7 +241,6 @@ class OneToken:
             and cache.fixed
             and model.config.norm_place == "pre"
             and model.config.head_dim % 2 == 0
-            and all(parameter.is_contiguous() for parameter in model.parameters())
         )
 
     def __call__(self, ids: Tensor) -> Tensor:
