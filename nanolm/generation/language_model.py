@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nanolm.choice import Report
 from nanolm.download import HUB
 from nanolm.errors import UsageError
@@ -23,9 +25,10 @@ from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
-TOGETHER = (
-    1 << 30
-)  # bytes of memory of the tokens behind; more rows are written one part after another
+# More than fit into so many bytes of what is kept of the tokens behind (on a GPU, into a quarter of
+# what is free), or than so many rows, are written one part after the other.
+TOGETHER = 1 << 30
+MOST_ROWS = 256
 
 
 @dataclass
@@ -92,7 +95,10 @@ class LanguageModel:
     ) -> Iterator[tuple[int, str]]:
         """As many rows at a time as fit into memory."""
         length = max(map(len, prompts), default=0) + knobs.tokens
-        rows = max(1, TOGETHER // self.model.memory_bytes(length))
+        room = TOGETHER
+        if self.model.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.model.device)[0] // 4
+        rows = max(1, min(MOST_ROWS, room // self.model.memory_bytes(length)))
         done = 0
         was_training = self.model.training
         self.model.eval()

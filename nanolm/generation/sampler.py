@@ -1,7 +1,7 @@
 """From logits to the next token: penalties, bans, filters and the draw.
 
     >>> filtered(torch.tensor([[1.0, 2.0, 3.0]]), Knobs(top_k=1)).softmax(-1)
-    tensor([[0., 0., 1.]], dtype=torch.float64)
+    tensor([[0., 0., 1.]])
 
 Everything happens on the device of the logits, in tensors that stay where they are: nothing waits
 for the CPU, and a CUDA graph can repeat it.
