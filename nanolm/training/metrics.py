@@ -9,7 +9,7 @@ tokenizers can be compared. What stands between documents has no bytes and is no
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from nanolm.choice import Report
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
-from nanolm.text.corpus import read_corpus
+from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.documents import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
@@ -69,6 +69,7 @@ def evaluate_texts(
     sources = find_sources(names, cache, report, reading.encoding)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
+        characters = count_characters(corpus)
         for found, window in models:
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 file = Path(folder) / "tokens"
@@ -83,9 +84,25 @@ def evaluate_texts(
                     ranked=True,
                     keep=keep,
                 )
-                scores.append(score)
+                # Of the text itself: other people's tokenizers may add to it, or lose of it.
+                bits = score.loss * score.tokens / math.log(2)
+                exact = replace(
+                    score,
+                    bytes=corpus.size,
+                    characters=characters,
+                    bits_per_byte=bits / max(1, corpus.size),
+                    bits_per_character=bits / max(1, characters),
+                )
+                scores.append(exact)
                 found.model.cpu()  # room for the next
     return scores
+
+
+def count_characters(corpus: Corpus) -> int:
+    """The bytes that begin a character, less the marks before documents."""
+    size = 1 << 20
+    blocks = (corpus.read(start, start + size) for start in range(0, corpus.length, size))
+    return sum(len(block.translate(None, CONTINUATION)) for block in blocks) - corpus.documents
 
 
 @torch.inference_mode()

@@ -173,6 +173,7 @@ def test_perplexity_of_the_real_model(tmp_path: Path) -> None:
         )
         expected = math.exp(by_transformers(theirs, ids, length, stride))
         assert score.tokens == len(ids) - 1
+        assert score.bytes == len(text)  # though its tokenizer puts a blank before it
         assert score.perplexity == pytest.approx(expected, abs=5e-5)
 
 
