@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import printable
+from nanolm.cli.console import printable, styled
 
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class Columns:
 
     def __init__(self) -> None:
         self.width = shutil.get_terminal_size().columns
-        self.upper = self.lower = ""
+        self.cells: list[tuple[str, str]] = []  # of the row that is not yet full
         self.used = 0
 
     def add(self, token: str, below: str, background: int) -> None:
@@ -62,20 +62,19 @@ class Columns:
         room = min(max(cell_len(token), len(below)), self.width)
         if self.used and self.used + room > self.width:
             self.flush()
-        self.upper += click.style(fitted(token, room), fg=231, bg=background) + " "
-        self.lower += click.style(f"{below:<{room}}", dim=True) + " "
+        upper = styled(fitted(token, room), fg=231, bg=background)
+        self.cells.append((upper, styled(f"{below:<{room}}", dim=True)))
         self.used += room + 1
         if token.endswith("⏎"):
             self.flush()
 
     def flush(self) -> None:
-        if self.used:
-            click.echo(f"{self.upper}\n{self.lower}")
-        self.upper = self.lower = ""
-        self.used = 0
+        for line in zip(*self.cells, strict=True):
+            click.echo(" ".join(line))
+        self.cells, self.used = [], 0
 
 
-Cell = tuple[str, float]  # a token and its probability
+Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
 
 
 def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
@@ -87,21 +86,20 @@ def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else sys.maxsize
-    longest = max(cell_len(token) for first, others in rows for token, _ in (first, *others))
-    room = min(longest, WIDEST)
+    longest = max(cell_len(token) for first, others in rows for token, _, _ in (first, *others))
+    room = min(longest, WIDEST) if terminal else longest
     digits = len(str(len(rows)))
     lead = digits + room + 6  # number, token, probability
     fitting = max(1, (width - lead) // (room + 6))
     count = len(rows[0][1])
     in_a_row = -(-count // -(-count // fitting))  # the same in each
-    for number, ((written, chance), others) in enumerate(rows, start=1):
+    for number, ((written, chance, _), others) in enumerate(rows, start=1):
         start = f"{number:>{digits}} {fitted(written, room)} {short(chance):<4}"
         cells = []
-        for token, probability in others:
+        for token, probability, same in others:
             cell = f"{fitted(token, room)} {short(probability):<4}"
             if terminal:
-                same = token == written
-                cell = click.style(cell, fg=231, bg=colour(probability), bold=same)
+                cell = styled(cell, fg=231, bg=colour(probability), bold=same)
             cells.append(cell)
         for first in range(0, len(cells), in_a_row):
             before = start if first == 0 else " " * lead

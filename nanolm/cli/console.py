@@ -1,6 +1,7 @@
 """What all verbs need to talk to a person: results on stdout, everything else on stderr."""
 
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def styled(text: str, **style: Any) -> str:
+    """`text` in colours, where they are wanted."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else click.style(text, **style)
+
+
 def complain(message: str) -> None:
     """An error, on stderr, in one voice."""
     text = printable(message).replace("\n", "\n       ")
-    click.echo(click.style("error:", fg="red", bold=True) + " " + text, err=True)
+    click.echo(styled("error:", fg="red", bold=True) + " " + text, err=True)
 
 
 def note(message: str) -> None:
@@ -50,7 +57,7 @@ def error_console() -> "Console":
 def show_text(text: str, bold: bool = False) -> None:
     """Generated text, at once: made safe for a terminal, untouched for a pipe."""
     if sys.stdout.isatty():
-        sys.stdout.write(click.style(printable(text), bold=True) if bold else printable(text))
+        sys.stdout.write(styled(printable(text), bold=True) if bold else printable(text))
     else:
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()

@@ -33,7 +33,17 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists its options under their headings."""
+    """A command whose help lists its options under their headings.
+
+    In the environment an option has the name it has on the command line.
+    """
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and context.auto_envvar_prefix:
+                name = max(parameter.opts, key=len).lstrip("-").replace("-", "_").upper()
+                parameter.envvar = f"{context.auto_envvar_prefix}_{name}"
+        return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

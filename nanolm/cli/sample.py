@@ -118,9 +118,13 @@ def command(
     if dtype not in DTYPES:
         problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
+    if csv_file is not None and csv_file == html:
+        problems.append(f"--csv and --html {html}: give each a file of its own")
+    if each_line and prompts and not files:
+        problems.append("--each-line is for --prompt-file or a pipe; leave out --prompt")
     if interactive and (as_json or csv_file or html or each_line):
         problems.append("--interactive is for people; leave out --json, --csv, --html, --each-line")
-    elif interactive and not sys.stdin.isatty():
+    elif interactive and not (sys.stdin and sys.stdin.isatty()):
         problems.append("--interactive needs a keyboard; for prompts from a pipe take --each-line")
     if problems:
         raise UsageError("\n".join(problems))
@@ -148,12 +152,14 @@ def command(
         Path(html).write_text(page, encoding="utf-8")
     for file in filter(None, (csv_file, html)):
         note(f"written: {file}")
+    if session.interrupted:
+        raise KeyboardInterrupt
 
 
 def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
     """ "", "probs" or "top", and how many of the likeliest."""
     kind, _, number = (show or "").partition("=")
-    if kind == "top" and (number or "6").isdigit() and 1 <= int(number or 6) <= 100:
+    if kind == "top" and (number or "6").isdecimal() and 1 <= int(number or 6) <= 100:
         return kind, int(number or 6)
     if show not in (None, "probs"):
         problems.append(f"--show {show}: there is probs and top=N, with N from 1 to 100")
@@ -198,6 +204,7 @@ class Session:
         self.shown, self.top = shown, top
         self.columns = Columns()
         self.speed = 0.0  # tokens a second, the last time
+        self.interrupted = False
 
     def write(self, prompts: list[str], live: bool) -> list["Sample"]:
         """Samples of all prompts; if `live` they are shown, the first one as it comes."""
@@ -218,16 +225,22 @@ class Session:
         done = 0  # tokens of the first that were shown
         with TrainingView() as view:
             silent = view.report if not live or self.knobs.beams > 1 else lambda *how_far: None
-            for row, text in self.writer.stream(samples, self.knobs, self.top, report=silent):
-                if live and row == 0:
-                    done = self.go_on(samples[0], done, text)
+            try:
+                for row, text in self.writer.stream(samples, self.knobs, self.top, report=silent):
+                    if live and row == 0:
+                        done = self.go_on(samples[0], done, text)
+            except KeyboardInterrupt:  # what there is so far is shown
+                self.interrupted = True
+                samples = [sample for sample in samples if sample.tokens]
         self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
+        if any(math.isnan(logprob) for sample in samples for logprob in sample.logprobs):
+            note("the model is broken: what it computes are no numbers")
         if live:
-            self.end(samples[0])
-            for sample in samples[1:]:
-                show_text("---\n")
-                self.begin(sample)
-                self.go_on(sample, 0, sample.text)
+            for number, sample in enumerate(samples):
+                if number:
+                    show_text("---\n")
+                    self.begin(sample)
+                    self.go_on(sample, 0, sample.text)
                 self.end(sample)
         return samples
 
@@ -261,8 +274,11 @@ class Session:
             show_table(
                 [
                     (
-                        (visible(tokenizer, id), math.exp(logprob)),
-                        [(visible(tokenizer, each), math.exp(chance)) for each, chance in top],
+                        (visible(tokenizer, id), math.exp(logprob), True),
+                        [
+                            (visible(tokenizer, each), math.exp(chance), each == id)
+                            for each, chance in top
+                        ],
                     )
                     for id, logprob, top in zip(
                         sample.tokens, sample.logprobs, sample.top, strict=True
@@ -278,7 +294,7 @@ class Session:
                 "text": sample.text,
                 "tokens": sample.tokens,
                 "logprobs": [finite(logprob) for logprob in sample.logprobs],
-                "stopped": sample.stopped,
+                "stopped": sample.stopped or "interrupt",
                 "tokens_per_second": round(self.speed, 1),
             }
             if self.top:
@@ -307,8 +323,7 @@ def converse(session: Session, prompts: list[str]) -> None:
             prompts = prompts or [input("> ")]
             session.write(prompts, live=True)
             session.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
-        except KeyboardInterrupt:
-            session.columns.flush()
+        except KeyboardInterrupt:  # while typing
             click.echo()
         except EOFError:
             click.echo()
@@ -395,7 +410,7 @@ def piped_text() -> str:
 def decoded(data: bytes, name: str) -> str:
     """The text of a prompt; the last line end is not meant."""
     try:
-        return data.decode().removesuffix("\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is not UTF-8: byte at offset {error.start:,}") from None
 

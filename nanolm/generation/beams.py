@@ -14,6 +14,7 @@ from nanolm.choice import Report
 from nanolm.generation.decoding import Network
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.transcript import transcribed
 from nanolm.text.tokenizer import Tokenizer
 
 NEVER = -1e9
@@ -59,7 +60,8 @@ def beam_search(
         scores = torch.tensor([[beam.score] for beam in running], device=device)
         together = (scores + sampler.scores(own)).flatten()
         # So many that enough are left when all that could end do.
-        many = min((len(tokenizer.stops) + 1) * width, len(together))
+        endings = len(tokenizer.stops) + (width if knobs.stop else 0)
+        many = min((endings + 1) * width, len(together))
         best = together.topk(many)
         likeliest = own.topk(min(top, vocabulary))
         likely = [
@@ -67,19 +69,27 @@ def beam_search(
             for row in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
         going: list[tuple[int, Beam]] = []  # from which row, and what it is now
-        for rank, (score, place) in enumerate(
-            zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ):
+        chosen = zip(
+            best.values.tolist(),
+            best.indices.tolist(),
+            own.flatten()[best.indices].tolist(),
+            strict=True,
+        )
+        for rank, (score, place, logprob) in enumerate(chosen):
             row, id = divmod(place, vocabulary)
             before = running[row]
             after = replace(
                 before,
                 score=score,
                 tokens=(*before.tokens, id),
-                logprobs=(*before.logprobs, own[row, id].item()),
+                logprobs=(*before.logprobs, logprob),
                 top=(*before.top, likely[row]),
             )
-            if id in tokenizer.stops or step == knobs.tokens - 1 or says(after, knobs, tokenizer):
+            if (
+                id in tokenizer.stops
+                or step == knobs.tokens - 1
+                or stopped(after, knobs, tokenizer)
+            ):
                 if rank < width:
                     finished.append(after)
             elif len(going) < width:
@@ -88,21 +98,19 @@ def beam_search(
         full = len(finished) == width
         if not going or (full and going[0][1].mean() <= finished[-1].mean()):
             break
-        going += [going[0]] * (width - len(going))  # a vocabulary of next to nothing
+        row, first = going[0]  # where all others have ended, it goes on alone
+        going += [(row, replace(first, score=NEVER))] * (width - len(going))
         running = [beam for _, beam in going]
-        chosen = torch.tensor([row for row, _ in going], device=device)
+        from_rows = torch.tensor([row for row, _ in going], device=device)
         for part in (network, sampler):
-            part.select(chosen)
-        ids.copy_(ids[chosen])
+            part.select(from_rows)
+        ids.copy_(ids[from_rows])
         ids[:, length] = torch.tensor([beam.tokens[-1] for beam in running], device=device)
         sampler.accept(ids[:, length])
         report("searching", step + 1, knobs.tokens)
     return finished
 
 
-def says(beam: Beam, knobs: Knobs, tokenizer: Tokenizer) -> bool:
+def stopped(beam: Beam, knobs: Knobs, tokenizer: Tokenizer) -> bool:
     """Has it just written a stop text?"""
-    if not knobs.stop or len(beam.tokens) < knobs.min_tokens:
-        return False
-    text = tokenizer.decode(beam.tokens)
-    return any(stop in text for stop in knobs.stop)
+    return bool(knobs.stop) and transcribed(beam.tokens, knobs, tokenizer)[1]

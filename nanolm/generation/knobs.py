@@ -1,6 +1,9 @@
 """The knobs of sampling. No torch here, so the command line can use them for its help."""
 
+import secrets
 from dataclasses import dataclass
+
+MOST_BANNED = 200  # bytes: each takes a row of all tokens
 
 
 @dataclass(frozen=True)
@@ -28,34 +31,50 @@ class Knobs:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """From Python a text may come alone, and no seed is any."""
         for name in ("stop", "ban"):
-            if isinstance(text := getattr(self, name), str):  # one alone, from Python
-                object.__setattr__(self, name, (text,))
+            texts = getattr(self, name)
+            texts = (texts,) if isinstance(texts, str) else tuple(texts or ())
+            object.__setattr__(self, name, texts)
+        if self.seed is None:
+            object.__setattr__(self, "seed", secrets.randbelow(1_000_000))
 
     def problems(self) -> list[str]:
         """Every value out of its range, with what it may be."""
+        whole = ("tokens", "min_tokens", "top_k", "beams", "seed")
+        wrong = [
+            f"--{name.replace('_', '-')} {getattr(self, name)}: must be a whole number"
+            for name in whole
+            if not isinstance(getattr(self, name), int | None)
+        ]
+        if wrong:
+            return wrong
         rows = (
             ("tokens", 1 <= self.tokens <= 1_000_000, "from 1 to 1000000"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0; try 1.1"),
-            ("frequency_penalty", abs(self.frequency_penalty) < float("inf"), "a number; try 0.5"),
-            ("presence_penalty", abs(self.presence_penalty) < float("inf"), "a number; try 0.5"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "from 0.01 to 100"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 100, "from -100 to 100"),
+            ("presence_penalty", abs(self.presence_penalty) <= 100, "from -100 to 100"),
             ("min_tokens", 0 <= self.min_tokens <= self.tokens, "from 0 to --tokens"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
             ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1"),
             ("beams", 1 <= self.beams <= 100, "from 1 to 100"),
+            ("seed", self.seed >= 0, "0 or more"),
         )
         found = [
             f"--{name.replace('_', '-')} {getattr(self, name)}: must be {allowed}"
             for name, fine, allowed in rows
             if not fine
         ]
-        found += [
-            f'--{name} "": say which text' for name in ("stop", "ban") if "" in getattr(self, name)
-        ]
-        if sum(map(len, self.ban)) > 1000:
-            found.append("--ban: together at most 1000 characters")
+        for name in ("stop", "ban"):
+            for text in getattr(self, name):
+                if text == "" or not isinstance(text, str):
+                    found.append(f"--{name} {text!r}: say which text")
+                elif any("\ud800" <= char <= "\udfff" for char in text):
+                    found.append(f"--{name} {text!r}: not valid Unicode")
+        if not found and len("".join(self.ban).encode()) > MOST_BANNED:
+            found.append(f"--ban: together at most {MOST_BANNED} bytes")
         return found
 
     def likeliest_only(self) -> bool:

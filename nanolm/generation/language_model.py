@@ -19,7 +19,7 @@ from nanolm.generation.beams import beam_search
 from nanolm.generation.decoding import Cached, Decoder, Network, first_visible
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
-from nanolm.generation.transcript import Transcript
+from nanolm.generation.transcript import Transcript, transcribed
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
@@ -41,7 +41,7 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)  # by the model itself, before any knob
     top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
     text: str = ""  # without the prompt and without a stop text
-    stopped: str = ""  # "end" (of text), "stop" (text) or "length" (as many tokens as asked for)
+    stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,13 @@ class LanguageModel:
             room = torch.cuda.mem_get_info(self.model.device)[0] // 4
         rows = max(1, min(MOST_ROWS, room // self.model.memory_bytes(length)))
         done = 0
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with self.model.at_rest():
             for first in range(0, len(samples), rows):
                 part = slice(first, first + rows)
                 for row, text in write(samples[part], prompts[part], knobs, top, path):
                     yield first + row, text
                     done += 1
                     report("writing", done, len(samples) * knobs.tokens)
-        finally:
-            self.model.train(was_training)
 
     def _write(
         self,
@@ -174,13 +170,9 @@ class LanguageModel:
             beam = found[min(sample.number, len(found) - 1)]
             sample.tokens, sample.logprobs = list(beam.tokens), list(beam.logprobs)
             sample.top = list(beam.top) if top else []
-            transcript = Transcript(knobs.stop)
-            for count, id in enumerate(beam.tokens, start=1):
-                heed = count >= knobs.min_tokens
-                sample.text += transcript.add(self.tokenizer.tokens[id], heed)
-            sample.text += transcript.finish()
+            sample.text, stopped = transcribed(beam.tokens, knobs, self.tokenizer)
             ended = "end" if beam.tokens[-1] in self.tokenizer.stops else "length"
-            sample.stopped = "stop" if transcript.stopped else ended
+            sample.stopped = "stop" if stopped else ended
             yield row, sample.text
 
 

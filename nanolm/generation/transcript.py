@@ -6,6 +6,10 @@
 """
 
 import codecs
+from collections.abc import Sequence
+
+from nanolm.generation.knobs import Knobs
+from nanolm.text.tokenizer import Tokenizer
 
 
 class Transcript:
@@ -18,14 +22,14 @@ class Transcript:
         self.stopped = False  # a stop text stood there; what `add` gave ends before it
 
     def add(self, token: bytes, heed_stops: bool = True) -> str:
-        """The text that is certain once this token is written."""
+        """The text that is certain once this token is written; a stop text that is complete before
+        they are heeded is text like any other."""
         self.held += self.decoder.decode(token)
-        if not heed_stops:
-            return self.release(len(self.held))
-        found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
-        if found:
+        found = [(at, at + len(stop)) for stop in self.stops if (at := self.held.find(stop)) >= 0]
+        if found and heed_stops:
             self.stopped = True
-            return self.release(min(found))
+            return self.release(min(found)[0])
+        passed = self.release(max(end for _, end in found)) if found else ""
         # A stop text may begin with what stands at the end.
         open_ends = (
             size
@@ -33,7 +37,7 @@ class Transcript:
             for size in range(min(len(stop) - 1, len(self.held)), 0, -1)
             if self.held.endswith(stop[:size])
         )
-        return self.release(len(self.held) - max(open_ends, default=0))
+        return passed + self.release(len(self.held) - max(open_ends, default=0))
 
     def finish(self) -> str:
         """What was held back, when nothing more comes."""
@@ -45,3 +49,14 @@ class Transcript:
     def release(self, size: int) -> str:
         text, self.held = self.held[:size], self.held[size:]
         return text
+
+
+def transcribed(tokens: Sequence[int], knobs: Knobs, tokenizer: Tokenizer) -> tuple[str, bool]:
+    """The text of `tokens` as far as it goes, and whether a stop text ended it."""
+    transcript = Transcript(knobs.stop)
+    text = ""
+    for count, id in enumerate(tokens, start=1):
+        text += transcript.add(tokenizer.tokens[id], heed_stops=count >= knobs.min_tokens)
+        if transcript.stopped:
+            break
+    return text + transcript.finish(), transcript.stopped

@@ -6,6 +6,8 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -61,6 +63,16 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def memory_bytes(self, length: int) -> int:
         """What the memory of one row of `length` tokens takes."""
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Without dropout meanwhile."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
 
     def window(self) -> int | None:
         """How many tokens it can look at together; None where there is no end to it."""

@@ -17,7 +17,8 @@ FEW_ROWS = 8  # with more, unpacking the weights once is faster than the kernel 
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with integers for weights; what comes out is rounded to bfloat16."""
+    """A linear layer with integers for weights. What goes in and comes out is rounded to bfloat16;
+    the last bit of it depends on how many rows there are."""
 
     weight: Tensor
     scale: Tensor
@@ -35,8 +36,10 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)  # (rows, inputs)
         if len(rows) > FEW_ROWS:
-            return F.linear(x, self.weight * self.scale.to(x.dtype)[:, None], self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)
+            whole = self.weight * self.scale.to(x.dtype)[:, None]
+            y = F.linear(rows.bfloat16().to(x.dtype), whole).bfloat16()
+        else:
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)
         y = y.to(x.dtype).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 

@@ -127,26 +127,24 @@ def evaluate(
     text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
     nats, tokens, top_1, top_5 = 0.0, 0, 0, 0
     kept, room = [np.empty(0, SURPRISE)], keep
-    was_training = model.training
-    model.eval()
     ids = ids[: limit and limit + 1]
-    for targets, losses, ranks in scored(model, ids, window, stride or window, ranked, report):
-        counted = targets != tokenizer.start_of_text
-        nats += losses[counted].sum().item()
-        tokens += int(counted.sum())
-        text += sizes[targets].sum(dim=0)
-        if ranks is None:
-            continue
-        top_1 += int((ranks[counted] <= 1).sum())
-        top_5 += int((ranks[counted] <= 5).sum())
-        part = np.empty(min(room, len(targets)), SURPRISE)
-        bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
-        values = {"id": targets, "bits": bits, "rank": ranks}
-        for name, value in values.items():
-            part[name] = value[: len(part)].numpy()
-        kept.append(part)
-        room -= len(part)
-    model.train(was_training)
+    with model.at_rest():
+        for targets, losses, ranks in scored(model, ids, window, stride or window, ranked, report):
+            counted = targets != tokenizer.start_of_text
+            nats += losses[counted].sum().item()
+            tokens += int(counted.sum())
+            text += sizes[targets].sum(dim=0)
+            if ranks is None:
+                continue
+            top_1 += int((ranks[counted] <= 1).sum())
+            top_5 += int((ranks[counted] <= 5).sum())
+            part = np.empty(min(room, len(targets)), SURPRISE)
+            bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
+            values = {"id": targets, "bits": bits, "rank": ranks}
+            for name, value in values.items():
+                part[name] = value[: len(part)].numpy()
+            kept.append(part)
+            room -= len(part)
     size, characters = text.tolist()
     all_bits, some = nats / math.log(2), max(1, tokens)
     return Score(

@@ -295,3 +295,59 @@ def test_rounded_weights(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     nanolm.train(corpus, out=tmp_path / "run", steps=30, **shape)
     words = ["sample", "run", "--prompt", "The 7 cats", "--greedy", "--tokens", 5]
     assert cli(*words, "--int8").stdout == cli(*words).stdout
+
+
+def test_the_environment_has_the_names_of_the_command_line(cli: Cli, trained: Path) -> None:
+    names = {"NANOLM_SAMPLE_JSON": "1", "NANOLM_SAMPLE_N": "2", "NANOLM_SAMPLE_PROMPT": "cat"}
+    shown = cli("sample", trained, "--tokens", 2, environment=names)
+    assert [json.loads(line)["prompt"] for line in shown.stdout.splitlines()] == ["cat", "cat"]
+
+
+def test_line_ends_and_marks_of_other_systems_are_no_part_of_a_prompt(
+    cli: Cli, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\na dog\r\n")
+    words = ["sample", trained, "--prompt-file", "windows.txt", "--each-line", "--json"]
+    shown = cli(*words, "--tokens", 2)
+    assert [json.loads(line)["prompt"] for line in shown.stdout.splitlines()] == [
+        "the cat",
+        "a dog",
+    ]
+
+
+def test_ctrl_c_shows_what_there_is(trained: Path, tmp_path: Path) -> None:
+    words = ["--json", "--html", "page.html", "--tokens", 1_000_000, "--min-tokens", 1_000_000]
+    with subprocess.Popen(
+        program("sample", trained, "--prompt", "the", *words),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        assert process.stderr
+        assert "seed" in process.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    line = json.loads(shown)
+    assert line["stopped"] == "interrupt"
+    assert len(line["tokens"]) == len(line["logprobs"]) > 0
+    assert (tmp_path / "page.html").exists()
+
+
+def test_what_no_terminal_or_text_can_take(cli: Cli, trained: Path) -> None:
+    shown = subprocess.run(
+        [*program("sample", trained, "--prompt", "a", "--ban"), b"\xff"], capture_output=True
+    )
+    assert (shown.returncode, b"not valid Unicode" in shown.stderr) == (2, True)
+    for words in (["--show", "top=\u00b2"], ["--csv", "a", "--html", "a"], ["--each-line"]):
+        assert cli("sample", trained, "--prompt", "a", *words).returncode == 2
+
+
+def test_no_colours_where_they_are_not_wanted(trained: Path) -> None:
+    command = program("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
+    for names in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in on_a_terminal(command, "stdout", trained, **names)

@@ -98,3 +98,18 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
     for _ in writer.stream([best], Knobs(tokens=6, beams=8)):
         pass
     assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-6
+
+
+def test_stop_texts_leave_distinct_texts_and_wait_for_the_least_tokens(trained: Path) -> None:
+    import nanolm
+
+    writer: LanguageModel = nanolm.load(trained)
+    samples = [Sample("the", number) for number in range(8)]
+    for _ in writer.stream(samples, Knobs(tokens=10, beams=8, stop=("s",))):
+        pass
+    assert len({tuple(sample.tokens) for sample in samples}) == 8
+    sample = Sample("the")
+    for _ in writer.stream([sample], Knobs(tokens=40, beams=3, stop=("s",), min_tokens=12)):
+        pass
+    assert len(sample.tokens) >= 12
+    assert (sample.stopped == "stop") == (len(sample.tokens) < 40)

@@ -214,22 +214,31 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
         repetition_penalty=0,
         frequency_penalty=math.inf,
         presence_penalty=math.nan,
-        ban=("x" * 1001, ""),
+        ban=("\udcff", ""),
         min_tokens=-1,
         temperature=-1,
         top_k=0,
         top_p=1.5,
         min_p=-0.1,
         beams=0,
+        seed=-1,
     )
     named = [problem.split()[0].rstrip(":") for problem in wrong.problems()]
-    fields = "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams"
+    fields = (
+        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams seed"
+    )
     expected = [f"--{name}" for name in fields.split()]
     expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
     assert named == [*expected, "--stop", "--ban", "--ban"]
     assert Knobs(temperature=math.nan).problems()
     assert Knobs(min_tokens=201).problems() == ["--min-tokens 201: must be from 0 to --tokens"]
+    assert Knobs(ban=("x" * 100, "y" * 101)).problems() == ["--ban: together at most 200 bytes"]
+    assert Knobs(top_k=2.5, tokens="9").problems() == [  # type: ignore[arg-type]
+        "--tokens 9: must be a whole number",
+        "--top-k 2.5: must be a whole number",
+    ]
     assert Knobs().problems() == []
+    assert Knobs(seed=None, stop=None).problems() == []  # type: ignore[arg-type]
     assert Knobs(stop="x", ban="y") == Knobs(stop=("x",), ban=("y",))  # type: ignore[arg-type]
 
 

@@ -39,3 +39,10 @@ def test_stops_are_not_heeded_too_soon() -> None:
     assert transcript.add(b"cxd") == "c"
     assert transcript.stopped
     assert transcript.finish() == ""
+
+
+def test_a_stop_that_is_complete_in_time_counts_though_it_began_too_soon() -> None:
+    transcript = Transcript(("<end>",))
+    assert transcript.add(b"a<end><en", heed_stops=False) == "a<end>"
+    assert transcript.add(b"d>b") == ""
+    assert transcript.stopped
