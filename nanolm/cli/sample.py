@@ -231,6 +231,12 @@ class Session:
                         done = self.go_on(samples[0], done, text)
             except KeyboardInterrupt:  # what there is so far is shown
                 self.interrupted = True
+                for sample in samples:  # it may have come amid a token
+                    lists: list[list[Any]] = [sample.tokens, sample.logprobs]
+                    lists += [sample.top] if self.top else []
+                    whole = min(map(len, lists))
+                    for each in lists:
+                        del each[whole:]
                 samples = [sample for sample in samples if sample.tokens]
         self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
         if any(math.isnan(logprob) for sample in samples for logprob in sample.logprobs):
