@@ -133,15 +133,15 @@ def command(
         asked = in_lines(piped_text(), each_line)
 
     name, writer = ready(run, device, dtype, int8)
-    session = Session(writer, knobs, count, shown, top)
+    writing = Writing(writer, knobs, count, shown, top)
     if not knobs.likeliest_only() and knobs.beams == 1:
         note(f"seed {knobs.seed}" + ", one more for each prompt" * interactive)
     if interactive:
-        converse(session, asked)
+        converse(writing, asked)
         return
-    samples = session.write(asked, live=not as_json)
+    samples = writing.write(asked, live=not as_json)
     if as_json:
-        session.print_json(samples)
+        writing.print_json(samples)
     if csv_file is not None:
         write_csv(Path(csv_file), writer.tokenizer, samples, top)
     if html is not None:
@@ -152,7 +152,7 @@ def command(
         Path(html).write_text(page, encoding="utf-8")
     for file in filter(None, (csv_file, html)):
         note(f"written: {file}")
-    if session.interrupted:
+    if writing.interrupted:
         raise KeyboardInterrupt
 
 
@@ -194,7 +194,7 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
     return run, writer
 
 
-class Session:
+class Writing:
     """One model, and one way to write with it and to show it."""
 
     def __init__(
@@ -318,17 +318,17 @@ class Session:
             click.echo(json.dumps(line, ensure_ascii=False))
 
 
-def converse(session: Session, prompts: list[str]) -> None:
-    """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D the session."""
+def converse(writing: Writing, prompts: list[str]) -> None:
+    """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D all of it."""
     with contextlib.suppress(ImportError):  # not on every system
         import readline  # noqa: F401  # the arrow keys bring back what was typed before
     note("Ctrl-D ends it, Ctrl-C a text that is being written")
-    knobs = session.knobs
+    knobs = writing.knobs
     while True:
         try:
             prompts = prompts or [input("> ")]
-            session.write(prompts, live=True)
-            session.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
+            writing.write(prompts, live=True)
+            writing.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
         except KeyboardInterrupt:  # while typing
             click.echo()
         except EOFError:
