@@ -6,9 +6,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +41,15 @@ class Sample:
     top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
     text: str = ""  # without the prompt and without a stop text
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
+
+
+class How(NamedTuple):
+    """What is the same for all samples that are written together."""
+
+    knobs: Knobs
+    top: int
+    path: Callable[[Model, int, int], Network]
+    report: Report
 
 
 @dataclass(frozen=True)
@@ -80,21 +88,14 @@ class LanguageModel:
             raise UsageError("\n".join(problems))
         prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
         # Mistakes are told here, before anything runs.
-        write = partial(self._search, report=report) if knobs.beams > 1 else self._write
-        return self._parts(write, samples, prompts, knobs, top, path, report)
+        return self._parts(samples, prompts, How(knobs, top, path, report))
 
     def _parts(
-        self,
-        write: Callable[..., Iterator[tuple[int, str]]],
-        samples: list[Sample],
-        prompts: list[list[int]],
-        knobs: Knobs,
-        top: int,
-        path: Callable[[Model, int, int], Network],
-        report: Report,
+        self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
         """As many rows at a time as fit into memory."""
-        length = max(map(len, prompts), default=0) + knobs.tokens
+        write = self._search if how.knobs.beams > 1 else self._write
+        length = max(map(len, prompts), default=0) + how.knobs.tokens
         room = TOGETHER
         if self.model.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.model.device)[0] // 4
@@ -103,19 +104,15 @@ class LanguageModel:
         with self.model.at_rest():
             for first in range(0, len(samples), rows):
                 part = slice(first, first + rows)
-                for row, text in write(samples[part], prompts[part], knobs, top, path):
+                for row, text in write(samples[part], prompts[part], how):
                     yield first + row, text
                     done += 1
-                    report("writing", done, len(samples) * knobs.tokens)
+                    how.report("writing", done, len(samples) * how.knobs.tokens)
 
     def _write(
-        self,
-        samples: list[Sample],
-        prompts: list[list[int]],
-        knobs: Knobs,
-        top: int,
-        path: Callable[[Model, int, int], Network],
+        self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
+        knobs, top, path, _ = how
         device = self.model.device
         numbers = [sample.number for sample in samples]
         sampler = Sampler(knobs, self.tokenizer, prompts, numbers, device, top)
@@ -149,15 +146,10 @@ class LanguageModel:
                 return
 
     def _search(
-        self,
-        samples: list[Sample],
-        prompts: list[list[int]],
-        knobs: Knobs,
-        top: int,
-        path: Callable[[Model, int, int], Network],
-        report: Report,
+        self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
         """By beam search, which knows nothing for certain before the end."""
+        knobs, top, path, report = how
         device = self.model.device
         known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
         for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
