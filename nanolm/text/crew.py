@@ -72,8 +72,9 @@ class Crew:
         worker = self.idle.get()
         assert worker.stdin
         try:
-            worker.stdin.write(b"%d %d\n" % part)
-            worker.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
+                worker.stdin.write(b"%d %d\n" % part)
+                worker.stdin.flush()
             return self._answer(worker)
         finally:
             self.idle.put(worker)
@@ -82,7 +83,8 @@ class Crew:
         """Tell all that there is no more to do; what each has to say at last."""
         for worker in self.workers:
             assert worker.stdin
-            worker.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.close()
         return [self._answer(worker) for worker in self.workers]
 
     def _answer(self, worker: "subprocess.Popen[bytes]") -> bytes:
