@@ -14,6 +14,7 @@ Positions = Literal["learned", "sinusoidal", "rope", "none"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
+Pool = Literal["last", "mean", "max"]
 
 MOST_LAYERS = 1000  # each takes 40 kB before it has a number, and no model has a fifth of it
 
@@ -129,6 +130,15 @@ class RecurrentConfig(ModelConfig):
     """A stack of recurrent layers: what Transformers are measured against."""
 
     cell: Literal["rnn", "lstm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """A language model that scores labels instead of tokens."""
+
+    base: ModelConfig
+    labels: tuple[str, ...]
+    pool: Pool = "last"  # what is scored: the last token's vector, or the mean or max of all
 
 
 # The switches that make a family.

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nanolm.errors import ModelError
-from nanolm.model.config import GPTConfig, ModelConfig, RecurrentConfig, RopeScaling
+from nanolm.model.config import (
+    ClassifierConfig,
+    GPTConfig,
+    ModelConfig,
+    Pool,
+    RecurrentConfig,
+    RopeScaling,
+)
 
 # What each family at Hugging Face can express: the values that a switch may have.
 EXPRESSED: dict[str, dict[str, tuple[object, ...]]] = {
@@ -50,6 +57,11 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+CLASSIFIERS = {  # how they are called with a score for each label instead of each token
+    "gpt2": "GPT2ForSequenceClassification",
+    "llama": "LlamaForSequenceClassification",
+    "qwen3": "Qwen3ForSequenceClassification",
+}
 BODIES = ("GPT2Model", "LlamaModel", "Qwen3Model")  # how their parts without a head are called
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
 SCALINGS = {  # of rotary positions, with what belongs to each
@@ -65,11 +77,19 @@ SCALINGS = {  # of rotary positions, with what belongs to each
     ),
 }
 KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
+AROUND = (  # what a folder says besides, and no model depends on
+    *("architectures", "dtype", "transformers_version"),
+    *(f"{name}_token_id" for name in ("bos", "eos", "pad")),
+)
 LARGEST = 1 << 40  # of any count in the file: far above all there is, far below an overflow
 
 
-def model_type(config: ModelConfig) -> tuple[str, str]:
+def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
     """The family that `config` is written as; for "nanolm", why it is none of the others."""
+    if isinstance(config, ClassifierConfig):
+        if config.pool != "last":
+            return "nanolm", f"--pool {config.pool}"
+        return model_type(config.base)
     if not isinstance(config, GPTConfig):
         return "nanolm", "it is recurrent"
     reasons = []
@@ -95,11 +115,23 @@ def as_option(name: str, value: object) -> str:
     return f"--{word} {value}"
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
+def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     family, _ = model_type(config)
+    if isinstance(config, ClassifierConfig):
+        if family == "nanolm":
+            kind, names = "classifier", list(config.labels)
+            head = {"model_type": family, "kind": kind, "labels": names, "pool": config.pool}
+            return {**head, "base": own_to_json(config.base)}
+        names = list(config.labels)
+        return {
+            **config_to_json(config.base),
+            "architectures": [CLASSIFIERS[family]],
+            "id2label": {str(id): name for id, name in enumerate(names)},
+            "label2id": {name: id for id, name in enumerate(names)},
+            "problem_type": "single_label_classification",
+        }
     if family == "nanolm":
-        kind = next(name for name, made in KINDS.items() if isinstance(config, made))
-        return {"model_type": "nanolm", "kind": kind, **asdict(config)}
+        return {"model_type": "nanolm", **own_to_json(config)}
     assert isinstance(config, GPTConfig)
     shared = {
         "model_type": family,
@@ -146,6 +178,11 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
     return {**written, "mlp_bias": config.bias} if family == "llama" else written
 
 
+def own_to_json(config: ModelConfig) -> dict[str, Any]:
+    kind = next(name for name, made in KINDS.items() if isinstance(config, made))
+    return {"kind": kind, **asdict(config)}
+
+
 def rope_to_json(config: GPTConfig) -> dict[str, Any]:
     scaling = config.rope_scaling
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_base)}
@@ -161,10 +198,12 @@ def rope_to_json(config: GPTConfig) -> dict[str, Any]:
     return rope
 
 
-def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig:
+def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
     """The config that the contents of `file` describe; a ModelError names what is wrong."""
     found = Values(values, str(file))
     family = values.get("model_type")
+    if family == "nanolm" and values.get("kind") == "classifier":
+        return read_own_classifier(found, file)
     if family == "gpt2":
         config: ModelConfig = read_gpt2(found)
     elif family == "llama" or family == "qwen3":
@@ -176,6 +215,8 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig:
         raise ModelError(f"{file}: nanolm reads models of type {known}, and not {family!r:.100}")
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
+    if CLASSIFIERS.get(str(family)) in found.listed("architectures"):
+        return ClassifierConfig(base=config, labels=read_labels(found))
     return config
 
 
@@ -230,8 +271,8 @@ def read_shared(values: Values, family: str) -> None:
     values.only("quantization_config", [None], None, "quantised weights")
     values.only("add_cross_attention", [False], False, "cross-attention")
     for name in values.listed("architectures"):
-        if name != ARCHITECTURES[family] and name not in BODIES:
-            raise values.wrong("architectures", f"not a language model such as {family} is")
+        if name not in (ARCHITECTURES[family], CLASSIFIERS[family], *BODIES):
+            raise values.wrong("architectures", "neither a language model nor a classifier")
 
 
 def read_gpt2(values: Values) -> GPTConfig:
@@ -337,15 +378,46 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
     return base, RopeScaling("yarn", factor, original, slow, fast, gain)
 
 
+def read_labels(values: Values) -> tuple[str, ...]:
+    """The names of the labels in order; two without a name is what transformers leaves out."""
+    problem = ["single_label_classification", None]
+    values.only("problem_type", problem, None, "regression, or several labels at once")
+    names = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    order = [str(id) for id in range(len(names))] if isinstance(names, dict) else []
+    if len(order) < 2 or set(names) != set(order) or not distinct_texts(names.values()):
+        raise values.wrong("id2label", "must name two labels or more, from 0 up")
+    return tuple(names[id] for id in order)
+
+
+def distinct_texts(names: Iterable[object]) -> bool:
+    listed = list(names)
+    return all(isinstance(name, str) for name in listed) and len(set(listed)) == len(listed)
+
+
+def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
+    labels, base = values.listed("labels"), values.get("base", {})
+    if len(labels) < 2 or not distinct_texts(labels):
+        raise values.wrong("labels", "must name two labels or more")
+    pool = values.only("pool", get_args(Pool), None, "a pooling")
+    known = {"model_type", "kind", "labels", "pool", "base", *AROUND}
+    for name in values.values:
+        if name not in known:
+            raise values.wrong(name, "this version of nanolm knows no such switch")
+    if not isinstance(base, dict):
+        raise values.wrong("base", "must be an object")
+    config = config_from_json({**base, "model_type": "nanolm"}, file)
+    if isinstance(config, ClassifierConfig):
+        raise values.wrong("base", "must be a language model")
+    return ClassifierConfig(base=config, labels=tuple(labels), pool=pool)
+
+
 def read_own(values: Values) -> ModelConfig:
     """Our own words: every field, nothing else, each of its type."""
     kind = values.only("kind", KINDS, None, "a kind of model")
     made = KINDS[kind]
     hints = get_type_hints(made)
-    around = {"model_type", "kind", "architectures", "dtype", "transformers_version"}
-    around |= {f"{name}_token_id" for name in ("bos", "eos", "pad")}
     for name in values.values:
-        if name not in hints and name not in around:
+        if name not in hints and name not in {"model_type", "kind", *AROUND}:
             raise values.wrong(name, "this version of nanolm knows no such switch")
     taken = {}
     for field in fields(made):

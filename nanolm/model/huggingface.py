@@ -24,7 +24,8 @@ from torch import Tensor
 from nanolm.errors import ModelError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.config import GPTConfig, ModelConfig
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig, GPTConfig, ModelConfig
 from nanolm.model.config_json import config_from_json, config_to_json, model_type
 from nanolm.text.tokenizer import Tokenizer
 
@@ -35,7 +36,7 @@ SHARD = 5_000_000_000  # bytes; larger weights are written as several files
 # times its size, so what is small is held to that.
 LARGEST_JSON = 2_000_000
 LARGEST_HEADER = 2_000_000  # what says which tensors a file has
-HEAD = "lm_head.weight"
+HEAD, SCORE = "lm_head.weight", "score.weight"
 PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
 # Tables that older versions of transformers saved beside the weights, and every version ignores.
 IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -86,8 +87,11 @@ class Row:
     transposed: bool = False  # GPT-2 stores (in, out)
 
 
-def save_model(model: Model, folder: Path, tokenizer: Tokenizer, shard: int = SHARD) -> None:
-    """Write everything `AutoModelForCausalLM` and `AutoTokenizer` need into `folder`."""
+def save_model(
+    model: Model | Classifier, folder: Path, tokenizer: Tokenizer, shard: int = SHARD
+) -> None:
+    """Write everything `AutoModelForCausalLM` (or `...ForSequenceClassification`) and
+    `AutoTokenizer` need into `folder`."""
     config = config_to_json(model.config)
     stops = sorted(tokenizer.stops)
     ends = {
@@ -96,12 +100,18 @@ def save_model(model: Model, folder: Path, tokenizer: Tokenizer, shard: int = SH
         "pad_token_id": tokenizer.padding,
     }
     write_json(folder / "config.json", {**config, **ends})
-    write_json(folder / "generation_config.json", {"do_sample": True, **ends})
+    if isinstance(model, Model):
+        write_json(folder / "generation_config.json", {"do_sample": True, **ends})
     save_weights(model, folder, shard)
-    tokenizer.save(folder, model.config.context)
+    tokenizer.save(folder, base_config(model).context)
 
 
-def save_weights(model: Model, folder: Path, shard: int) -> None:
+def base_config(model: Model | Classifier) -> ModelConfig:
+    """Of the model, or of the one inside a classifier."""
+    return model.config.base if isinstance(model, Classifier) else model.config
+
+
+def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
     """All tensors in one file, or in several with an index where they exceed `shard` bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     size = total = 0
@@ -125,23 +135,45 @@ def save_weights(model: Model, folder: Path, shard: int) -> None:
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def split_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
+def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
     """Each tensor on disk with its name there."""
     prefix = PREFIX[model_type(model.config)[0]]
     parameters = dict(model.named_parameters())
     for row in rows(model):
         parts = parameters[row.inside].detach().cpu().split(row.sizes)
         for name, part in zip(row.outside, parts, strict=True):
-            there = name if name == HEAD else prefix + name
+            there = name if name in (HEAD, SCORE) else prefix + name
             yield there, (part.T if row.transposed else part).contiguous()
 
 
-def load_config(folder: Path) -> ModelConfig:
+def load_any_config(folder: Path) -> ModelConfig | ClassifierConfig:
     file = folder / "config.json"
     try:
         return config_from_json(read_json(file), file)
     except RecursionError:  # what could just be read may be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Of a language model; a classifier is refused."""
+    config = load_any_config(folder)
+    if isinstance(config, ClassifierConfig):
+        raise ModelError(
+            f"{folder} is a classifier, and this needs a language model; "
+            f'try `nanolm classify {folder} "..."`'
+        )
+    return config
+
+
+def load_classifier_config(folder: Path) -> ClassifierConfig:
+    """Of a classifier; a language model is refused."""
+    config = load_any_config(folder)
+    if isinstance(config, ModelConfig):
+        raise ModelError(
+            f"{folder} is a language model, and this needs a classifier; "
+            f"make one with `nanolm finetune DATA --from {folder}`"
+        )
+    return config
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
@@ -150,6 +182,7 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
     if dropout is not None:
         config = replace(config, dropout=dropout)
     with checked(folder, config) as (model, tensors):
+        assert isinstance(model, Model)
         state = {row.inside: joined(row, tensors) for row in rows(model)}
         # Kept from before the weights were tied: transformers passes over it, we make sure.
         if config.tied and HEAD in tensors:
@@ -162,17 +195,35 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
     return model.eval()
 
 
+def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
+    """The classifier in `folder`, in float32 on the CPU."""
+    config = load_classifier_config(folder)
+    if dropout is not None:
+        config = replace(config, base=replace(config.base, dropout=dropout))
+    with checked(folder, config) as (model, tensors):
+        assert isinstance(model, Classifier)
+        state = {row.inside: joined(row, tensors) for row in rows(model)}
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
 @contextmanager
-def checked(folder: Path, config: ModelConfig) -> Iterator[tuple[Model, dict[str, "Stored"]]]:
+def checked(
+    folder: Path, config: ModelConfig | ClassifierConfig
+) -> Iterator[tuple[Model | Classifier, dict[str, "Stored"]]]:
     """A model of `config` without its numbers, and where in `folder` they are: all that it needs,
     of the right shape, and nothing else."""
     with ExitStack() as stack:
         tensors = open_weights(folder, stack, PREFIX[model_type(config)[0]])
-        if config.layers > len(tensors):  # before anything is built for so many
-            raise ModelError(f"{folder} does not fit its config.json: no {config.layers} layers")
+        layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
+        if layers > len(tensors):  # before anything is built for so many
+            raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
         try:
             with torch.device("meta"):  # shapes only: nothing is allocated for a config that lies
-                model = build_model(config)
+                if isinstance(config, ClassifierConfig):
+                    model: Model | Classifier = Classifier(config)
+                else:
+                    model = build_model(config)
         except (RuntimeError, TypeError):  # the size of a tensor has more than 63 bits
             file = folder / "config.json"
             raise ModelError(f"{file}: its sizes make a tensor that no memory could hold") from None
@@ -243,7 +294,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def misfits(model: Model, tensors: dict[str, Stored]) -> list[str]:
+def misfits(model: Model | Classifier, tensors: dict[str, Stored]) -> list[str]:
     """Tensors that are missing, of another shape or kind of number, or too many."""
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     expected: dict[str, tuple[int, ...]] = {}
@@ -255,7 +306,7 @@ def misfits(model: Model, tensors: dict[str, Stored]) -> list[str]:
     found = [f"{name}: missing" for name in expected if name not in tensors]
     for name, stored in tensors.items():
         if name not in expected:
-            if name != HEAD or not model.config.tied:
+            if name != HEAD or isinstance(model, Classifier) or not model.config.tied:
                 found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
             found.append(f"{name}: {stored.shape} where config.json says {expected[name]}")
@@ -270,10 +321,17 @@ def joined(row: Row, tensors: dict[str, Stored]) -> Tensor:
     return (whole.T if row.transposed else whole).contiguous()
 
 
-def rows(model: Model) -> list[Row]:
+def rows(model: Model | Classifier) -> list[Row]:
     """Every parameter of the model with its names on disk, the prefix of the family aside."""
+    family, _ = model_type(model.config)
+    if isinstance(model, Classifier):
+        table = [replace(row, inside=f"base.{row.inside}") for row in base_rows(model.base, family)]
+        return [*table, Row(SCORE, (SCORE,), (len(model.config.labels),))]
+    return base_rows(model, family)
+
+
+def base_rows(model: Model, family: str) -> list[Row]:
     config = model.config
-    family, _ = model_type(config)
     table = []
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"

@@ -1,0 +1,50 @@
+"""A classifier: a language model whose last layer scores labels instead of tokens.
+
+    >>> config = ClassifierConfig(base=base_config, labels=("negative", "positive"))
+    >>> Classifier(config)(ids, lengths).shape  # (batch, labels)
+
+A language model's vector of the last token has seen the whole text. One matrix without a bias
+turns it into a score for each label, which is what `transformers` has as `score` too.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nanolm.model.base import Model
+from nanolm.model.build import build_model
+from nanolm.model.config import ClassifierConfig
+
+
+class Classifier(nn.Module):
+    """Ids (batch, time), filled up on the right, and the length of each text in; logits out."""
+
+    def __init__(self, config: ClassifierConfig, base: Model | None = None) -> None:
+        """With `base`, its weights are taken over; it then has no output layer any more."""
+        super().__init__()
+        self.config = config
+        self.base = base if base is not None else build_model(config.base)
+        self.base.head = nn.Identity()  # type: ignore[assignment]
+        self.score = nn.Linear(config.base.dim, len(config.labels), bias=False)
+        if not self.score.weight.is_meta:
+            nn.init.normal_(self.score.weight, std=0.02)
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        logits: Tensor = self.score(self.pooled(self.base.body(ids), lengths))  # (batch, labels)
+        return logits
+
+    def pooled(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """One vector for each text: (batch, dim), of its own tokens alone."""
+        last = (lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])  # (batch, 1, dim)
+        if self.config.pool == "last":
+            return x.gather(1, last)[:, 0]
+        filling = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]  # (batch, time)
+        if self.config.pool == "max":
+            return x.masked_fill(filling[..., None], -torch.inf).amax(dim=1)
+        return x.masked_fill(filling[..., None], 0).sum(dim=1) / lengths[:, None].to(x.dtype)
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
