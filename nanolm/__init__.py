@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel
     from nanolm.text.tokenizer import Tokenizer
-    from nanolm.training.loop import Result
+    from nanolm.training.language import Result
 
 __version__ = "0.1.0"
 __all__ = ["load", "load_tokenizer", "train"]
@@ -34,13 +34,13 @@ def train(
 
     `notify` is called with each event of the run (see nanolm.training.events); nothing is printed.
     """
-    from nanolm.training import loop
+    from nanolm.training import language
     from nanolm.training.settings import TrainSettings
 
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
     values = {"corpus": [str(path) for path in paths], **settings}
-    return loop.train(TrainSettings.from_dict(values), out, resume, notify)
+    return language.train(TrainSettings.from_dict(values), out, resume, notify)
 
 
 def load(path: str | Path) -> "LanguageModel":

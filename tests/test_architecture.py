@@ -14,8 +14,10 @@ ORDER = [
     "text",
     "model",
     "runs",
+    "report",
     "generation",
     "training",
+    "classification",
     "cli",
 ]
 

@@ -146,7 +146,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model = build_model(config).to("cuda")
-    optimizer = make_optimizer(model, 1e-3, 0.1)
+    optimizer = make_optimizer(dict(model.named_parameters()), 1e-3, 0.1)
     for _ in range(2):
         ids = torch.randint(size.vocab_size, (16, size.context), device="cuda")
         with torch.autocast("cuda", torch.bfloat16):

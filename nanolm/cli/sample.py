@@ -378,9 +378,11 @@ def facts_of(knobs: Knobs) -> dict[str, str]:
 def load_newest() -> tuple[str, "LanguageModel"]:
     """The newest run that can be used."""
     from nanolm.generation.language_model import load
-    from nanolm.runs.folder import runs_by_age
+    from nanolm.runs.folder import is_classifier, runs_by_age
 
     for run in runs_by_age(Path("runs")):
+        if is_classifier(run):
+            continue
         try:
             writer = load(run, note)
         except ModelError as error:

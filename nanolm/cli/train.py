@@ -203,7 +203,7 @@ def command(
     settings.check()
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.training.loop import train
+    from nanolm.training.language import train
 
     with TrainingView() as view:
         result = train(settings, out, resume, view.show)

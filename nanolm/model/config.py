@@ -15,6 +15,7 @@ Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 Pool = Literal["last", "mean", "max"]
+Long = Literal["head", "tail", "windows"]
 
 MOST_LAYERS = 1000  # each takes 40 kB before it has a number, and no model has a fifth of it
 
@@ -139,6 +140,14 @@ class ClassifierConfig:
     base: ModelConfig
     labels: tuple[str, ...]
     pool: Pool = "last"  # what is scored: the last token's vector, or the mean or max of all
+    window: int  # tokens of a text that are looked at together
+    long: Long = "head"  # of a longer text: its beginning, its end, or all of it in several windows
+
+    def problems(self) -> list[str]:
+        found = self.base.problems()
+        if not 1 <= self.window <= self.base.context:
+            found.append(f"a window of {self.window}: must be from 1 to {self.base.context}")
+        return found
 
 
 # The switches that make a family.

@@ -19,6 +19,7 @@ from nanolm.errors import ModelError
 from nanolm.model.config import (
     ClassifierConfig,
     GPTConfig,
+    Long,
     ModelConfig,
     Pool,
     RecurrentConfig,
@@ -118,17 +119,24 @@ def as_option(name: str, value: object) -> str:
 def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
-        if family == "nanolm":
-            kind, names = "classifier", list(config.labels)
-            head = {"model_type": family, "kind": kind, "labels": names, "pool": config.pool}
-            return {**head, "base": own_to_json(config.base)}
+        looked_at = {"window": config.window, "long_texts": config.long}
         names = list(config.labels)
+        if family == "nanolm":
+            return {
+                "model_type": family,
+                "kind": "classifier",
+                "labels": names,
+                "pool": config.pool,
+                **looked_at,
+                "base": own_to_json(config.base),
+            }
         return {
             **config_to_json(config.base),
             "architectures": [CLASSIFIERS[family]],
             "id2label": {str(id): name for id, name in enumerate(names)},
             "label2id": {name: id for id, name in enumerate(names)},
             "problem_type": "single_label_classification",
+            **looked_at,  # ours
         }
     if family == "nanolm":
         return {"model_type": "nanolm", **own_to_json(config)}
@@ -216,7 +224,7 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | Classi
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
     if CLASSIFIERS.get(str(family)) in found.listed("architectures"):
-        return ClassifierConfig(base=config, labels=read_labels(found))
+        return read_classifier(found, config, read_labels(found))
     return config
 
 
@@ -389,6 +397,17 @@ def read_labels(values: Values) -> tuple[str, ...]:
     return tuple(names[id] for id in order)
 
 
+def read_classifier(
+    values: Values, base: ModelConfig, labels: tuple[str, ...], pool: Pool = "last"
+) -> ClassifierConfig:
+    window = values.count("window", base.context)
+    long = values.only("long_texts", get_args(Long), "head", "a rule for long texts")
+    config = ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
+    if problems := config.problems():
+        raise ModelError(f"{values.where}: {'; '.join(problems)}")
+    return config
+
+
 def distinct_texts(names: Iterable[object]) -> bool:
     listed = list(names)
     return all(isinstance(name, str) for name in listed) and len(set(listed)) == len(listed)
@@ -399,7 +418,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     if len(labels) < 2 or not distinct_texts(labels):
         raise values.wrong("labels", "must name two labels or more")
     pool = values.only("pool", get_args(Pool), None, "a pooling")
-    known = {"model_type", "kind", "labels", "pool", "base", *AROUND}
+    known = {"model_type", "kind", "labels", "pool", "window", "long_texts", "base", *AROUND}
     for name in values.values:
         if name not in known:
             raise values.wrong(name, "this version of nanolm knows no such switch")
@@ -408,7 +427,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     config = config_from_json({**base, "model_type": "nanolm"}, file)
     if isinstance(config, ClassifierConfig):
         raise values.wrong("base", "must be a language model")
-    return ClassifierConfig(base=config, labels=tuple(labels), pool=pool)
+    return read_classifier(values, config, tuple(labels), pool)
 
 
 def read_own(values: Values) -> ModelConfig:

@@ -22,7 +22,8 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.download import HUB
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
-from nanolm.model.huggingface import load_config
+from nanolm.model.config import ClassifierConfig
+from nanolm.model.huggingface import load_any_config
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.hub import hub_model
@@ -160,8 +161,9 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
 
 def model_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder, which must not have tokens that the model does not know."""
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.vocab_size > (known := load_config(folder).vocab_size):
+    tokenizer, config = load_tokenizer(folder), load_any_config(folder)
+    base = config.base if isinstance(config, ClassifierConfig) else config
+    if tokenizer.vocab_size > (known := base.vocab_size):
         raise ModelError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model {known:,}"
         )
@@ -188,6 +190,15 @@ def runs_by_age(root: Path) -> list[Path]:
         if (saved := list_checkpoints(folder / "checkpoints"))
     }
     return sorted(ages, key=lambda folder: ages[folder], reverse=True)
+
+
+def is_classifier(run: Path) -> bool:
+    """Whether a run is known to have made a classifier."""
+    try:
+        folder = checkpoint.follow(run / "last") or find_model(run, lambda text: None)
+        return isinstance(load_any_config(folder), ClassifierConfig)
+    except NanolmError:
+        return False
 
 
 def append(file: Path, text: str) -> None:

@@ -17,11 +17,13 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, Any
 
 from nanolm.errors import DataError, NanolmError, UsageError, did_you_mean
+from nanolm.text import COMPRESSIONS
 from nanolm.text.sources import Source
 
 BLOCK = 1 << 20  # bytes that are read at once
@@ -87,18 +89,25 @@ def plain_text(source: Source, stream: IO[bytes], reading: Reading) -> Pieces:
 
 def json_lines(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     texts = decoded(source, decompressed(source, stream), reading.encoding)
-    for number, line in enumerate(lines(texts), start=1):
-        if not line.strip():
-            continue
-        place = f"{source.name}, line {number:,}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON ({error}); remove or mend that line") from None
+    for number, row in json_rows(source, lines(texts)):
         if isinstance(row, str):
             yield row
         else:
-            yield json_text(row, place, reading.text_field)
+            yield json_text(row, f"{source.name}, line {number:,}", reading.text_field)
+
+
+def json_rows(source: Source, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """What each line says, and its number."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{source.name}, line {number:,} is not JSON ({error}); remove or mend that line"
+            ) from None
+        yield number, row
 
 
 def json_text(row: Any, place: str, field: str | None) -> str:
@@ -129,27 +138,35 @@ def text_paths(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def separated_values(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     texts = decoded(source, decompressed(source, stream), reading.encoding)
-    with_ends = (line + "\n" for line in lines(texts))
-    csv.field_size_limit(1 << 31)  # a cell may be a whole book
-    if source.suffix == ".tsv":  # by its definition a tab-separated file quotes nothing
-        rows = csv.reader(with_ends, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        rows = csv.reader(with_ends, strict=True)
+    plain = source.suffix == ".tsv"  # by its definition a tab-separated file quotes nothing
     column = None
+    for number, row in csv_rows(source, lines(texts), "\t" if plain else ",", quoted=not plain):
+        place = f"{source.name}, line {number:,}"
+        if column is None:
+            column = csv_column(row, place, reading.text_column)
+            if not (reading.text_column or "").isdigit():
+                continue  # the first row was the header
+        if not row:
+            continue
+        if len(row) <= column:
+            raise DataError(f"{place} has only {len(row)} columns; the text is number {column + 1}")
+        yield row[column]
+
+
+def csv_rows(
+    source: Source, lines: Iterable[str], delimiter: str, quoted: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row, and the number of the line that it ends on."""
+    csv.field_size_limit(1 << 31)  # a cell may be a whole book
+    rows = csv.reader(
+        (line + "\n" for line in lines),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=quoted,
+    )
     try:
         for row in rows:
-            place = f"{source.name}, line {rows.line_num:,}"
-            if column is None:
-                column = csv_column(row, place, reading.text_column)
-                if not (reading.text_column or "").isdigit():
-                    continue  # the first row was the header
-            if not row:
-                continue
-            if len(row) <= column:
-                raise DataError(
-                    f"{place} has only {len(row)} columns; the text is number {column + 1}"
-                )
-            yield row[column]
+            yield rows.line_num, row
     except csv.Error as error:
         raise DataError(f"{source.name}, line {rows.line_num:,}: {error}; mend that row") from None
 
@@ -171,7 +188,29 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
 
 
 def columns(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    """Parquet, and the Arrow files that Hugging Face data sets are saved as."""
+    """One column of a Parquet or Arrow file."""
+    name = ""
+
+    def pick(schema: Any) -> list[str]:
+        nonlocal name
+        name = arrow_column(schema, source, reading)
+        return name.split(".")[:1]
+
+    for batch in arrow_batches(source, stream, pick):
+        for value in batch.column(0).to_pylist():
+            for step in name.split(".")[1:]:
+                value = (value or {}).get(step)
+            if value is not None:
+                yield str(value)
+
+
+def arrow_batches(
+    source: Source, stream: IO[bytes], pick: Callable[[Any], list[str]]
+) -> Iterator[Any]:
+    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch.
+
+    `pick` is given the schema and says which columns to read.
+    """
     try:
         import pyarrow
         from pyarrow import ipc, parquet
@@ -179,29 +218,24 @@ def columns(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str
         raise UsageError(
             f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
         ) from None
+    if source.path.suffix.lower() in COMPRESSIONS:  # these are read from their end
+        stream = io.BytesIO(b"".join(decompressed(source, stream)))
     try:
         if source.suffix == ".parquet":
             file = parquet.ParquetFile(stream)
-            name = arrow_column(file.schema_arrow, source, reading)
-            batches = file.iter_batches(batch_size=1024, columns=[name])
+            yield from file.iter_batches(batch_size=1024, columns=pick(file.schema_arrow))
+            return
+        try:
+            reader = ipc.open_stream(stream)
+        except pyarrow.ArrowInvalid:  # the other of the two Arrow layouts
+            stream.seek(0)
+            file = ipc.open_file(stream)
+            names = pick(file.schema)
+            reader = (file.get_batch(number) for number in range(file.num_record_batches))
         else:
-            try:
-                reader = ipc.open_stream(stream)
-            except pyarrow.ArrowInvalid:  # the other of the two Arrow layouts
-                stream.seek(0)
-                file = ipc.open_file(stream)
-                reader = (file.get_batch(number) for number in range(file.num_record_batches))
-                name = arrow_column(file.schema, source, reading)
-            else:
-                name = arrow_column(reader.schema, source, reading)
-            batches = (batch.select([name.split(".")[0]]) for batch in reader)
-        for batch in batches:
-            values = batch.column(0).to_pylist()
-            for value in values:
-                for step in name.split(".")[1:]:
-                    value = (value or {}).get(step)
-                if value is not None:
-                    yield str(value)
+            names = pick(reader.schema)
+        for batch in reader:
+            yield batch.select(names)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{source.name} is damaged or no {source.suffix[1:]}: {reason}") from None
@@ -261,8 +295,17 @@ def zstd_stream(source: Source, stream: IO[bytes]) -> Any:
     return zstd.ZstdFile(stream)
 
 
-def decoded(source: Source, blocks: Iterator[bytes], encoding: str) -> Iterator[str]:
-    """Bytes as text with LF line ends; a bad byte is told by its offset, line and likely cure."""
+def decoded(
+    source: Source,
+    blocks: Iterator[bytes],
+    encoding: str,
+    mended: Callable[[int], None] | None = None,
+) -> Iterator[str]:
+    """Bytes as text with LF line ends; a bad byte is told by its offset, line and likely cure.
+
+    With `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those; it is
+    told how many there are in the whole file.
+    """
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
@@ -273,6 +316,11 @@ def decoded(source: Source, blocks: Iterator[bytes], encoding: str) -> Iterator[
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
+            broken = broken_characters(source) if utf8 and mended else 0
+            if broken and mended:
+                mended(broken)
+                decoder.errors = "replace"
+                return decoder.decode(block, final)
             place = offset - waiting + error.start
             cure = f"--encoding {likely_encoding(error.object)}" if utf8 else "another --encoding"
             raise DataError(
@@ -289,6 +337,18 @@ def decoded(source: Source, blocks: Iterator[bytes], encoding: str) -> Iterator[
         yield line_ends.decode(text)
         offset += len(block)
     yield line_ends.decode(decode(b"", final=True), final=True)
+
+
+def broken_characters(source: Source) -> int:
+    """How many there are in a file that is UTF-8 otherwise: ten whole ones to each; else 0."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    broken, beyond_ascii = 0, 0
+    with source.open() as stream:
+        for block in chain(decompressed(source, stream), [b""]):
+            text = decoder.decode(block, final=not block)
+            broken += text.count("\ufffd")
+            beyond_ascii += len(re.findall("[^\0-\x7f]", text))
+    return broken if beyond_ascii - broken >= 10 * broken else 0
 
 
 def line_at(source: Source, offset: int) -> int:
@@ -312,6 +372,9 @@ def likely_encoding(data: bytes) -> str:
         "gb18030": "[\u3000-\u303f\u4e00-\u9fff]",
         "cp1252": "[À-ÿ\u2018-\u201d\u2013\u2014\u2026]",
     }
+    pairs = len(re.findall(rb"[\x80-\xff]{2}", data))
+    if len(re.findall(rb"[\x80-\xff]", data)) > 4 * pairs:
+        del scripts["gb18030"]  # in Chinese, bytes beyond ASCII come in pairs
     for encoding, script in scripts.items():
         try:
             # Of a long text this is one block, which may end amid a character.

@@ -33,14 +33,14 @@ class Started:
 
     run: Path
     parameters: int
-    tokens: int
+    data: str  # what is learned from
     step: int  # more than 0: resumed there
 
     def __str__(self) -> str:
         begin = (
             f"resuming {self.run} at step {self.step:,}" if self.step else f"training {self.run}"
         )
-        return f"{begin}: {self.parameters:,} parameters, {self.tokens:,} training tokens"
+        return f"{begin}: {self.parameters:,} parameters, {self.data}"
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,38 @@
-"""The training loop: one story, top to bottom.
+"""The training loop: one story, top to bottom, whatever is learned.
 
-    >>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
+    >>> Trainer(run, settings, task, checkpoint, notify).loop(stop)
 
-Everything that the loop changes lives in `State`, the model and the optimizer. The three are
-saved together, and a batch is a pure function of its index, so a run that is killed goes on from
-its last checkpoint as if nothing had happened.
+What is learned is a `Task`. Everything that the loop changes lives in `State`, the weights and the
+optimizer. The three are saved together, and a batch is a pure function of its index, so a run that
+is killed goes on from its last checkpoint as if nothing had happened.
 """
 
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor, nn
 
 from nanolm import files
 from nanolm.errors import Diverged, ModelError, OutOfMemory
-from nanolm.generation.language_model import LanguageModel
-from nanolm.model.device import choose_device
-from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
-from nanolm.text.tokens import Batches
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.metrics import Score, evaluate
 from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
-from nanolm.training.prepare import (
-    Job,
-    choose_run,
-    find_base,
-    prepare,
-    prepare_text,
-    refuse_finished,
-    with_absolute_paths,
-)
 from nanolm.training.schedule import DECAY, rate
-from nanolm.training.settings import TrainSettings
+from nanolm.training.settings import Settings
+from nanolm.training.step import Step
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
-EVALUATION_SHARE = 0.03  # of the budget
-MAX_GRADIENT_NORM = 1.0
 PATIENCE = 10  # steps in a row without a finite gradient before giving up
-SAMPLE_TOKENS = 80
 
 
 @dataclass
@@ -56,95 +41,99 @@ class State:
 
     step: int = 0
     passed_over: int = 0  # batches left out; the index of a batch is step + passed_over
+    tokens: int = 0  # trained on
     seconds: float = 0.0  # spent in the loop, evaluating and saving included
-    loss_sum: float = 0.0  # since the last line of metrics
-    loss_count: int = 0
+    sums: dict[str, float] = field(default_factory=dict)  # of loss and the like, since the
+    summed: int = 0  # last line of metrics, over so many steps
     train_loss: float | None = None  # in the last line of metrics
     evaluations: int = 0
     evaluated_tokens: int | None = None  # how much held-out text is looked at on the way
-    val_loss: float | None = None
-    val_bits_per_byte: float | None = None
-    best_loss: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best: list[float] | None = None  # lower is better, the first number deciding first
     best_step: int = 0
+    lowest_loss: float | None = None  # on held-out data
+    beyond: int = 0  # evaluations in a row since the best that were clearly worse
     decay_step: int | None = None  # where the learning rate began to fall
     bad_steps: int = 0  # in a row without a finite gradient
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to: the last line that `nanolm train --json` prints."""
+class Task(ABC):
+    """What is learned: how a batch becomes a loss, and how good the model is."""
 
-    run: str
-    steps: int
-    tokens: int
-    seconds: float
-    train_loss: float | None
-    val_loss: float | None
-    val_bits_per_byte: float | None
-    best_step: int
-    stopped: str  # "steps" or "minutes" (the budget is used up), or "interrupted"
+    model: nn.Module
+    weight_decay: float
+    evaluations: int  # in the whole run
+    patience: int | None = None  # evaluations clearly beyond the best before it is enough
 
+    @abstractmethod
+    def started(self, run: Path, step: int) -> Started:
+        """What to tell before the first step."""
 
-def train(
-    settings: TrainSettings,
-    out: str | Path | None = None,
-    resume: bool = False,
-    notify: Notify = lambda event: None,
-) -> Result:
-    """Train on `settings.corpus`, or go on with an unfinished run of the same settings."""
-    settings.check()
-    settings = with_absolute_paths(settings)
-    choose_device(settings.device)  # one that is not there is better told at once
-    run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-    base = find_base(settings, notify)
-    text = prepare_text(settings, base, notify)
-    with run.locked():
-        if run.exists():
-            refuse_finished(run)  # it may have ended between the choice and the lock
-        notify = also_to_log(run, notify)
-        job = prepare(settings, run, base, text, notify)
-        with thread_count(job.settings.threads), StopRequest() as stop:
-            return Trainer(job, notify).loop(stop)
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name."""
+        return dict(self.model.named_parameters())
+
+    def rate(self, name: str) -> float:
+        """What to multiply the learning rate of a parameter by."""
+        return 1.0
+
+    @abstractmethod
+    def batch(self, index: int) -> tuple[Tensor, ...]:
+        """Batch number `index`, on the CPU."""
+
+    def tokens(self, batch: tuple[Tensor, ...]) -> int:
+        """How many a batch has."""
+        return batch[0].numel()
+
+    @abstractmethod
+    def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What to minimise, and what else to keep a record of; no number may leave the device."""
+
+    @abstractmethod
+    def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
+        """How good the model is (lower is better) and the lines of metrics, `val_loss` among them."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the model, and what only this task needs to go on."""
+
+    @abstractmethod
+    def take_back(self, folder: Path) -> None:
+        """Let the model be the one that was saved in `folder`."""
 
 
 class Trainer:
-    """A job, its optimizer and its state."""
+    """A task, its optimizer and its state."""
 
-    def __init__(self, job: Job, notify: Notify) -> None:
-        self.job, self.notify, self.run = job, notify, job.run
-        settings = self.settings = job.settings
-        assert settings.context and settings.batch and settings.lr
+    def __init__(
+        self, run: Run, settings: Settings, task: Task, saved: Path | None, notify: Notify
+    ) -> None:
+        self.run, self.settings, self.task, self.notify = run, settings, task, notify
+        assert settings.lr
         self.lr = settings.lr
-        self.step_tokens = settings.batch * settings.context
-        self.batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
-        self.model = job.model.to(settings.device)
-        self.optimizer = make_optimizer(self.model, self.lr, settings.weight_decay)
+        self.parameters = task.parameters()
+        self.optimizer = make_optimizer(self.parameters, self.lr, task.weight_decay, task.rate)
+        self.step = Step(task.loss, self.parameters, self.optimizer, settings.dtype)
         self.state = State()
         self.saved_step = -1
-        if job.checkpoint:
-            saved = json.loads((job.checkpoint / "state.json").read_text(encoding="utf-8"))
-            self.state = State(**saved)
+        if saved:
+            text = (saved / "state.json").read_text(encoding="utf-8")
+            self.state = State(**json.loads(text))
             self.saved_step = self.state.step
-            load_optimizer(self.optimizer, self.model, job.checkpoint / "optimizer.safetensors")
-        self.run.cut_back(self.state.lengths)
+            load_optimizer(self.optimizer, self.parameters, saved / "optimizer.safetensors")
+        run.cut_back(self.state.lengths)
 
-    def loop(self, stop: StopRequest) -> Result:
-        state = self.state
-        self.notify(
-            Started(
-                run=self.run.path,
-                parameters=self.model.parameter_count(),
-                tokens=len(self.job.text.train),
-                step=state.step,
-            )
-        )
+    def loop(self, stop: StopRequest) -> str:
+        """Train; why it ended: "steps", "minutes" (the budget), "enough", or "interrupted"."""
+        state, task = self.state, self.task
+        self.notify(task.started(self.run.path, state.step))
         last_save = self.clock = time.monotonic()
-        last_log = (state.step, state.seconds)
-        self.model.train()
+        last_log = (state.tokens, state.seconds)
+        task.model.train()
         while True:
             progress = self.progress()
-            due = progress >= (state.evaluations + 1) / self.settings.evaluations
+            due = progress >= (state.evaluations + 1) / task.evaluations
             save = due or stop.requested or time.monotonic() - last_save > SAVE_SECONDS
             if self.settings.save_every and state.step % self.settings.save_every == 0:
                 save = save or state.step > 0
@@ -154,15 +143,17 @@ class Trainer:
                 self.save()
                 last_save = time.monotonic()
             if stop.requested and progress < 1:
-                return self.result("interrupted")
+                return "interrupted"
             if due:
                 self.evaluate(progress)
-                last_log = (state.step, state.seconds)
+                last_log = (state.tokens, state.seconds)
+                if task.patience is not None and state.beyond >= task.patience:
+                    return "enough"
             if progress >= 1:
-                return self.finish()
+                return "steps" if self.settings.steps else "minutes"
 
             lr = self.lr * rate(progress)
-            loss, norm = self.train_step(lr)
+            values, norm = self.train_step(lr)
             state.bad_steps = 0 if math.isfinite(norm) else state.bad_steps + 1
             if state.bad_steps >= PATIENCE:
                 raise Diverged(
@@ -170,36 +161,25 @@ class Trainer:
                     f"left out. Start again with a smaller --lr (it was {self.lr:g})."
                 )
             state.step += 1
-            state.loss_sum += loss
-            state.loss_count += 1
+            state.sums = {name: state.sums.get(name, 0.0) + values[name] for name in values}
+            state.summed += 1
             self.tick()
             if state.step % LOG_EVERY == 0:
-                steps, seconds = state.step - last_log[0], state.seconds - last_log[1]
-                last_log = (state.step, state.seconds)
-                state.train_loss = state.loss_sum / state.loss_count
-                state.loss_sum, state.loss_count = 0.0, 0
-                self.record(
-                    loss=state.train_loss,
-                    lr=lr,
-                    grad_norm=norm,
-                    tokens_per_second=round(steps * self.step_tokens / max(seconds, 1e-9)),
-                )
+                tokens, seconds = state.tokens - last_log[0], state.seconds - last_log[1]
+                last_log = (state.tokens, state.seconds)
+                means = {name: value / state.summed for name, value in state.sums.items()}
+                state.sums, state.summed, state.train_loss = {}, 0, means["loss"]
+                speed = round(tokens / max(seconds, 1e-9))
+                self.record(**means, lr=lr, grad_norm=norm, tokens_per_second=speed)
 
-    def train_step(self, lr: float) -> tuple[float, float]:
-        """Forward, backward, update; the loss and the norm of the gradient."""
+    def train_step(self, lr: float) -> tuple[dict[str, float], float]:
+        """Forward, backward, update; the loss (and what else there is) and the gradient's norm."""
         state, settings = self.state, self.settings
-        x, y = (
-            torch.from_numpy(part).to(settings.device)
-            for part in self.batches[state.step + state.passed_over]
-        )  # (batch, context) each
+        batch = self.task.batch(state.step + state.passed_over)
         if settings.dropout:
             torch.manual_seed((settings.seed * 1_000_003 + state.step) % (1 << 63))
-        low = settings.dtype == "bfloat16"
         try:
-            with torch.autocast(settings.device, torch.bfloat16, enabled=low):
-                logits = self.model(x)  # (batch, context, vocabulary)
-                loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
-            loss.backward()
+            values, norm = self.step(batch, lr)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise OutOfMemory(
@@ -207,13 +187,8 @@ class Trainer:
                     f"memory; try --batch {max(1, (settings.batch or 1) // 2)}"
                 ) from None
             raise
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
-        if math.isfinite(norm):  # else the step is left out: nothing must be poisoned
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.item(), norm
+        state.tokens += self.task.tokens(batch)
+        return values, norm
 
     def progress(self) -> float:
         """How much of the budget is used: 0 to 1."""
@@ -234,7 +209,7 @@ class Trainer:
         state = self.state
         line = {
             "step": state.step,
-            "tokens": state.step * self.step_tokens,
+            "tokens": state.tokens,
             "seconds": round(state.seconds, 3),
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
         }
@@ -244,32 +219,18 @@ class Trainer:
         self.notify(Progressed(line, min(1, progress), left))
 
     def evaluate(self, progress: float) -> None:
-        """Look at the held-out text, keep the best, and write a sample."""
-        state, settings, job = self.state, self.settings, self.job
-        if state.evaluated_tokens is None:
-            # Looking at a token costs a third of learning from it.
-            budget = state.step * self.step_tokens / progress
-            affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
-            state.evaluated_tokens = max(1, min(affordable, len(job.text.val) - 1))
-        score = self.score(state.evaluated_tokens)
-        state.evaluations = int(progress * settings.evaluations + 1e-9)
-        state.val_loss, state.val_bits_per_byte = score.loss, score.bits_per_byte
-        if state.best_loss is None or score.loss < state.best_loss:
-            state.best_loss, state.best_step = score.loss, state.step
+        """Look at what was held out, and keep the best."""
+        state, task = self.state, self.task
+        found, state.scores = task.evaluate(state, progress)
+        state.evaluations = int(progress * task.evaluations + 1e-9)
+        loss = state.scores["val_loss"]
+        state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
+        if state.best is None or found < state.best:
+            state.best, state.best_step, state.beyond = found, state.step, 0
             checkpoint.point(self.run.path / "best", self.checkpoint_folder(state.step))
-        writer = LanguageModel(self.model, job.text.tokenizer)
-        text = writer.generate(job.text.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
-        heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"
-        quoted = "\n".join("> " + line for line in (job.text.prompt + text).splitlines())
-        append(self.run.samples, f"{heading}\n{quoted}\n\n")
-        self.notify(Wrote(state.step, job.text.prompt, text))
-        self.record(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte)
-
-    def score(self, limit: int | None = None) -> Score:
-        """How good the model is on held-out text, or on its first `limit` tokens."""
-        assert self.settings.context
-        text = self.job.text
-        return evaluate(self.model, text.tokenizer, text.val, self.settings.context, limit)
+        elif loss > 1.05 * state.lowest_loss:
+            state.beyond += 1
+        self.record(**state.scores)
 
     def save(self) -> None:
         """Commit a checkpoint of this step, unless it is there already."""
@@ -278,8 +239,8 @@ class Trainer:
         self.state.lengths = self.run.lengths()
 
         def write(folder: Path) -> None:
-            save_model(self.model, folder, self.job.text.tokenizer)
-            save_optimizer(self.optimizer, self.model, folder / "optimizer.safetensors")
+            self.task.save(folder)
+            save_optimizer(self.optimizer, self.parameters, folder / "optimizer.safetensors")
             state = json.dumps(asdict(self.state), indent=1) + "\n"
             (folder / "state.json").write_text(state, encoding="utf-8")
 
@@ -294,37 +255,19 @@ class Trainer:
     def checkpoint_folder(self, step: int) -> Path:
         return self.run.checkpoints / f"step-{step:08}"
 
-    def finish(self) -> Result:
-        """One full pass of the best model over all held-out text; the run is then finished."""
-        if self.state.best_step != self.state.step:
-            folder = self.checkpoint_folder(self.state.best_step)
-            try:
-                files.verify(folder)
-                self.model.load_state_dict(load_model(folder).state_dict())
-            except ModelError as error:
-                self.notify(Note(f"{error}; taking the last checkpoint as the best"))
-                self.state.best_step = self.state.step
-                last = self.checkpoint_folder(self.state.step)
-                checkpoint.point(self.run.path / "best", last)
-        score = self.score()
-        self.state.val_loss, self.state.val_bits_per_byte = score.loss, score.bits_per_byte
-        result = self.result("steps" if self.settings.steps else "minutes")
-        self.run.update({**self.run.facts(), "result": asdict(result)})
-        return result
-
-    def result(self, stopped: str) -> Result:
-        state = self.state
-        return Result(
-            run=str(self.run.path),
-            steps=state.step,
-            tokens=state.step * self.step_tokens,
-            seconds=round(state.seconds, 3),
-            train_loss=state.train_loss,
-            val_loss=state.val_loss,
-            val_bits_per_byte=state.val_bits_per_byte,
-            best_step=state.best_step,
-            stopped=stopped,
-        )
+    def take_best(self) -> None:
+        """Let the model be the best that was seen; where that is damaged, the last one is."""
+        if self.state.best_step == self.state.step:
+            return
+        folder = self.checkpoint_folder(self.state.best_step)
+        try:
+            files.verify(folder)
+            self.task.take_back(folder)
+        except ModelError as error:
+            self.notify(Note(f"{error}; taking the last checkpoint as the best"))
+            self.state.best_step = self.state.step
+            last = self.checkpoint_folder(self.state.step)
+            checkpoint.point(self.run.path / "best", last)
 
 
 def also_to_log(run: Run, notify: Notify) -> Notify:

@@ -4,32 +4,53 @@ AdamW, with weight decay on the matrices alone: pulling norms, biases and single
 zero helps nothing.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolm.errors import ModelError
-from nanolm.model.base import Model
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BETAS = (0.9, 0.95)  # the second shorter than Adam's 0.999: runs here are short
 
 
-def make_optimizer(model: Model, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    fused = model.device.type in ("cpu", "cuda")  # one kernel for all parameters
-    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=1e-10, fused=fused)
+def make_optimizer(
+    parameters: dict[str, nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    scale: Callable[[str], float] = lambda name: 1.0,
+) -> torch.optim.AdamW:
+    """For `parameters` by name; `scale` is what to multiply the learning rate of each by."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault((parameter.dim() >= 2, scale(name)), []).append(parameter)
+    device = next(iter(parameters.values())).device
+    on_gpu = device.type == "cuda"
+    return torch.optim.AdamW(
+        [
+            {
+                "params": members,
+                "weight_decay": weight_decay if matrix else 0.0,
+                "lr": torch.tensor(lr, device=device) if on_gpu else lr,
+                "scale": times,
+            }
+            for (matrix, times), members in groups.items()
+        ],
+        betas=BETAS,
+        eps=1e-10,
+        fused=device.type in ("cpu", "cuda"),  # one kernel for all parameters
+        capturable=on_gpu,
+    )
 
 
-def save_optimizer(optimizer: torch.optim.AdamW, model: Model, file: Path) -> None:
+def save_optimizer(
+    optimizer: torch.optim.AdamW, parameters: dict[str, nn.Parameter], file: Path
+) -> None:
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         state = optimizer.state.get(parameter)
         if state:
             tensors |= {f"{name}.{moment}": state[moment].cpu() for moment in MOMENTS}
@@ -37,11 +58,13 @@ def save_optimizer(optimizer: torch.optim.AdamW, model: Model, file: Path) -> No
     save_file(tensors, file)
 
 
-def load_optimizer(optimizer: torch.optim.AdamW, model: Model, file: Path) -> None:
+def load_optimizer(
+    optimizer: torch.optim.AdamW, parameters: dict[str, nn.Parameter], file: Path
+) -> None:
     tensors = load_file(file)
     if not tensors:
         return  # saved before the first step
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         try:
             moments = {moment: tensors[f"{name}.{moment}"] for moment in MOMENTS}
         except KeyError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +26,10 @@ from nanolm.text.store import Prepared, Request, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Note, Notify, Preparing
 from nanolm.training.planner import choose_settings, model_config
-from nanolm.training.settings import TrainSettings, option
+from nanolm.training.settings import Settings, TrainSettings, option
 
 ROOT = Path("runs")
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
     return lambda text: notify(Note(text)), lambda *how_far: notify(Preparing(*how_far))
 
 
-def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: Notify) -> Run:
+def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
     """The folder to train in: `out`, or under runs/ one to go on with, or a new name."""
     if out is not None:
         run = Run(out)
@@ -92,7 +94,7 @@ def choose_run(settings: TrainSettings, out: Path | None, resume: bool, notify: 
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
-    stem = run_name(settings.corpus[0])
+    stem = run_name(settings.to_dict()[settings.texts][0])
     number = 1
     while not (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).free():
         if run.exists() and not run.finished() and _same_settings(run, settings):
@@ -115,22 +117,12 @@ def prepare(
     settings: TrainSettings, run: Run, base: Path | None, text: Prepared, notify: Notify
 ) -> Job:
     """Settings and model: new, from another one, or as the last checkpoint of the run has them."""
-    request, folder, known = settings, None, None
-    if run.exists():
+    request, folder = settings, None
+    fresh = not run.exists()
+    if not fresh:
         settings = TrainSettings.from_dict(run.settings())
         settings.check()
-        known = run.facts()["fingerprints"]
-        files.sweep(run.checkpoints)
-        folder = checkpoint.newest_valid(run.checkpoints, lambda text: notify(Note(text)))
-        checkpoint.discard_after(run.checkpoints, folder)
-        if folder is None:
-            notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
-    for what, fingerprint in text.fingerprints.items():
-        if known is not None and known[what] != fingerprint:
-            raise DataError(
-                f"the {what} is not the one that {run.path} began with; "
-                "bring it back, or start a new run with --out"
-            )
+        folder = resume_from(run, text.fingerprints, notify)
     given = load_config(base) if base else None
     settings, choices = choose_settings(settings, text.tokenizer, text.size, len(text.train), given)
     choices = text.choices + choices
@@ -151,26 +143,57 @@ def prepare(
     family, reason = model_type(config)
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
-    if known is None:
-        for choice in choices:
-            notify(choice)
-        facts = {
-            "nanolm": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}",
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "request": request.to_dict(),
-            "choices": [vars(choice) for choice in choices],
-            "fingerprints": text.fingerprints,
-            "parameters": model.parameter_count(),
-        }
-        run.begin(settings.to_dict(), facts)
+    if fresh:
+        parameters = model.parameter_count()
+        begin(run, request, settings, choices, text.fingerprints, parameters, notify)
     return Job(settings=settings, run=run, text=text, model=model, checkpoint=folder)
 
 
-def with_absolute_paths(settings: TrainSettings) -> TrainSettings:
+def resume_from(run: Run, fingerprints: dict[str, str], notify: Notify) -> Path | None:
+    """The checkpoint to go on from, if there is one, and if all is what the run began with."""
+    known = run.facts()["fingerprints"]
+    files.sweep(run.checkpoints)
+    folder = checkpoint.newest_valid(run.checkpoints, lambda text: notify(Note(text)))
+    checkpoint.discard_after(run.checkpoints, folder)
+    if folder is None:
+        notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
+    for what, fingerprint in fingerprints.items():
+        if known.get(what) != fingerprint:
+            raise DataError(
+                f"the {what} is not the one that {run.path} began with; "
+                "bring it back, or start a new run with --out"
+            )
+    return folder
+
+
+def begin(
+    run: Run,
+    request: Settings,
+    settings: Settings,
+    choices: list[Choice],
+    fingerprints: dict[str, str],
+    parameters: int,
+    notify: Notify,
+) -> None:
+    """Tell every choice, and write down what is known before the first step."""
+    for choice in choices:
+        notify(choice)
+    facts = {
+        "nanolm": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "request": request.to_dict(),
+        "choices": [vars(choice) for choice in choices],
+        "fingerprints": fingerprints,
+        "parameters": parameters,
+    }
+    run.begin(settings.to_dict(), facts)
+
+
+def with_absolute_paths(settings: S) -> S:
     """A run can be repeated from any folder."""
 
     def absolute(path: str) -> str:
@@ -178,13 +201,15 @@ def with_absolute_paths(settings: TrainSettings) -> TrainSettings:
         return path if kept else str(Path(path).absolute())
 
     tokenizer, start = settings.tokenizer, settings.start_from
-    return replace(
-        settings,
-        corpus=tuple(absolute(path) for path in settings.corpus),
-        val=settings.val and absolute(settings.val),
-        start_from=start if start is None or not Path(start).exists() else absolute(start),
-        tokenizer=tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
-    )
+    changes: dict[str, Any] = {
+        settings.texts: tuple(absolute(path) for path in getattr(settings, settings.texts)),
+        "start_from": start if start is None or not Path(start).exists() else absolute(start),
+        "tokenizer": tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
+    }
+    for name in settings.files:
+        path = getattr(settings, name)
+        changes[name] = path and absolute(path)
+    return replace(settings, **changes)
 
 
 def refuse_finished(run: Run) -> None:
@@ -194,7 +219,7 @@ def refuse_finished(run: Run) -> None:
         )
 
 
-def refuse_other_settings(run: Run, settings: TrainSettings) -> None:
+def refuse_other_settings(run: Run, settings: Settings) -> None:
     if _same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
@@ -209,7 +234,7 @@ def refuse_other_settings(run: Run, settings: TrainSettings) -> None:
     )
 
 
-def _same_settings(run: Run, settings: TrainSettings) -> bool:
+def _same_settings(run: Run, settings: Settings) -> bool:
     """As asked for the first time, or all spelled out, as in the run's config.toml."""
     now = settings.to_dict()
     return now == run.facts()["request"] or now == run.settings()

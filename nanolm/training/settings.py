@@ -1,4 +1,4 @@
-"""Every setting of a training run, in one frozen dataclass.
+"""Every setting of a training run, in one frozen dataclass for each kind of run.
 
 None (or "auto") means: chosen automatically, and explained. A resolved run has nothing left to
 choose, and its config.toml holds every field, so that the file alone repeats the run.
@@ -6,7 +6,7 @@ Importing this costs nothing (no torch), so the command line can use it for its 
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.model.config import (
@@ -64,44 +64,28 @@ RANGES = {  # what is possible; what is sensible is for the user to say
 }
 
 
-@dataclass(frozen=True)
-class TrainSettings:
-    """What decides the outcome of `nanolm train`."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all kinds of training have."""
 
-    corpus: tuple[str, ...]
-    document_separator: str | None = None
+    texts: ClassVar[str]  # the setting that names what is learned from
+    files: ClassVar[tuple[str, ...]] = ("val",)  # those that name a file
+
     encoding: str = "utf-8"
-    text_field: str | None = None
     text_column: str | None = None
     val: str | None = None
-    val_fraction: float = 0.1
     tokenizer: str | None = None
     vocab_size: int | None = None
     start_from: str | None = None
     family: str | None = None
     preset: str | None = None
-    layers: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    dim: int | None = None
-    hidden: int | None = None
     context: int | None = None
-    positions: str | None = None
-    rope_base: float | None = None
-    norm: str | None = None
-    norm_place: str | None = None
-    qk_norm: bool | None = None
-    feed_forward: str | None = None
-    bias: bool | None = None
-    tied: bool | None = None
     dropout: float | None = None
     steps: int | None = None
     minutes: float | None = None
     epochs: float | None = None
     batch: int | None = None
     lr: float | None = None
-    weight_decay: float = 0.1
-    evaluations: int = 10
     save_every: int | None = None
     seed: int = 1
     device: str = "auto"
@@ -109,18 +93,18 @@ class TrainSettings:
     threads: int | None = None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TrainSettings":
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """From names and values, such as those of a config.toml; what is none is refused."""
-        corpus = values.get("corpus", ())
-        corpus = (corpus,) if isinstance(corpus, str) else tuple(str(path) for path in corpus)
-        values = {**values, "corpus": corpus}
+        texts = values.get(cls.texts, ())
+        texts = (texts,) if isinstance(texts, str) else tuple(str(path) for path in texts)
+        values = {**values, cls.texts: texts}
         hints = get_type_hints(cls)
         problems = []
         for name, value in values.items():
-            if name not in hints:
+            if name not in hints or get_origin(hints[name]) is ClassVar:
                 problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
                 continue
-            if name == "corpus":
+            if name == cls.texts:
                 continue
             kinds = get_args(hints[name]) or (hints[name],)
             if float in kinds:
@@ -135,38 +119,29 @@ class TrainSettings:
     def to_dict(self) -> dict[str, Any]:
         """What has a value, as config.toml holds it."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**values, "corpus": list(self.corpus)}
-
-    def reading(self) -> Reading:
-        """How the files are to be read."""
-        return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
+        return {**values, self.texts: list(getattr(self, self.texts))}
 
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        if problems := self.problems():
+            raise UsageError("\n".join(problems))
+
+    def problems(self) -> list[str]:
+        """Those that all kinds of training can have."""
         problems = []
         for name, known in CHOICES.items():
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if value is not None and value not in known:
                 problems.append(
                     f"{option(name)} {value}: there is {', '.join(known)}"
                     + did_you_mean(value, list(known))
                 )
         for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if value is not None and not least <= value <= most:
                 problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             problems.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
-        if len(set(self.corpus)) < len(self.corpus):
-            problems.append("a file of the corpus is named twice")
-        if self.val in self.corpus:
-            problems.append(f"--val {self.val} is trained on too; name another file")
-        if self.val is None and not 0 < self.val_fraction <= 0.5:
-            problems.append(
-                f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
-                "out a tenth), or name a file with --val"
-            )
-        problems += self.reading().problems()
         if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
             problems.append(problem)
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
@@ -176,12 +151,54 @@ class TrainSettings:
                 f"--vocab-size {self.vocab_size}: must be at least 258 (every byte and two special "
                 "tokens) and at most 1048576"
             )
-        problems += self._clashes()
         budgets = [name for name in ("steps", "minutes", "epochs") if getattr(self, name)]
         if len(budgets) > 1:
             problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
-        if problems:
-            raise UsageError("\n".join(problems))
+        return problems
+
+
+@dataclass(frozen=True)
+class TrainSettings(Settings):
+    """What decides the outcome of `nanolm train`."""
+
+    texts = "corpus"
+
+    corpus: tuple[str, ...]
+    document_separator: str | None = None
+    text_field: str | None = None
+    val_fraction: float = 0.1
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    dim: int | None = None
+    hidden: int | None = None
+    positions: str | None = None
+    rope_base: float | None = None
+    norm: str | None = None
+    norm_place: str | None = None
+    qk_norm: bool | None = None
+    feed_forward: str | None = None
+    bias: bool | None = None
+    tied: bool | None = None
+    weight_decay: float = 0.1
+    evaluations: int = 10
+
+    def reading(self) -> Reading:
+        """How the files are to be read."""
+        return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if len(set(self.corpus)) < len(self.corpus):
+            problems.append("a file of the corpus is named twice")
+        if self.val in self.corpus:
+            problems.append(f"--val {self.val} is trained on too; name another file")
+        if self.val is None and not 0 < self.val_fraction <= 0.5:
+            problems.append(
+                f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
+                "out a tenth), or name a file with --val"
+            )
+        return problems + self.reading().problems() + self._clashes()
 
     def _clashes(self) -> list[str]:
         """Settings of the model that cannot stand together."""

@@ -19,7 +19,7 @@ from nanolm.errors import DataError, Diverged, ModelError, UsageError
 from nanolm.files import verify
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
-from nanolm.training import loop
+from nanolm.training import language
 from nanolm.training.events import Progressed, Started
 from nanolm.training.loop import Trainer
 
@@ -68,7 +68,7 @@ def test_killed_and_resumed_is_bit_identical(
     step = Trainer.train_step
     done = 0
 
-    def deadly(self: Trainer, lr: float) -> tuple[float, float]:
+    def deadly(self: Trainer, lr: float) -> tuple[dict[str, float], float]:
         nonlocal done
         done += 1
         if done > steps:
@@ -170,7 +170,7 @@ def test_killed_while_evaluating(
 
     for _ in range(3):  # always at the same evaluation: what was trained before is not lost
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "evaluate", die)
+            patch.setattr(language, "evaluate", die)
             with pytest.raises(Killed):
                 nanolm.train("embedded:tiny", out=run, **SETTINGS)
         assert [folder.name for folder in list_checkpoints(run / "checkpoints")] == [
@@ -325,7 +325,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(
 
     def spoil(trainer: Trainer) -> None:
         step = trainer.state.step
-        before = [parameter.clone() for parameter in trainer.model.parameters()]
+        before = [parameter.clone() for parameter in trainer.task.model.parameters()]
         with monkeypatch.context() as patch:
             patch.setattr(
                 F, "cross_entropy", lambda *a, **k: real(*a, **k) * torch.tensor(torch.nan)
@@ -333,13 +333,13 @@ def test_a_step_without_a_finite_gradient_changes_nothing(
             _, norm = original(trainer, 1e-3)
         assert norm != norm
         assert all(
-            torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
+            torch.equal(a, b) for a, b in zip(before, trainer.task.model.parameters(), strict=True)
         )
         spoiled.append(step)
 
     original = Trainer.train_step
 
-    def train_step(self: Trainer, lr: float) -> tuple[float, float]:
+    def train_step(self: Trainer, lr: float) -> tuple[dict[str, float], float]:
         if self.state.step == 5:
             spoil(self)
         return original(self, lr)

@@ -1,0 +1,64 @@
+"""LoRA: a large matrix stays as it is, and a product of two thin ones learns what to add to it.
+
+    >>> adapters = Adapters(classifier, rank=8)     # nothing changes yet: the second begins at zero
+    >>> with adapters.merged(): ...                 # here the large matrices have it added
+
+The thin matrices live beside the model, so that its parameters keep their names.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanolm.model.base import Model
+
+RANK = 8
+SCALE = 2.0  # of what is added, so that the learning rate of other weights suits these too
+
+
+class Adapters(nn.Module):
+    """Thin matrices for every linear layer of `model` that is not its output layer."""
+
+    def __init__(self, model: Model, rank: int = RANK) -> None:
+        super().__init__()
+        self.layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+        }
+        self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
+        for name, layer in self.layers.items():
+            key = name.replace(".", "/")  # a name with dots would be a path to torch
+            device = layer.weight.device
+            down = torch.randn(rank, layer.in_features) / layer.in_features**0.5
+            self.down[key] = nn.Parameter(down.to(device))
+            self.up[key] = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+            layer.register_forward_hook(self.hook(key))
+        self.active = True
+
+    def hook(self, key: str) -> Any:
+        def add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            if not self.active:
+                return output
+            (x,) = inputs
+            return output + SCALE * ((x @ self.down[key].T) @ self.up[key].T)
+
+        return add
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Meanwhile the layers have in their own weights what the thin matrices add."""
+        kept = {name: layer.weight.detach().clone() for name, layer in self.layers.items()}
+        self.active = False
+        try:
+            with torch.no_grad():
+                for name, layer in self.layers.items():
+                    key = name.replace(".", "/")
+                    layer.weight += SCALE * (self.up[key] @ self.down[key])
+            yield
+        finally:
+            with torch.no_grad():
+                for name, layer in self.layers.items():
+                    layer.weight.copy_(kept[name])
+            self.active = True

@@ -1,0 +1,112 @@
+"""A classifier with its tokenizer: texts in, a probability for each label out.
+
+    >>> text_classifier = load("runs/reviews", note=print)
+    >>> text_classifier.logits(["A lovely film."])
+
+Texts are computed in batches of about the same length, as many together as fit.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanolm.choice import Report
+from nanolm.classification.data import Cut, Encoded, Texts, encode
+from nanolm.classification.metrics import log_softmax
+from nanolm.download import HUB
+from nanolm.model.classifier import Classifier
+from nanolm.model.huggingface import load_classifier, load_classifier_config
+from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
+from nanolm.text.tokenizer import Tokenizer
+
+TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # computed together, filling included
+TOGETHER = 8192  # texts that are sorted by length together
+WIDTH = {"cpu": 1, "cuda": 8, "mps": 1}  # what the length of a batch is a multiple of
+
+Logits = npt.NDArray[np.float32]
+
+
+@torch.inference_mode()
+def predict(
+    model: Classifier,
+    data: Encoded,
+    low: bool = False,
+    report: Report = lambda *how_far: None,
+) -> Logits:
+    """The logits of each text, (texts, labels): of several windows their mean."""
+    was_training = model.training
+    model.eval()
+    order = np.argsort(data.lengths, kind="stable")
+    found = np.empty((len(order), len(model.config.labels)), dtype=np.float32)
+    device = model.device
+    done, waiting = 0, []
+    while done < len(order):
+        # As many of the next longer ones as fit together.
+        some = order[done : done + TOKENS[device.type]]
+        sizes = data.lengths[some] * np.arange(1, len(some) + 1)
+        rows = some[: max(1, int(np.searchsorted(sizes, TOKENS[device.type], side="right")))]
+        ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            waiting.append((rows, model(ids, lengths).float()))
+        done += len(rows)
+        report("classifying", done, len(order))
+    for rows, logits in waiting:
+        found[rows] = logits.cpu().numpy()
+    model.train(was_training)
+    totals = np.zeros((data.count, found.shape[1]), dtype=np.float32)
+    np.add.at(totals, data.text, found)
+    windows: Logits = np.bincount(data.text, minlength=data.count).astype(np.float32)
+    return totals / windows[:, None]
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """What `nanolm.load` gives for a classifier."""
+
+    model: Classifier
+    tokenizer: Tokenizer
+    low: bool = False  # in bfloat16
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.model.config.labels
+
+    def logits(self, texts: list[str]) -> Logits:
+        """(texts, labels)."""
+        unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
+        multiple = WIDTH[self.model.device.type]
+        cut = Cut(self.model.config.window, self.model.config.long)
+        data = encode(unknown, self.tokenizer, cut, lambda *how_far: None, multiple)
+        return predict(self.model, data, self.low)
+
+    def classify(self, text: str) -> dict[str, float]:
+        """The probability of each label, the likeliest first."""
+        (probabilities,) = np.exp(log_softmax(self.logits([text])))
+        pairs = zip(self.labels, probabilities.tolist(), strict=True)
+        return dict(sorted(pairs, key=lambda pair: -pair[1]))
+
+    def stream(self, texts: Iterable[str]) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
+        """Each text with its probabilities, in order, however many there are."""
+        left = iter(texts)
+        size = 64  # the first ones come soon
+        while part := list(islice(left, size)):
+            yield from zip(part, np.exp(log_softmax(self.logits(part))), strict=True)
+            size = min(TOGETHER, 2 * size)
+
+
+def load(
+    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
+) -> TextClassifier:
+    """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
+    if str(path).startswith(HUB):
+        folder = find_or_download(str(path), note, progress)
+    else:
+        folder = find_model(path, note)
+    load_classifier_config(folder)  # what is no classifier is told at once
+    tokenizer = model_tokenizer(folder)
+    return TextClassifier(load_classifier(folder), tokenizer)

@@ -1,0 +1,240 @@
+"""Labelled texts on their way to a model: split, encoded, and put together into batches.
+
+    >>> split = split_data(settings, report)
+    >>> encoded = encode(split.train, split.labels, tokenizer, cut)
+    >>> ids, lengths, truth = encoded.rows(Batches(encoded.lengths, batch=32, seed=1)[0])
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from nanolm.choice import Report
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.errors import DataError
+from nanolm.text.labelled import Labelled, read_labelled
+from nanolm.text.tokenizer import Tokenizer
+
+Ints = npt.NDArray[np.int64]
+POOL = 50  # batches whose texts are sorted by length together
+
+NEGATIVE, POSITIVE = "negative", "positive"
+SENTIMENTS = {  # how sentiment is usually labelled, and what it means
+    ("0", "1"): (NEGATIVE, POSITIVE),
+    ("-1", "1"): (NEGATIVE, POSITIVE),
+    ("neg", "pos"): (NEGATIVE, POSITIVE),
+    ("-1", "0", "1"): (NEGATIVE, "neutral", POSITIVE),
+    ("0", "1", "2"): (NEGATIVE, "neutral", POSITIVE),
+    ("0", "1", "2", "3", "4"): (
+        *("very negative", NEGATIVE, "neutral", POSITIVE, "very positive"),
+    ),
+}
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts with the number of the label of each."""
+
+    texts: list[str]
+    truth: Ints
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def part(self, rows: Ints) -> "Texts":
+        return Texts([self.texts[row] for row in rows], self.truth[rows])
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is learned from, what is chosen by, and what is measured on at the end."""
+
+    labels: tuple[str, ...]
+    train: Texts
+    val: Texts
+    test: Texts | None
+    how: str  # the data was read
+    examples: list[tuple[str, str]]  # (label, text) of the first rows
+    notes: list[str]
+
+
+def split_data(settings: FinetuneSettings, report: Report) -> Split:
+    """Read everything, and split by label where no file is named."""
+    reading = settings.reading()
+    whole = read_labelled(settings.data, reading, report, settings.limit)
+    written = sorted_labels(set(whole.labels))
+    labels = SENTIMENTS.get(written, written) if settings.sentiment else written
+    train = numbered(whole, written)
+    notes = list(whole.notes)
+    parts: dict[str, Texts | None] = {"val": None, "test": None}
+    for name in parts:
+        if file := getattr(settings, name):
+            other = read_labelled((file,), reading, report)
+            notes += other.notes
+            if strange := set(other.labels) - set(written):
+                raise DataError(
+                    f"--{name} {file} has labels that the training data has not: "
+                    f"{', '.join(sorted(strange)[:10])}; there are {', '.join(written[:10])}"
+                )
+            parts[name] = numbered(other, written)
+    if settings.test_fraction:
+        train, parts["test"] = stratified(train, settings.test_fraction, settings.seed)
+    val = parts["val"]
+    if val is None:
+        assert settings.val_fraction is not None
+        train, val = stratified(train, settings.val_fraction, settings.seed)
+    if not len(train) or not len(val):
+        raise DataError(f"{len(whole.texts)} labelled texts are too few to split; give more")
+    for name, part in (("validation", val), ("test", parts["test"])):
+        if part is not None and (note := duplicates(train, part, name)):
+            notes.append(note)
+    shown = list(zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True))
+    return Split(labels, train, val, parts["test"], whole.how, shown, notes)
+
+
+def sorted_labels(labels: set[str]) -> tuple[str, ...]:
+    """Numbers in their order, else by the alphabet."""
+    if all(NUMBER.fullmatch(label) for label in labels):
+        return tuple(sorted(labels, key=lambda label: (float(label), label)))
+    return tuple(sorted(labels))
+
+
+def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
+    ids = {label: id for id, label in enumerate(labels)}
+    return Texts(read.texts, np.array([ids[label] for label in read.labels], dtype=np.int64))
+
+
+def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
+    """All but `fraction`, and that: of each label as many as it has a share, drawn by `seed`.
+
+    A label with two texts has one in each; with one alone, it is in the first.
+    """
+    order = np.random.default_rng(seed).permutation(len(texts))
+    held_out = np.zeros(len(texts), dtype=bool)
+    for label in np.unique(texts.truth):
+        rows = order[texts.truth[order] == label]
+        count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+        held_out[rows[:count]] = True
+    return texts.part(np.flatnonzero(~held_out)), texts.part(np.flatnonzero(held_out))
+
+
+def duplicates(train: Texts, other: Texts, name: str) -> str:
+    """How many texts of `other` were trained on, in words; empty where there are none."""
+    known = dict(zip(train.texts, train.truth.tolist(), strict=True))
+    again = Counter(
+        known[text] == id
+        for text, id in zip(other.texts, other.truth.tolist(), strict=True)
+        if text in known
+    )
+    if not again:
+        return ""
+    words = f"{again.total():,} of {len(other):,} {name} texts are in the training texts too"
+    return words + (f", {again[False]:,} of them with another label" if again[False] else "")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is done with texts beyond the context."""
+
+    context: int
+    rule: str  # head, tail or windows
+
+    def windows(self, ids: list[int], begin: int) -> list[list[int]]:
+        """What the model sees of a text; the first `begin` tokens stand before every window."""
+        if len(ids) <= self.context:
+            return [ids]
+        first, rest, room = ids[:begin], ids[begin:], max(1, self.context - begin)
+        if self.rule == "head":
+            return [first + rest[:room]]
+        if self.rule == "tail":
+            return [first + rest[-room:]]
+        count = -(-len(rest) // room)
+        edges = np.linspace(0, len(rest), count + 1).astype(int)  # all about as long
+        return [first + rest[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Windows of texts as token ids, one after the other."""
+
+    ids: npt.NDArray[np.int32]
+    starts: Ints
+    lengths: Ints
+    truth: Ints  # of each window
+    text: Ints  # which text each window is of
+    count: int  # of texts
+    padding: int
+    multiple: int = 1  # batches are as wide as a multiple of it
+
+    def rows(self, which: Ints) -> tuple[Ints, Ints, Ints]:
+        """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
+        lengths = self.lengths[which]
+        width = rounded(int(lengths.max()), self.multiple)
+        places = self.starts[which][:, None] + np.arange(width)  # (rows, longest)
+        inside = np.arange(width) < lengths[:, None]
+        ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
+        return np.where(inside, ids, self.padding), lengths, self.truth[which]
+
+
+def rounded(length: int, multiple: int) -> int:
+    """A length that others share: a multiple, of four times as many where texts are long."""
+    multiple = multiple if length <= 8 * multiple else 4 * multiple if multiple > 1 else 1
+    return -(-length // multiple) * multiple
+
+
+def encode(texts: Texts, tokenizer: Tokenizer, cut: Cut, report: Report, multiple: int) -> Encoded:
+    pieces: list[npt.NDArray[np.int32]] = []
+    lengths: list[int] = []
+    text: list[int] = []
+    begin = len(tokenizer.begin)
+    for number, words in enumerate(texts.texts):
+        for window in cut.windows(tokenizer.encode_prompt(words), begin):
+            pieces.append(np.array(window, dtype=np.int32))
+            lengths.append(len(window))
+            text.append(number)
+        if number % 1000 == 0:
+            report("encoding", number, len(texts))
+    sizes, of = np.array(lengths, dtype=np.int64), np.array(text, dtype=np.int64)
+    return Encoded(
+        ids=np.concatenate(pieces),
+        starts=np.cumsum(sizes) - sizes,
+        lengths=sizes,
+        truth=texts.truth[of],
+        text=of,
+        count=len(texts),
+        padding=tokenizer.padding,
+        multiple=multiple,
+    )
+
+
+class Batches:
+    """Batch number i: a pure function of the seed and i. Every window once in each epoch.
+
+    The texts of a batch are about equally long, so that little of it is filling.
+    """
+
+    def __init__(self, lengths: Ints, batch: int, seed: int) -> None:
+        self.lengths, self.batch, self.seed = lengths, min(batch, len(lengths)), seed
+        self.in_epoch = -(-len(lengths) // self.batch)
+        self.epoch = lru_cache(maxsize=2)(self._epoch)
+
+    def __getitem__(self, index: int) -> Ints:
+        epoch, number = divmod(index, self.in_epoch)
+        return self.epoch(epoch)[number]
+
+    def _epoch(self, number: int) -> list[Ints]:
+        random = np.random.default_rng([self.seed, number])
+        order = random.permutation(len(self.lengths))
+        # The last batch is filled up with texts of this epoch: all have the same size.
+        order = np.concatenate([order, order[: self.in_epoch * self.batch - len(order)]])
+        batches: list[Ints] = []
+        for start in range(0, len(order), POOL * self.batch):
+            pool = order[start : start + POOL * self.batch]
+            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            batches += list(pool.reshape(-1, self.batch))
+        return [batches[place] for place in random.permutation(len(batches))]

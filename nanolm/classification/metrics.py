@@ -1,0 +1,175 @@
+"""How good a classifier is: what it gets right, class by class, and whether its word can be taken.
+
+>>> scores = score(logits, truth, ["bad", "good"], temperature=fit_temperature(logits, truth))
+>>> print(scores.accuracy, scores.macro_f1, scores.calibration_error)
+
+Logits are (texts, classes), the truth is a class number a text; all sums are in float64.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 10  # of the top probability, equally wide (Guo et al. 2017 take 10 or 15)
+COLDEST, HOTTEST = 0.05, 20.0  # temperatures; data without a mistake would have it fall for ever
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class; where a ratio has nothing to divide by, it is 0."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int  # texts that are truly of this class
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The texts whose top probability is in (low, high]; the means are 0 where there is none."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    accuracy: float
+    macro_f1: float
+    loss: float  # mean log-loss in nats
+    count: int
+    classes: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...]  # rows are the truth, columns what was predicted
+    calibration_error: float  # between confidence and accuracy of a bin, the mean over texts
+    bins: tuple[Bin, ...]  # of a reliability diagram
+
+    def to_json(self) -> dict[str, Any]:
+        """As lists and plain values; what is not finite is None, JSON has no word for it."""
+        values: dict[str, Any] = _plain(asdict(self))
+        return values
+
+
+def score(
+    logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1.0
+) -> Scores:
+    """All figures at once; only loss and calibration depend on the `temperature`."""
+    count, classes = logits.shape
+    logs = log_softmax(logits, temperature)
+    predicted = logits.argmax(axis=1)
+    pairs = np.bincount(truth.astype(np.int64) * classes + predicted, minlength=classes**2)
+    confusion = pairs.reshape(classes, classes)  # (truth, predicted)
+    right, support, taken = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision = right / np.maximum(1, taken)
+    recall = right / np.maximum(1, support)
+    f1 = 2 * right / np.maximum(1, support + taken)
+    error, bins = calibration(np.exp(logs.max(axis=1)), predicted == truth)
+    some = max(1, count)
+    return Scores(
+        accuracy=float(right.sum() / some),
+        macro_f1=float(f1.mean()),
+        loss=float(-logs[np.arange(count), truth].sum() / some),
+        count=count,
+        classes=tuple(
+            ClassScore(label, *values)
+            for label, *values in zip(
+                labels,
+                precision.tolist(),
+                recall.tolist(),
+                f1.tolist(),
+                support.tolist(),
+                strict=True,
+            )
+        ),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        calibration_error=error,
+        bins=bins,
+    )
+
+
+def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tuple[Bin, ...]]:
+    """The expected calibration error, and what it is made of."""
+    edges = np.arange(BINS + 1) / BINS
+    # NaN, of a broken model, sorts behind all others; it falls into the last bin and is the error.
+    place = np.clip(np.searchsorted(edges, confidence) - 1, 0, BINS - 1)
+    counts = np.bincount(place, minlength=BINS)
+    sure = np.bincount(place, confidence, minlength=BINS)
+    true = np.bincount(place, right, minlength=BINS)
+    error = float(np.abs(sure - true).sum() / max(1, len(confidence)))
+    some = np.maximum(1, counts)
+    columns = (edges[:-1], edges[1:], counts, sure / some, true / some)
+    return error, tuple(map(Bin, *(column.tolist() for column in columns)))
+
+
+def fit_temperature(logits: Floats, truth: Integers) -> float:
+    """The T between 0.05 and 20 for which softmax(logits / T) has the least log-loss.
+
+    The loss is convex in 1 / T, so that its slope has one root at most: bisection finds it.
+    """
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    right = shifted[np.arange(len(truth)), truth]
+
+    def slope(temperature: float) -> float:
+        """Of the loss in 1 / T; above 0 where a higher temperature is better."""
+        expected = (softmax(shifted, temperature) * shifted).sum(axis=1)
+        return float((expected - right).sum())
+
+    if not abs(slope(1.0)) > 0:
+        return 1.0  # the best there is, or all are as good, or there is no telling (NaN)
+    low, high = math.log(COLDEST), math.log(HOTTEST)
+    for _ in range(50):  # halves 6.0 until floats end
+        middle = (low + high) / 2
+        if slope(math.exp(middle)) > 0:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+def majority(truth: Integers, classes: int) -> float:
+    """The accuracy of always saying the commonest class: what a classifier has to beat."""
+    return float(np.bincount(truth, minlength=classes).max() / max(1, len(truth)))
+
+
+def worst_mistakes(
+    logits: Floats, truth: Integers, count: int, temperature: float = 1.0
+) -> list[tuple[int, int, float]]:
+    """(row, predicted class, its probability) of the most confident mistakes, the worst first."""
+    predicted = logits.argmax(axis=1)
+    confidence = softmax(logits, temperature).max(axis=1)
+    wrong = np.flatnonzero(predicted != truth)
+    worst = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]
+    return list(
+        zip(worst.tolist(), predicted[worst].tolist(), confidence[worst].tolist(), strict=True)
+    )
+
+
+def softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
+    """Probabilities (texts, classes) in float64."""
+    return np.exp(log_softmax(logits, temperature))
+
+
+def log_softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
+    """Log-probabilities (texts, classes); nothing overflows, and no probability is log 0."""
+    logs: NDArray[np.float64] = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    logs /= temperature
+    logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
+    return logs
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,135 @@
+"""Settings of a fine-tuning run that were left open, chosen: each choice with its reason."""
+
+from dataclasses import replace
+from typing import Any
+
+from nanolm.choice import Choice
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.machine import available_threads
+from nanolm.model.config import PRESETS, ModelConfig, configure
+from nanolm.model.device import choose_device, choose_dtype
+from nanolm.training.settings import DEFAULT_FAMILY
+
+LARGE = 30_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
+HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
+
+
+def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
+    """How much is held out, which has to be known before anything else."""
+    if settings.val is not None or settings.val_fraction is not None:
+        return settings
+    return replace(settings, val_fraction=0.2)
+
+
+def choose_settings(
+    settings: FinetuneSettings, base: ModelConfig | None, parameters: int, lengths: list[int]
+) -> tuple[FinetuneSettings, list[Choice]]:
+    """For a model of so many `parameters` and training texts of these `lengths` in tokens.
+
+    `base` is the config of the trained model; None: from scratch.
+    """
+    choices: list[Choice] = []
+
+    def choose(name: str, value: object, reason: str) -> None:
+        nonlocal settings
+        if getattr(settings, name) in (None, "auto"):
+            settings = replace(settings, **{name: value})  # type: ignore[arg-type]
+            choices.append(Choice(name, value, reason))
+
+    choose("device", *choose_device(settings.device))
+    choose("dtype", *choose_dtype(settings.dtype, settings.device))
+    on_cpu, count = settings.device == "cpu", len(lengths)
+    longest = max(lengths)
+    if base is None:
+        if settings.preset is None:
+            choose("preset", "micro", "a fresh model for labelled text needs no more")
+        settings = replace(settings, family=settings.family or DEFAULT_FAMILY)
+        choose("context", min(longest, 512), f"the longest text has {longest:,} tokens")
+    else:
+        most = min(base.context, 512)
+        choose("context", min(longest, most), context_reason(longest, base.context))
+    assert settings.context
+    beyond = sum(length > settings.context for length in lengths)
+    if beyond:
+        reason = f"{beyond:,} of {count:,} texts have more than {settings.context:,} tokens"
+        choose("long", "head", reason)
+    settings = replace(settings, long=settings.long or "head")
+    small = parameters < LARGE
+    if settings.train is None:
+        if base is None:
+            settings = replace(settings, train="all")
+        elif parameters > HUGE:
+            choose("train", "lora", f"{parameters:,} parameters: all of them take too much memory")
+        elif on_cpu and not small:
+            choose("train", "last-2", f"{parameters:,} parameters on a CPU: all of them take long")
+        else:
+            choose("train", "all", f"{parameters:,} parameters can all be trained here")
+    width = base.dim if base else PRESETS[settings.preset or "micro"].dim
+    if settings.threads is None:
+        threads = 1 if width < 96 else available_threads()
+        choose("threads", threads, "small models gain little from more" if threads == 1 else "all")
+    if settings.batch is None:
+        settings = replace(settings, batch=32 if count >= 1000 else 16)
+    rate = learning_rate(settings, base, small)
+    choose("lr", *rate)
+    settings = replace(
+        settings,
+        dropout=0.1 if settings.dropout is None else settings.dropout,
+        layer_decay=1.0 if settings.layer_decay is None else settings.layer_decay,
+        language_loss=0.0 if settings.language_loss is None else settings.language_loss,
+        weight_decay=0.01 if settings.weight_decay is None else settings.weight_decay,
+    )
+    if settings.steps is None and settings.minutes is None:
+        epochs = settings.epochs
+        reason = f"{epochs:g} epochs" if epochs else ""
+        if epochs is None:
+            epochs = default_epochs(count, base is None, small)
+            reason = f"{epochs:g} epochs; or say --epochs, --steps or --minutes"
+        steps = max(1, round(epochs * count / (settings.batch or 1)))
+        settings = replace(settings, epochs=None)
+        choose("steps", steps, f"{reason}, of {count:,} texts")
+        if settings.evaluations is None:
+            settings = replace(settings, evaluations=max(1, min(20, round(epochs))))
+    if settings.evaluations is None:
+        settings = replace(settings, evaluations=10)
+    return settings, choices
+
+
+def context_reason(longest: int, context: int) -> str:
+    return f"the longest text has {longest:,} tokens, the model looks back on {context:,}"
+
+
+def learning_rate(
+    settings: FinetuneSettings, base: ModelConfig | None, small: bool
+) -> tuple[float, str]:
+    if base is None:
+        return 1e-3, "for fresh weights"
+    if settings.train == "head":
+        return 3e-3, "for the last layer alone"
+    if settings.train == "lora":
+        return 5e-4, "for thin matrices beside the trained ones"
+    if small:
+        return 5e-4, "for a small trained model"
+    return 5e-5, "for a large trained model"
+
+
+def default_epochs(count: int, scratch: bool, small: bool) -> float:
+    """Fewer texts are seen more often; fresh weights need more."""
+    passes = 20 if scratch else 8 if small else 3
+    return max(2.0, min(float(passes), passes * 20_000 / count))
+
+
+def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
+    """The model that is trained from scratch."""
+    preset = PRESETS[settings.preset or "micro"]
+    shape: dict[str, Any] = {
+        name: getattr(preset, name) for name in ("layers", "heads", "dim")
+    }
+    assert settings.family and settings.context
+    return configure(
+        settings.family,
+        vocab_size=vocab_size,
+        context=settings.context,
+        dropout=settings.dropout,
+        **shape,
+    )

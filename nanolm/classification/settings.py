@@ -1,0 +1,91 @@
+"""Every setting of a fine-tuning run. As in nanolm.training.settings, None is: chosen, and told.
+
+Importing this costs nothing (no torch), so the command line can use it for its help.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import get_args
+
+from nanolm.model.config import Long, Pool
+from nanolm.text.labelled import LabelReading
+from nanolm.training.settings import Settings, option
+
+DATA = "embedded:reviews"
+SCRATCH = "none"  # instead of a model to start from
+TRAINED = re.compile(r"head|all|lora|last-[1-9][0-9]{0,2}")
+FRACTIONS = ("val_fraction", "test_fraction")
+FROM_SCRATCH = ("family", "preset", "tokenizer", "vocab_size")  # what a trained model has already
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Settings):
+    """What decides the outcome of `nanolm finetune`."""
+
+    texts = "data"
+    files = ("val", "test", "label_file")
+
+    data: tuple[str, ...] = (DATA,)
+    label_column: str | None = None
+    label_file: str | None = None
+    limit: int | None = None
+    test: str | None = None
+    val_fraction: float | None = None
+    test_fraction: float = 0.0
+    sentiment: bool = False
+    pool: str = "last"
+    train: str | None = None
+    long: str | None = None
+    class_weights: bool = False
+    layer_decay: float | None = None
+    language_loss: float | None = None
+    weight_decay: float | None = None
+    evaluations: int | None = None
+    patience: int = 5
+
+    def reading(self) -> LabelReading:
+        """How the files are to be read."""
+        return LabelReading(self.encoding, self.text_column, self.label_column, self.label_file)
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        for name, known in (("pool", get_args(Pool)), ("long", get_args(Long))):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                problems.append(f"{option(name)} {value}: there is {', '.join(known)}")
+        if self.train is not None and not TRAINED.fullmatch(self.train):
+            problems.append(
+                f"--train {self.train}: there is head, all, lora, and last-N for the last N layers "
+                "(last-2)"
+            )
+        if self.start_from == SCRATCH and self.train not in (None, "all"):
+            problems.append(f"--train {self.train}: fresh weights must all be trained")
+        if self.start_from not in (None, SCRATCH):
+            problems += [
+                f"{option(name)} cannot be given with --from: {self.start_from} has its own"
+                for name in FROM_SCRATCH
+                if getattr(self, name) is not None
+            ]
+        for name in FRACTIONS:
+            value = getattr(self, name)
+            least = 0 if name == "test_fraction" else 1e-6
+            if value is not None and not least <= value <= 0.8:
+                problems.append(f"{option(name)} {value}: must be above 0 and at most 0.8")
+        for name, most in (("language_loss", 10), ("weight_decay", 10), ("layer_decay", 1)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= most:
+                problems.append(f"{option(name)} {value}: must be from 0 to {most}")
+        for name in ("limit", "patience", "evaluations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{option(name)} {value}: must be at least 1")
+        for name in ("val", "test"):
+            if getattr(self, name) in self.data:
+                problems.append(
+                    f"{option(name)} {getattr(self, name)} is trained on too; name another file"
+                )
+        if self.test is not None and self.test_fraction:
+            problems.append("give one of --test and --test-fraction")
+        if self.test is not None and self.test == self.val:
+            problems.append(f"--test {self.test} is --val too; name another file")
+        return problems + self.reading().problems()
