@@ -42,7 +42,8 @@ class Adapters(nn.Module):
             if not self.active:
                 return output
             (x,) = inputs
-            return output + SCALE * ((x @ self.down[key].T) @ self.up[key].T)
+            more: Tensor = (x @ self.down[key].T) @ self.up[key].T
+            return output + SCALE * more
 
         return add
 

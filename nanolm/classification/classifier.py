@@ -7,9 +7,10 @@ Texts are computed in batches of about the same length, as many together as fit.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,10 @@ import torch
 
 from nanolm.choice import Report
 from nanolm.classification.data import Cut, Encoded, Texts, encode
-from nanolm.classification.metrics import log_softmax
+from nanolm.classification.metrics import softmax
 from nanolm.download import HUB
 from nanolm.model.classifier import Classifier
+from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier, load_classifier_config
 from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
@@ -86,17 +88,31 @@ class TextClassifier:
 
     def classify(self, text: str) -> dict[str, float]:
         """The probability of each label, the likeliest first."""
-        (probabilities,) = np.exp(log_softmax(self.logits([text])))
+        (probabilities,) = softmax(self.logits([text]))
         pairs = zip(self.labels, probabilities.tolist(), strict=True)
         return dict(sorted(pairs, key=lambda pair: -pair[1]))
 
-    def stream(self, texts: Iterable[str]) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
-        """Each text with its probabilities, in order, however many there are."""
-        left = iter(texts)
-        size = 64  # the first ones come soon
-        while part := list(islice(left, size)):
-            yield from zip(part, np.exp(log_softmax(self.logits(part))), strict=True)
-            size = min(TOGETHER, 2 * size)
+    def stream(self, parts: Iterable[list[str]]) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
+        """Each text with its probabilities, in order; the texts of a part are computed together."""
+        for part in parts:
+            if part:
+                yield from zip(part, softmax(self.logits(part)), strict=True)
+
+    def on(self, device: str, dtype: str) -> Self:
+        """The same, on a device ("auto": the best there is)."""
+        where, _ = choose_device(device)
+        numbers, _ = choose_dtype(dtype, where)
+        if where == "cpu":
+            use_fitting_threads(self.model)
+        return replace(self, model=self.model.to(where), low=numbers == "bfloat16")
+
+
+def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Few at first, so that something is seen soon; then as many as are sorted together."""
+    left, size = iter(texts), 64
+    while part := list(islice(left, size)):
+        yield part
+        size = min(TOGETHER, 2 * size)
 
 
 def load(

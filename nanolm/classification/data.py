@@ -1,14 +1,15 @@
 """Labelled texts on their way to a model: split, encoded, and put together into batches.
 
-    >>> split = split_data(settings, report)
-    >>> encoded = encode(split.train, split.labels, tokenizer, cut)
-    >>> ids, lengths, truth = encoded.rows(Batches(encoded.lengths, batch=32, seed=1)[0])
+>>> split = split_data(settings, report)
+>>> encoded = encode(split.train, split.labels, tokenizer, cut)
+>>> ids, lengths, truth = encoded.rows(Batches(encoded.lengths, batch=32, seed=1)[0])
 """
 
 import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -155,7 +156,7 @@ class Cut:
             return [first + rest[-room:]]
         count = -(-len(rest) // room)
         edges = np.linspace(0, len(rest), count + 1).astype(int)  # all about as long
-        return [first + rest[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        return [first + rest[start:stop] for start, stop in pairwise(edges)]
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,13 @@ class Encoded:
     text: Ints  # which text each window is of
     count: int  # of texts
     padding: int
-    multiple: int = 1  # batches are as wide as a multiple of it
+    most: int  # tokens in a window
+    multiple: int  # batches are as wide as a multiple of it
 
     def rows(self, which: Ints) -> tuple[Ints, Ints, Ints]:
         """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
         lengths = self.lengths[which]
-        width = rounded(int(lengths.max()), self.multiple)
+        width = min(self.most, rounded(int(lengths.max()), self.multiple))
         places = self.starts[which][:, None] + np.arange(width)  # (rows, longest)
         inside = np.arange(width) < lengths[:, None]
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
@@ -208,6 +210,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, cut: Cut, report: Report, multipl
         text=of,
         count=len(texts),
         padding=tokenizer.padding,
+        most=cut.context,
         multiple=multiple,
     )
 

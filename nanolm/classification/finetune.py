@@ -33,7 +33,7 @@ from nanolm.errors import DataError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
-from nanolm.model.config import ClassifierConfig, ModelConfig
+from nanolm.model.config import ClassifierConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import (
@@ -152,7 +152,9 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
         return settings
     newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
     if newest is None:
-        notify(Note(f"no run of a language model under {ROOT}/ to start from: training from scratch"))
+        notify(
+            Note(f"no run of a language model under {ROOT}/ to start from: training from scratch")
+        )
         return replace(settings, start_from=SCRATCH)
     notify(Note(f"starting from {newest}, the newest run of a language model (--from for another)"))
     return replace(settings, start_from=str(newest))
@@ -168,7 +170,7 @@ def prepare(
     notify: Notify,
 ) -> "Labels":
     """Settings, tokens and model: new, or as the last checkpoint of the run has them."""
-    note, progress = reports(notify)
+    _, progress = reports(notify)
     tokenizer = choose_tokenizer(settings, base, split.train.texts, notify)
     fingerprints = {"data": fingerprint(split), "tokenizer": tokenizer.fingerprint()}
     config, parameters = None, 0
@@ -314,7 +316,9 @@ class Labels(Task):
         elif isinstance(head, nn.Linear):
             layer = head
         else:
-            raise DataError("--language-loss needs a language model to start from, not a classifier")
+            raise DataError(
+                "--language-loss needs a language model to start from, not a classifier"
+            )
         return layer.to(self.settings.device)
 
     def started(self, run: Path, step: int) -> Started:
@@ -336,7 +340,7 @@ class Labels(Task):
         if self.adapters:
             named |= dict(self.adapters.named_parameters(prefix="adapters"))
         if self.language_head and not self.classifier.config.base.tied:
-            named["language_head.weight"] = self.language_head.weight
+            named |= dict(self.language_head.named_parameters(prefix="language_head"))
         return named
 
     def rate(self, name: str) -> float:
@@ -460,9 +464,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str) -> Result:
         else None,
         mistakes=tuple(
             Mistake(split.val.texts[row], labels[truth[row]], labels[predicted], probability)
-            for row, predicted, probability in worst_mistakes(
-                logits, truth, MISTAKES, temperature
-            )
+            for row, predicted, probability in worst_mistakes(logits, truth, MISTAKES, temperature)
         ),
     )
     (run.path / "loss.svg").write_text(draw(run, state.best_step), encoding="utf-8")

@@ -9,6 +9,7 @@ Logits are (texts, classes), the truth is a class number a text; all sums are in
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ def score(
     precision = right / np.maximum(1, taken)
     recall = right / np.maximum(1, support)
     f1 = 2 * right / np.maximum(1, support + taken)
+    columns = [column.tolist() for column in (precision, recall, f1, support)]
     error, bins = calibration(np.exp(logs.max(axis=1)), predicted == truth)
     some = max(1, count)
     return Scores(
@@ -80,17 +82,7 @@ def score(
         macro_f1=float(f1.mean()),
         loss=float(-logs[np.arange(count), truth].sum() / some),
         count=count,
-        classes=tuple(
-            ClassScore(label, *values)
-            for label, *values in zip(
-                labels,
-                precision.tolist(),
-                recall.tolist(),
-                f1.tolist(),
-                support.tolist(),
-                strict=True,
-            )
-        ),
+        classes=tuple(starmap(ClassScore, zip(labels, *columns, strict=True))),
         confusion=tuple(map(tuple, confusion.tolist())),
         calibration_error=error,
         bins=bins,
@@ -127,7 +119,7 @@ def fit_temperature(logits: Floats, truth: Integers) -> float:
     if not abs(slope(1.0)) > 0:
         return 1.0  # the best there is, or all are as good, or there is no telling (NaN)
     low, high = math.log(COLDEST), math.log(HOTTEST)
-    for _ in range(50):  # halves 6.0 until floats end
+    for _ in range(50):  # as far as floats go
         middle = (low + high) / 2
         if slope(math.exp(middle)) > 0:
             low = middle

@@ -122,9 +122,7 @@ def default_epochs(count: int, scratch: bool, small: bool) -> float:
 def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
     """The model that is trained from scratch."""
     preset = PRESETS[settings.preset or "micro"]
-    shape: dict[str, Any] = {
-        name: getattr(preset, name) for name in ("layers", "heads", "dim")
-    }
+    shape: dict[str, Any] = {name: getattr(preset, name) for name in ("layers", "heads", "dim")}
     assert settings.family and settings.context
     return configure(
         settings.family,

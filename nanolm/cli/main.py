@@ -18,9 +18,12 @@ from nanolm.cli.console import complain
 from nanolm.cli.options import Group
 from nanolm.errors import NanolmError
 
-VERBS = {
+VERBS = {  # the module of each, and the command in it where that has another name
     "train": "nanolm.cli.train",
     "sample": "nanolm.cli.sample",
+    "finetune-sentiment": "nanolm.cli.finetune:sentiment",
+    "finetune": "nanolm.cli.finetune",
+    "classify": "nanolm.cli.classify",
     "eval": "nanolm.cli.eval",
     "tokenizer": "nanolm.cli.tokenizer",
     "data": "nanolm.cli.data",
@@ -41,7 +44,8 @@ class Verbs(Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(VERBS[name]).command
+        module, _, attribute = VERBS[name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
         return command
 
     def invoke(self, context: click.Context) -> object:
@@ -68,6 +72,8 @@ def cli() -> None:
     \b
     nanolm train corpus.txt                 train a model on any text
     nanolm sample --prompt "Once upon"      write with it
+    nanolm finetune-sentiment reviews.tsv   teach it to tell good from bad
+    nanolm classify RUN "A lovely film."    and ask it
     nanolm eval runs/corpus other.txt       how well it knows a text
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens

@@ -114,6 +114,8 @@ class TrainingView:
             parts.append(f"loss {self.values['loss']:.3f}")
         if "val_bits_per_byte" in self.values:
             parts.append(f"val {self.values['val_bits_per_byte']:.3f} bits/byte")
+        if "val_accuracy" in self.values:
+            parts.append(f"val {self.values['val_accuracy']:.1%} right")
         return "  ".join(parts)
 
     def speed(self) -> str:

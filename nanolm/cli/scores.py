@@ -75,7 +75,7 @@ def show_mistakes(rows: list[tuple[str, str, str, float]]) -> None:
     table = [["chance", "predicted", "true"]]
     for _, truth, predicted, chance in rows:
         table.append([f"{chance:.3f}", one_line(predicted), one_line(truth)])
-    most = LONGEST if width is None or width >= 80 else max(LEAST, (width - 10) // 2)
+    most = sys.maxsize if width is None else max(LEAST, min(LONGEST, (width - 10) // 2))
     rooms = [min(widest(column), most) for column in zip(*table, strict=True)]
     lead = sum(rooms) + 2 * len(rooms)
     beside = width is None or width - lead >= ROOM

@@ -1,10 +1,10 @@
 """Which device to run on."""
 
 import torch
+from torch import nn
 
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
-from nanolm.model.base import Model
 
 # Bytes of weights. Below, a token is computed before a second thread would have helped much
 # (docs/experiments.md).
@@ -34,7 +34,7 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
     return "float32", f"the safe choice on {device}"
 
 
-def use_fitting_threads(model: Model) -> None:
+def use_fitting_threads(model: nn.Module) -> None:
     """As many as make single tokens fast: by a rule, so that the same text comes out again."""
     size = sum(parameter.nbytes for parameter in model.parameters())
     torch.set_num_threads(1 if size < SMALL else available_threads())

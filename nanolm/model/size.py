@@ -10,6 +10,7 @@ import torch
 
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
+from nanolm.model.classifier import Classifier
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig, configure
 
 PARTS = {
@@ -22,14 +23,20 @@ PARTS = {
     "feed_forward_norm": "norms",
     "norm": "norms",
     "head": "output layer",
+    "score": "scores of labels",
 }
 
 
-def parameters_by_part(model: Model) -> dict[str, int]:
+def parameters_by_part(model: Model | Classifier) -> dict[str, int]:
     """How many parameters each kind of layer has; a tied output layer has none of its own."""
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        module = name.removeprefix("blocks.").lstrip("0123456789.").partition(".")[0]
+        module = (
+            name.removeprefix("base.")
+            .removeprefix("blocks.")
+            .lstrip("0123456789.")
+            .partition(".")[0]
+        )
         part = PARTS[module]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts

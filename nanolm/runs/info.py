@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import DataError, ModelError
+from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
-from nanolm.model.huggingface import checked, load_config, read_json
+from nanolm.model.huggingface import checked, load_any_config, read_json
 from nanolm.model.size import parameters_by_part
 from nanolm.runs.folder import Run, find_model, model_tokenizer
 
-TRIED = "transformers 5.22 (AutoModelForCausalLM, AutoTokenizer)"  # the tests load each family
+TRIED = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # what other hands may have written
 
 
@@ -55,16 +56,18 @@ class Info:
 def describe(name: str, note: Callable[[str], None]) -> Info:
     """Look at everything but the weights themselves."""
     folder = find_model(name, note)
-    config = load_config(folder)
+    config = load_any_config(folder)
     with checked(folder, config) as (model, tensors):
         parts = parameters_by_part(model)
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = model_tokenizer(folder)
     kind, why = model_type(config)
+    classifier = isinstance(config, ClassifierConfig)
+    loader = "AutoModelForSequenceClassification" if classifier else "AutoModelForCausalLM"
     return Info(
         folder=str(folder),
         model_type=kind,
-        architecture=asdict(config),
+        architecture=architecture(config),
         parameters=sum(parts.values()),
         parts=parts,
         numbers=numbers,
@@ -73,9 +76,16 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
             file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()
         },
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TRIED],
+        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TRIED.format(loader)],
         why_only=why,
     )
+
+
+def architecture(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
+    if isinstance(config, ModelConfig):
+        return asdict(config)
+    rest = {"labels": list(config.labels), "pool": config.pool}
+    return {**rest, "window": config.window, "long": config.long, **asdict(config.base)}
 
 
 def read_history(path: Path, folder: Path) -> History | None:

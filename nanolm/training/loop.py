@@ -92,7 +92,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        """How good the model is (lower is better) and the lines of metrics, `val_loss` among them."""
+        """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:

@@ -97,7 +97,7 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
     stem = run_name(settings.to_dict()[settings.texts][0])
     number = 1
     while not (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).free():
-        if run.exists() and not run.finished() and _same_settings(run, settings):
+        if run.exists() and not run.finished() and same_settings(run, settings):
             return run
         number += 1
     if resume:
@@ -220,7 +220,7 @@ def refuse_finished(run: Run) -> None:
 
 
 def refuse_other_settings(run: Run, settings: Settings) -> None:
-    if _same_settings(run, settings):
+    if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
     differences = [
@@ -234,7 +234,7 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     )
 
 
-def _same_settings(run: Run, settings: Settings) -> bool:
+def same_settings(run: Run, settings: Settings) -> bool:
     """As asked for the first time, or all spelled out, as in the run's config.toml."""
     now = settings.to_dict()
     return now == run.facts()["request"] or now == run.settings()

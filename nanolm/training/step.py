@@ -9,6 +9,7 @@ update is captured, once for each shape of batch that comes up again, and from t
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ class Step:
         self.low = dtype == "bfloat16"
         self.seen: dict[tuple[torch.Size, ...], int] = {}
         self.captured: dict[tuple[torch.Size, ...], Captured] = {}
-        self.pool = None  # of memory, for all that is captured: they never run together
+        self.pool: Any = None  # of memory, for all that is captured: they never run together
 
     def __call__(self, batch: tuple[Tensor, ...], lr: float) -> tuple[dict[str, float], float]:
         """The loss and what else is recorded, and the norm of the gradient."""
@@ -64,7 +65,7 @@ class Step:
         batch = tuple(part.to(self.device, non_blocking=True) for part in batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low):
             loss, others = self.loss(*batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
         if self.optimizer.param_groups[0]["fused"]:
             # Where it is 1, the kernel leaves everything as it is.

@@ -248,9 +248,9 @@ def test_a_matrix_without_room_is_left_out(
 
 
 def test_mistakes_on_a_pipe_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    show_mistakes([("long " * 100, "bad", "good", 0.91)])
+    show_mistakes([("long " * 100, "bad", WIDE, 0.91)])
     assert (
-        capsys.readouterr().out.splitlines()[1].split() == ["0.910", "good", "bad"] + ["long"] * 100
+        capsys.readouterr().out.splitlines()[1].split() == ["0.910", WIDE, "bad"] + ["long"] * 100
     )
     show_mistakes([])
     assert capsys.readouterr().out == "no mistakes\n"

@@ -490,5 +490,6 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {  # configs as they are on t
 def test_published_models_have_their_published_size(name: str) -> None:
     parameters, values = PUBLISHED[name]
     config = config_from_json(values, Path(name))
+    assert isinstance(config, ModelConfig)
     with torch.device("meta"):
         assert build_model(config).parameter_count() == parameters

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import labelled
+from nanolm.text import tables
 from nanolm.text.labelled import Labelled, LabelReading, read_labelled, read_texts
 
 Pairs = list[tuple[str, str]]
@@ -192,9 +192,11 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     written(tmp_path, "train/urls.txt", "no film")
     found = read(tmp_path / "train")
     assert found.how == "a folder for each class"
-    assert found.notes == ["2 files left out that lie in no folder of a class"]
+    assert found.notes == ["2 files in no folder of a class left out"]
     assert found.texts[0] == "neg film\nnumber 0"
     assert found.labels == ["neg", "pos"] * 3
+    more = written(tmp_path, "more.tsv", table(FILMS))
+    assert read(more, tmp_path / "train").labels == ["neg", "pos"] * 3 + [y for _, y in FILMS]
     assert first(2, tmp_path / "train") == ["neg", "pos"]
     with pytest.raises(UsageError, match=r"folders test, train.*for example .*/train$"):
         read(tmp_path)
@@ -276,6 +278,7 @@ def test_plain_text_stays_whole(tmp_path: Path) -> None:
         ["yes I do", "no I do not", "yes we do", "no we do not"],
         ["write to a@b", "write to b@b"],
         ['a "quote', "and, more", "and, even, more"],
+        ["17", "4", "2026"],
     ):
         assert texts(written(tmp_path, "a.txt", "\n".join(lines) + "\n\n")) == lines
 
@@ -314,6 +317,11 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("a.tsv", "good\t1\nvery good\t1\nbetter\t1\n", "only one class, '1' in 3 rows"),
+        (
+            "a.txt",
+            "one two\nthree four\nfive six\n",
+            "neither begin nor end with one .--label-file",
+        ),
         ("a.tsv", "", "no rows with a text and a label"),
         ("a.csv", "text,label\na,0\nb,1\nc, and d,1\n", "line 4 has 3 columns, not 2"),
         ("a.csv", 'text,label\na,0\n"b,1\n', "mend that row"),
@@ -337,8 +345,8 @@ def test_what_cannot_be_used_is_told(name: str, data: str, message: str, tmp_pat
 def test_a_line_without_label_after_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelled, "LINES", 6)
-    monkeypatch.setattr(labelled, "ROWS", 4)
+    monkeypatch.setattr(tables, "LINES", 6)
+    monkeypatch.setattr(tables, "ROWS", 4)
     assert pairs(written(tmp_path, "a.tsv", table(FILMS * 3))) == FILMS * 3
     quoted = "".join(f'"say ""{n}""\n\nand more"\t{n % 2}\n' for n in range(9))
     assert len(pairs(written(tmp_path, "q.tsv", quoted))) == 9
@@ -348,6 +356,36 @@ def test_a_line_without_label_after_the_sample(
     fasttext = written(tmp_path, "f.txt", table(FILMS, "__label__{1} {0}\n") + "none\n")
     with pytest.raises(DataError, match="line 7 begins with no label"):
         read(fasttext)
+
+
+def test_files_put_together_and_numbers_that_name_a_group(tmp_path: Path) -> None:
+    part = table(FILMS, start="sentence\tlabel\n")
+    file = written(tmp_path, "a.tsv", part + part)
+    assert pairs(file) == FILMS * 2
+    assert texts(file) == [text for text, _ in FILMS * 2]
+    groups = "PhraseId\tSentenceId\tPhrase\n"
+    groups += "".join(f"{n}\t{n // 4}\ttext number {n}\n" for n in range(20))
+    with pytest.raises(UsageError, match="has no labels"):
+        read(written(tmp_path, "b.tsv", groups))
+
+
+def test_a_label_for_each_text(tmp_path: Path) -> None:
+    rows = [(f"text number {n}", f"class{n}") for n in range(30)]
+    assert pairs(written(tmp_path, "a.txt", table(rows, "__label__{1} {0}\n"))) == rows
+    named = written(tmp_path, "a.tsv", table(rows, start="text\tlabel\n"))
+    with pytest.raises(UsageError, match=r"no labels.*--label-column"):
+        read(named)
+    assert pairs(named, label_column="label") == rows
+
+
+def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "LINES", 6)
+    monkeypatch.setattr(tables, "ROWS", 6)
+    file = written(tmp_path, "a.csv", table(FILMS * 2, '"{0}",{1}\n', "text,label\n") + '"never\n')
+    stream = read_texts([str(file)], LabelReading(), quiet)
+    assert [next(stream) for _ in range(12)] == [text for text, _ in FILMS * 2]
+    with pytest.raises(DataError, match="line 14"):
+        next(stream)
 
 
 def test_the_embedded_reviews() -> None:

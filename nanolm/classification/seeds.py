@@ -1,0 +1,67 @@
+"""The same fine-tuning with several seeds: how much of a score is luck.
+
+>>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
+"""
+
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nanolm.classification.finetune import finetune, with_start
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.runs.folder import Run
+from nanolm.training.events import Note, Notify
+from nanolm.training.prepare import ROOT, run_name, same_settings, with_absolute_paths
+
+MEASURES = ("accuracy", "macro_f1", "loss")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One result for each seed."""
+
+    run: str
+    results: list[dict[str, Any]]
+    interrupted: bool
+
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Mean and standard deviation of each measure, on validation and test."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for part in ("val", "test"):
+            rows = [result[part] for result in self.results if part in result]
+            if rows:
+                columns = {name: [row[name] for row in rows] for name in MEASURES}
+                found[part] = {
+                    name: {
+                        "mean": statistics.mean(values),
+                        "spread": statistics.stdev(values) if len(values) > 1 else 0.0,
+                    }
+                    for name, values in columns.items()
+                }
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {"run": self.run, **self.summary(), "results": self.results}
+
+
+def finetune_seeds(
+    settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
+) -> Spread:
+    """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
+    settings.check()
+    settings = with_absolute_paths(with_start(settings, notify))
+    folder = Path(out) if out is not None else ROOT / f"{run_name(settings.data[0])}-seeds"
+    results: list[dict[str, Any]] = []
+    for seed in range(settings.seed, settings.seed + count):
+        run = Run(folder / f"seed-{seed}")
+        each = replace(settings, seed=seed)
+        if run.exists() and run.finished() and same_settings(run, each):
+            notify(Note(f"{run.path} is finished already"))
+            results.append(run.facts()["result"])
+            continue
+        result = finetune(each, run.path, notify=notify)
+        if result.stopped == "interrupted":
+            return Spread(str(folder), results, interrupted=True)
+        results.append(result.to_json())
+    return Spread(str(folder), results, interrupted=False)

@@ -1,0 +1,152 @@
+"""`nanolm classify`: labels and probabilities for texts."""
+
+import codecs
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+
+import click
+
+from nanolm.cli.console import note, printable, styled
+from nanolm.cli.options import Command
+from nanolm.errors import UsageError
+from nanolm.text.labelled import LabelReading
+from nanolm.text.sources import STDIN
+from nanolm.training.settings import DEVICES, DTYPES
+
+UNSURE = "unsure"
+BLOCK = 1 << 20  # bytes of stdin at most that are classified together
+
+
+@click.command("classify", cls=Command)
+@click.argument("run")
+@click.argument("text", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Texts from a file, of any length: a line each, or a column of a table.",
+)
+@click.option("--text-column", metavar="NAME", help="Which column of a table.  [default: found]")
+@click.option("--encoding", metavar="NAME", default="utf-8", help="Of files that are not UTF-8.")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N likeliest labels.")
+@click.option(
+    "--min-probability",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    help=f"Say `{UNSURE}` where the likeliest label is less likely.",
+)
+@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
+@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Numbers of the products.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a table: text, label, probabilities.")
+def command(
+    run: str,
+    text: tuple[str, ...],
+    files: tuple[str, ...],
+    text_column: str | None,
+    encoding: str,
+    top: int | None,
+    min_probability: float | None,
+    device: str,
+    dtype: str,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """Tell the label of each text, and how sure the model is.
+
+    RUN is what `nanolm finetune` made, or any folder that transformers reads as a GPT-2, llama or
+    Qwen3 model for sequence classification. Without TEXT or --file, each line of stdin is a text.
+
+    \b
+    nanolm classify runs/reviews "A lovely film." "I want my money back."
+    nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labelled.csv
+    tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
+    """
+    reading = LabelReading(encoding, text_column)
+    problems = reading.problems()
+    for name, value, known in (("device", device, DEVICES), ("dtype", dtype, DTYPES)):
+        if value not in known:
+            problems.append(f"--{name} {value}: there is {', '.join(known)}")
+    if as_json and as_csv:
+        problems.append("give one of --json and --csv")
+    if text and files:
+        problems.append("give texts or --file, not both")
+    if not text and not files and sys.stdin.isatty():
+        problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
+    if problems:
+        raise UsageError("\n".join(problems))
+
+    from nanolm.classification.classifier import in_parts, load
+    from nanolm.text.labelled import read_texts
+
+    classifier = load(run, note).on(device, dtype)
+    if text:
+        parts = iter([list(text)])
+    elif files and files != (STDIN,):
+        parts = in_parts(read_texts(files, reading, lambda *how_far: None))
+    else:
+        parts = arriving_lines(encoding)
+    if as_csv:
+        columns = ["text", "label", "probability", *classifier.labels]
+        click.echo(csv_line(columns), nl=False)
+    done = 0
+    for each, probabilities in classifier.stream(parts):
+        done += 1
+        pairs = zip(classifier.labels, probabilities.tolist(), strict=True)
+        ranked = sorted(pairs, key=lambda pair: -pair[1])
+        label, probability = ranked[0]
+        if min_probability is not None and not probability >= min_probability:
+            label = UNSURE
+        if as_json:
+            values = {"text": each, "label": label, "probability": probability}
+            rest = {"probabilities": dict(ranked[:top])}
+            click.echo(json.dumps({**values, **rest}, ensure_ascii=False))
+        elif as_csv:
+            numbers = (f"{value:.6f}" for value in probabilities.tolist())
+            click.echo(csv_line([each, label, f"{probability:.6f}", *numbers]), nl=False)
+        else:
+            show(each, label, ranked[: top or 1])
+    if not done:
+        note("no texts in there")
+
+
+def arriving_lines(encoding: str) -> Iterator[list[str]]:
+    """The lines of stdin that are there, as soon as there are some."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    rest = ""
+    while data := os.read(sys.stdin.fileno(), BLOCK):
+        *whole, rest = (rest + decoder.decode(data)).split("\n")
+        yield [line for line in whole if line.strip()]
+    rest += decoder.decode(b"", final=True)
+    yield [rest] if rest.strip() else []
+
+
+def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:
+    """The label first, then how sure, then the text."""
+    if len(ranked) > 1:
+        shown = ", ".join(f"{name} {value:.1%}" for name, value in ranked)
+    else:
+        shown = f"{label} {ranked[0][1]:.1%}"
+    one_line = " ".join(text.split())
+    if not sys.stdout.isatty():
+        click.echo(f"{shown}\t{one_line}")
+        return
+    from rich.cells import cell_len, set_cell_size
+
+    shown, one_line = printable(shown), printable(one_line)
+    room = shutil.get_terminal_size().columns - cell_len(shown) - 2
+    if cell_len(one_line) > room:
+        one_line = set_cell_size(one_line, max(0, room - 1)) + "…"
+    click.echo(f"{styled(shown, bold=True)}  {one_line}")
+
+
+def csv_line(cells: list[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()

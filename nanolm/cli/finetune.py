@@ -1,0 +1,273 @@
+"""`nanolm finetune` and `nanolm finetune-sentiment`: labelled text to a classifier."""
+
+import json
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
+from nanolm.cli.console import note
+from nanolm.cli.options import Command, Option, Table, options_of
+from nanolm.errors import UsageError
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.training.settings import CHOICES
+
+if TYPE_CHECKING:
+    from nanolm.classification.finetune import Result
+    from nanolm.classification.seeds import Spread
+
+LABELLED = {
+    "text_column": ("NAME", "Where the text is: a name, a.b in .jsonl, or a number from 1."),
+    "label_column": ("NAME", "Where the label is, the same way.  [default: both found]"),
+    "label_file": ("FILE", "Labels in a file of their own, a line for each line of DATA."),
+    "encoding": ("NAME", "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."),
+}
+TABLE: Table = {
+    "Data": {
+        **LABELLED,
+        "limit": ("ROWS", "Take the first so many rows, and split those."),
+        "val": ("FILE", "Validate on this file instead of a part of DATA."),
+        "val_fraction": ("", "Hold out this part, the same of each label.  [default: 0.2]"),
+        "test": ("FILE", "Measure on this file at the end; nothing is chosen by it."),
+        "test_fraction": ("", "Or hold out a part for that too."),
+        "class_weights": ("", "Let rare labels count as much as common ones."),
+    },
+    "Model": {
+        "start_from": (
+            "RUN",
+            "The trained model: a run, a model folder, a name on the Hugging Face Hub (gpt2), or "
+            f"{SCRATCH} to start from scratch.  [default: the newest run of a language model]",
+        ),
+        "train": ("head|last-N|all|lora", "What is trained.  [default: by model, data, machine]"),
+        "pool": (
+            "last|mean|max",
+            "What is classified: the vector of the last token, or of all tokens the mean or max.",
+        ),
+        "context": ("", "Tokens of a text that are looked at together.  [default: the longest]"),
+        "long": (
+            "head|tail|windows",
+            "Of longer texts: the beginning, the end, or all of it in several windows.",
+        ),
+        "preset": ("|".join(CHOICES["preset"]), "From scratch: a size.  [default: micro]"),
+        "family": ("|".join(CHOICES["family"]), "From scratch: a kind.  [default: modern]"),
+        "tokenizer": ("|".join([*TRAINABLE, *NAMED, "PATH"]), "From scratch.  [default: bpe]"),
+        "vocab_size": ("", "From scratch: tokens that bpe learns."),
+    },
+    "Budget (one of them)": {
+        "epochs": ("", "Passes over the texts.  [default: by model and data]"),
+        "steps": ("", "Updates; the same steps give the same model, bit for bit."),
+        "minutes": ("", "Time to train for."),
+    },
+    "Learning": {
+        "batch": ("", "Texts a step."),
+        "lr": ("", "Peak learning rate.  [default: by what is trained]"),
+        "layer_decay": ("", "Each layer further from the end learns so many times as fast."),
+        "language_loss": ("", "Weight of foretelling the text's tokens too."),
+        "dropout": ("", "Share of numbers left out while training."),
+        "weight_decay": ("", "Pull of the weight matrices towards zero."),
+        "patience": (
+            "",
+            "Stop after so many evaluations in a row without a better accuracy and with a loss 5 "
+            "percent above its lowest.",
+        ),
+        "seed": ("", "Another seed, another split and another model."),
+    },
+    "Machine": {
+        "device": ("|".join(CHOICES["device"]), "Where to train."),
+        "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
+        "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
+    },
+    "Run": {
+        "evaluations": ("", "Times to validate and save.  [default: every epoch, 20 at most]"),
+        "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
+    },
+}
+SENTENCE = """
+    DATA is a .csv, .tsv, .jsonl or .parquet (also as .gz, .zst, .bz2, .xz), a folder with one
+    folder for each label, or lines such as `__label__x text`, `label sentence` or
+    `sentence@label`. Columns are found by themselves and shown. Without DATA the embedded reviews
+    are taken, in which only the order of the words tells good from bad.
+
+    \b
+"""
+
+
+def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
+    """Take the settings of a TOML file as defaults; options and the environment go on top."""
+    if file is None:
+        return
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        FinetuneSettings.from_dict(values)
+    except FileNotFoundError:
+        raise UsageError(f"--config {file} does not exist") from None
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
+    context.default_map = {**(context.default_map or {}), **values}
+
+
+def with_options(function: Callable[..., int]) -> Callable[..., int]:
+    """What both names of the command take."""
+    options: list[Callable[[Any], Any]] = [
+        click.argument("data", nargs=-1, metavar="[DATA]..."),
+        options_of(FinetuneSettings, TABLE),
+        click.option(
+            "--seeds",
+            cls=Option,
+            heading="Run",
+            type=click.IntRange(1, 100),
+            metavar="N",
+            help="Train N times, from --seed on, and tell mean and spread.",
+        ),
+        click.option(
+            "--out",
+            cls=Option,
+            heading="Run",
+            metavar="RUN",
+            help="The run folder.  [default: runs/NAME-OF-DATA]",
+        ),
+        click.option(
+            "--resume",
+            cls=Option,
+            heading="Run",
+            is_flag=True,
+            help="Go on with the unfinished run of these settings (as without it), or say there "
+            "is none.",
+        ),
+        click.option(
+            "--config",
+            cls=Option,
+            heading="Run",
+            metavar="FILE.toml",
+            is_eager=True,
+            expose_value=False,
+            callback=read_config,
+            help="Settings from a file, such as runs/x/config.toml; options go on top.",
+        ),
+        click.option(
+            "--json",
+            "as_json",
+            cls=Option,
+            heading="Run",
+            is_flag=True,
+            help="Print the result as JSON.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("finetune", cls=Command)
+@with_options
+def command(**options: Any) -> int:
+    return run(sentiment=False, **options)
+
+
+@click.command("finetune-sentiment", cls=Command)
+@with_options
+def sentiment(**options: Any) -> int:
+    return run(sentiment=True, **options)
+
+
+command.help = f"""Teach a trained model to tell labels: any number of them, of any kind.
+{SENTENCE}    nanolm finetune questions.tsv --from gpt2
+    nanolm finetune tweets.csv --label-column mood --class-weights
+    nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
+
+    `nanolm finetune-sentiment` is the same, and calls what is labelled 0 and 1 negative and
+    positive.
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """
+sentiment.help = f"""Teach a trained model to tell good from bad (or any labels there are).
+{SENTENCE}    nanolm finetune-sentiment                                 the embedded reviews
+    nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
+    nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
+    nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """
+
+
+def run(
+    sentiment: bool,
+    data: tuple[str, ...],
+    seeds: int | None,
+    out: str | None,
+    resume: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    settings = FinetuneSettings.from_dict(
+        {**options, "data": data or (DATA,), "sentiment": sentiment}
+    )
+    settings.check()
+
+    from nanolm.classification.finetune import finetune
+    from nanolm.classification.seeds import finetune_seeds
+    from nanolm.cli.progress import TrainingView
+
+    with TrainingView() as view:
+        if seeds is not None:
+            spread = finetune_seeds(settings, seeds, out, view.show)
+        else:
+            result = finetune(settings, out, resume, view.show)
+    if seeds is not None:
+        return show_spread(spread, as_json)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    if result.stopped == "interrupted":
+        note(f"saved at step {result.steps:,}; run the same command again to go on")
+        return 75
+    if not as_json:
+        show(result)
+    return 0
+
+
+def show(result: "Result") -> None:
+    from nanolm.cli.scores import show_mistakes, show_scores
+
+    assert result.val
+    early = "; validation was past its best" if result.stopped == "enough" else ""
+    click.echo(
+        f"{result.run}: {result.val.accuracy:.1%} of {result.val.count:,} validation texts right "
+        f"(always the commonest label: {result.majority:.1%}) at step {result.best_step:,} of "
+        f"{result.steps:,}, after {result.seconds:.0f} s{early}"
+    )
+    click.echo()
+    show_scores("validation", result.val)
+    if result.test:
+        click.echo()
+        show_scores("test", result.test)
+    if result.mistakes:
+        click.echo()
+        show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in result.mistakes[:5]])
+    assert result.uncalibrated
+    note(
+        f"scores divided by {result.temperature:g} (fitted on the validation texts): calibration "
+        f"error {result.uncalibrated.calibration_error:.3f} before, "
+        f"{result.val.calibration_error:.3f} after"
+    )
+    note(f"curves: {result.run}/loss.svg; everything: {result.run}/run.json")
+    note(f'next: nanolm classify {shlex.quote(result.run)} "..."')
+
+
+def show_spread(spread: "Spread", as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(spread.to_json(), ensure_ascii=False))
+    if spread.interrupted:
+        note("saved; run the same command again to go on")
+        return 75
+    if as_json:
+        return 0
+    for result in spread.results:
+        test = f", test {result['test']['accuracy']:.1%}" if "test" in result else ""
+        click.echo(f"{result['run']}: validation {result['val']['accuracy']:.1%}{test}")
+    for name, values in spread.summary().items():
+        mean, deviation = values["accuracy"]["mean"], values["accuracy"]["spread"]
+        click.echo(f"{name}: {mean:.1%} right on average, standard deviation {deviation:.1%}")
+    return 0

@@ -1,0 +1,270 @@
+"""A table, and which of its columns is the text and which the label.
+
+By their names first, else by what is in them. Where two fit equally well nothing is guessed: the
+user is shown the columns and asked.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from nanolm.errors import DataError, UsageError, did_you_mean
+from nanolm.text.sources import Source
+
+# Better names first; of each group all are as good.
+LABEL_NAMES = (
+    ("label", "labels"),
+    ("class", "category", "sentiment", "target", "polarity", "emotion", "intent", "topic", "y"),
+)
+TEXT_NAMES = (
+    ("text",),
+    ("sentence", "content", "review", "tweet", "comment", "body", "message", "document", "phrase"),
+    ("question", "utterance", "post", "sms", "headline", "texts", "sentences", "x"),
+)
+WEAK_LABELS = ("rating", "stars", "score", "tag", "type")  # where there is nothing better
+INDICES = {"id", "ids", "idx", "index"}
+KNOWN = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
+
+Row = tuple[int, list[str]]  # the number of its line, its cells
+
+
+@dataclass
+class Table:
+    """A file as rows of cells."""
+
+    source: Source
+    kind: str
+    names: list[str] | None  # of the columns, where it says them
+    sample: list[Row]  # its first rows
+    rest: Iterator[Row]
+    obvious: bool = False  # lines of a label and a text, or of a text alone
+
+    def columns(self) -> list["Column"]:
+        names = self.names or [str(n + 1) for n in range(len(self.sample[0][1]))]
+        return [
+            Column(
+                number,
+                name.strip(),
+                Counter(cells[number].strip() for _, cells in self.sample if number < len(cells)),
+            )
+            for number, name in enumerate(names)
+        ]
+
+    def rows(self, needed: list[int]) -> Iterator[list[str]]:
+        """The cells of every row; a row that is not like the first is refused."""
+        width = len(self.names or self.sample[0][1])
+        for number, cells in chain(self.sample, self.rest):
+            if len(cells) != width and (len(cells) <= max(needed) or any(cells[width:])):
+                raise DataError(
+                    f"{self.source.name}, line {number:,} has {len(cells)} columns, not {width}; "
+                    "mend that row (a separator within a text must be quoted)"
+                )
+            yield cells
+
+    def story(self, text: int, label: int) -> str:
+        if self.obvious:
+            return self.kind
+        if self.names:
+            return f"{self.kind}; text is {self.names[text]!r}, label is {self.names[label]!r}"
+        return f"{self.kind}; text is column {text + 1}, label is column {label + 1}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands in one column, and what it may be taken for."""
+
+    number: int  # from 0
+    name: str
+    values: Counter[str]  # of the first rows, and how often
+
+    @cached_property
+    def filled(self) -> Counter[str]:
+        return Counter({value: count for value, count in self.values.items() if value})
+
+    @cached_property
+    def number_like(self) -> bool:
+        return bool(self.filled) and all(map(NUMBER.fullmatch, self.filled))
+
+    @cached_property
+    def wordy(self) -> bool:
+        """Has most of it several words?"""
+        spaced = sum(count for value, count in self.filled.items() if " " in value)
+        return 2 * spaced > self.filled.total()
+
+    @cached_property
+    def length(self) -> float:
+        total = sum(len(value) * count for value, count in self.filled.items())
+        return total / max(1, self.filled.total())
+
+    def is_label(self, times: int) -> bool:
+        """Few short values that repeat, in most rows; measurements are none."""
+        if not self.filled or 2 * self.filled.total() < self.values.total():
+            return False
+        return repeats(self.filled, times) and not self.measured
+
+    @cached_property
+    def measured(self) -> bool:
+        fractions = any("." in label_value(value) for value in self.filled)
+        return self.number_like and fractions and len(self.filled) > 20
+
+    def may_be_label(self) -> bool:
+        """Enough for a column that is called so."""
+        few = len(self.filled) <= max(20, self.filled.total() / 2)
+        return bool(self.filled) and few and not self.measured
+
+    def may_be_text(self) -> bool:
+        return bool(self.filled) and not self.number_like
+
+    def is_text(self) -> bool:
+        return self.may_be_text() and not self.is_label(5)
+
+    def __str__(self) -> str:
+        example = max(self.filled, key=self.filled.__getitem__, default="")
+        shown = example if len(example) <= 40 else example[:37] + "..."
+        return f"{self.name or self.number + 1} ({shown!r})"
+
+
+def label_value(value: str) -> str:
+    """`1.0` is what becomes of 1 in a column where some are missing."""
+    value = value.strip()
+    whole = WHOLE_NUMBER.fullmatch(value)
+    return whole[1] if whole else value
+
+
+def repeats(values: Counter[str], times: int) -> bool:
+    """Few and short, each there `times` on average."""
+    return max(map(len, values)) <= 50 and times * len(values) <= max(values.total(), 4)
+
+
+def is_column_name(name: str) -> bool:
+    """Is this a name for a column, and nothing that a text might be?"""
+    words = _words(name)
+    return bool(KNOWN.intersection(words)) and (
+        KNOWN.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
+    )
+
+
+def _words(name: str) -> list[str]:
+    """The words that a name is made of: `airline_sentiment`, `reviewText`."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+def text_and_label_columns(
+    table: Table, text_name: str | None, label_name: str | None
+) -> tuple[int, int]:
+    """Where the text and the label stand; either may be named, or numbered from 1."""
+    columns = table.columns()
+    if table.obvious and len(columns) == 2 and not (text_name or label_name):
+        return 1, 0
+    label = _asked(table, columns, label_name, "--label-column")
+    text = _asked(table, columns, text_name, "--text-column")
+    label = label or _label_by_name([column for column in columns if column is not text], table)
+    text = text or _find_text([column for column in columns if column is not label], table)
+    label = label or _label_by_content([column for column in columns if column is not text], table)
+    if text is label:
+        raise UsageError(f"{table.source.name}: {text.name!r} cannot be both text and label")
+    return text.number, label.number
+
+
+def text_column(table: Table, name: str | None) -> int:
+    """Where the text stands in a table that need not have labels."""
+    columns = table.columns()
+    if text := _asked(table, columns, name, "--text-column"):
+        return text.number
+    if table.obvious:
+        return len(columns) - 1
+    labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
+    return _find_text([column for column in columns if column not in labels[:1]], table).number
+
+
+def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:
+    if name is None:
+        return None
+    for spelling in (str, str.lower):
+        for column in columns:
+            if spelling(name) == spelling(column.name):
+                return column
+    if name.isdigit() and 1 <= int(name) <= len(columns):
+        return columns[int(name) - 1]
+    hint = did_you_mean(name, [column.name for column in columns])
+    raise UsageError(
+        f"{option} {name}: {table.source.name} ({table.kind}) has the columns {_listed(columns)}"
+        f"{hint}"
+    )
+
+
+Fits = Callable[[Column], bool]
+
+
+def _named(
+    columns: list[Column], groups: Sequence[Sequence[str]], exact: Fits, similar: Fits
+) -> list[Column]:
+    """The columns with the best name for what is sought: all that are called as well."""
+    words = set(chain(*groups))
+    tests: list[Fits] = [
+        *(lambda c, g=group: c.name.lower() in g and exact(c) for group in groups),
+        lambda c: bool(words.intersection(_words(c.name)[-1:])) and similar(c),
+        lambda c: bool(words.intersection(_words(c.name))) and similar(c),
+    ]
+    return next((found for test in tests if (found := list(filter(test, columns)))), [])
+
+
+def _label_by_name(columns: list[Column], table: Table) -> Column | None:
+    if table.names is None:
+        return None
+    found = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
+    found = found or [c for c in columns if c.name.lower() in WEAK_LABELS and c.is_label(2)]
+    return _only(found, "label", table) if found else None
+
+
+def _label_by_content(columns: list[Column], table: Table) -> Column:
+    found = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
+    found = [column for column in found if len(column.filled) > 1] or found
+    if not found:
+        why = (
+            "its lines neither begin nor end with one (--label-file FILE if they are elsewhere)"
+            if table.obvious
+            else "no column has few values that repeat (--label-column NAME if one is meant); "
+            f"its columns are {_listed(table.columns())}"
+        )
+        raise UsageError(
+            f"{table.source.name} ({table.kind}) has no labels: {why}. Texts without labels are "
+            "for `nanolm classify --file`"
+        )
+    return _only(found, "label", table)
+
+
+def _find_text(columns: list[Column], table: Table) -> Column:
+    """By its name, else the one with the longest texts."""
+    if table.names and (found := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
+        return _only(found, "text", table)
+    found = [column for column in columns if column.may_be_text()]
+    found = [column for column in found if column.is_text()] or found
+    found = [column for column in found if column.wordy] or found
+    if not found:
+        raise UsageError(
+            f"{table.source.name} ({table.kind}): no column looks like text; its columns are "
+            f"{_listed(table.columns())}; name one with --text-column"
+        )
+    longest = max(column.length for column in found)
+    return _only([column for column in found if 2 * column.length > longest], "text", table)
+
+
+def _only(found: list[Column], what: str, table: Table) -> Column:
+    if len(found) == 1:
+        return found[0]
+    names = " and ".join(repr(column.name) for column in found[:5])
+    raise UsageError(
+        f"{table.source.name} ({table.kind}): {names} may each be the {what}; say which with "
+        f"--text-column and --label-column. Its columns are {_listed(table.columns())}"
+    )
+
+
+def _listed(columns: list[Column]) -> str:
+    return ", ".join(map(str, columns[:30])) + (", ..." if columns[30:] else "")

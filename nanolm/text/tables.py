@@ -1,0 +1,273 @@
+"""A file as a table, however it is written: what parts its cells is found out, not asked.
+
+JSON lines, Parquet and Arrow say what they are. All else is lines, in which something parts the
+cells: tabs, commas, semicolons, or the blank or `@` between a text and its label.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from typing import IO, Any
+
+from nanolm.errors import DataError
+from nanolm.text.columns import NUMBER, Row, Table, is_column_name, repeats
+from nanolm.text.documents import arrow_batches, csv_rows, json_rows
+from nanolm.text.sources import Source
+
+LINES, CHARACTERS = 20_000, 1 << 24  # what is looked at to find out how a file is written
+ROWS = 10_000  # to find its columns
+WORDS = 100  # more classes than this are hardly written as words before each text
+
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+FASTTEXT = "__label__"
+WORD_AND_TEXT = re.compile(r"[ \t]*([^ \t]+)[ \t]*(.*)")
+TEXT_AT_LABEL = re.compile(r"(.*)@([^\s@]+)[ \t]*")
+
+
+def read_table(
+    source: Source,
+    stream: IO[bytes],
+    text_lines: Iterator[str],
+    certain: bool = False,
+    cautious: bool = False,
+) -> Table:
+    """`source` as a table; `text_lines` are its lines, should it have any.
+
+    If `certain`, it is known to have columns. If `cautious`, what might be plain text is taken for
+    that: texts are to be classified as they are.
+    """
+    if source.suffix in (".parquet", ".arrow"):
+        batches = arrow_batches(source, stream, lambda schema: schema.names)
+        objects = (row for batch in batches for row in batch.to_pylist())
+        return _object_table(source, source.suffix[1:], enumerate(objects, start=1))
+    if source.suffix in (".jsonl", ".ndjson"):
+        return _object_table(source, "JSON lines", json_rows(source, text_lines))
+    sample, cut = _first(text_lines)
+    everything = chain(sample, text_lines)
+    if source.suffix != ".csv" and _all_begin(sample, FASTTEXT):
+        rows = _fasttext_rows(source, everything)
+        return _table(source, "lines that begin with __label__", ["label", "text"], rows, True)
+    found = _separator(source, sample, cut, 5 if cautious else 2, certain)
+    if found:
+        return _separated_table(source, *found, everything)
+    return _line_table(source, sample, everything, cautious)
+
+
+def _table(
+    source: Source, kind: str, names: list[str] | None, rows: Iterator[Row], obvious: bool = False
+) -> Table:
+    return Table(source, kind, names, list(islice(rows, ROWS)), rows, obvious)
+
+
+def _object_table(source: Source, kind: str, objects: Iterator[tuple[int, Any]]) -> Table:
+    """Objects as rows, with a column for whatever the first of them have."""
+
+    def flattened(number: int, value: Any) -> dict[str, str]:
+        if isinstance(value, str):
+            value = {"text": value}
+        if not isinstance(value, dict):
+            raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
+        return dict(_values(value, ""))
+
+    rows = ((number, flattened(number, value)) for number, value in objects)
+    sample = list(islice(rows, ROWS))
+    names = list(dict.fromkeys(name for _, row in sample for name in row))
+    cells = ((n, [row.get(name, "") for name in names]) for n, row in chain(sample, rows))
+    return _table(source, kind, names, cells)
+
+
+def _values(row: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    """What an object holds as (path, text); lists are not looked into."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{path}{name}.")
+        elif isinstance(value, bool):
+            yield path + name, "true" if value else "false"
+        elif isinstance(value, str):
+            yield path + name, LONE_SURROGATE.sub("\ufffd", value)
+        elif value is None or value != value:  # NaN is how pandas says that there is none
+            yield path + name, ""
+        elif not isinstance(value, (list, bytes)):
+            yield path + name, str(value)
+
+
+def _first(text_lines: Iterator[str]) -> tuple[list[str], bool]:
+    """The first lines, and whether there may be more."""
+    sample: list[str] = []
+    size = 0
+    for line in text_lines:
+        sample.append(line)
+        size += len(line)
+        if len(sample) == LINES or size > CHARACTERS:
+            return sample, True
+    return sample, False
+
+
+def _all_begin(sample: list[str], start: str) -> bool:
+    found = [line.lstrip().startswith(start) for line in sample if line.strip()]
+    return bool(found) and all(found)
+
+
+def _fasttext_rows(source: Source, text_lines: Iterable[str]) -> Iterator[Row]:
+    for number, line in enumerate(text_lines, start=1):
+        if not line.strip():
+            continue
+        label, *others = re.split(r"[ \t]+", line.strip(), maxsplit=1)
+        text = "".join(others)
+        if not label.startswith(FASTTEXT) or text.startswith(FASTTEXT):
+            count = "several labels" if label.startswith(FASTTEXT) else "no label"
+            raise DataError(
+                f"{source.name}, line {number:,} begins with {count}; each text needs exactly one "
+                f"{FASTTEXT}NAME"
+            )
+        yield number, [label.removeprefix(FASTTEXT), text]
+
+
+def _separator(
+    source: Source, sample: list[str], cut: bool, times: int, certain: bool
+) -> tuple[str, bool] | None:
+    """What parts the cells of a file, and whether they are quoted as in CSV."""
+    if source.suffix == ".csv":
+        choices = [(",", True), (";", True), ("\t", True), ("|", True)]
+    else:
+        choices = [("\t", False), ("\t", True)]
+    if source.suffix not in (".csv", ".tsv"):
+        choices += [(",", True), (";", True)]
+    for delimiter, quoted in choices:
+        rows = _even_rows(source, sample, cut, delimiter, quoted)
+        if not rows or len(rows[0][1]) == 1:
+            continue
+        if (delimiter, quoted) == ("\t", False) and _looks_quoted(rows):
+            continue
+        foreign = delimiter in ",;" and source.suffix != ".csv"  # it may be plain text as well
+        if not foreign or certain or _looks_like_a_table(source, rows, times):
+            return delimiter, quoted
+    if source.suffix == ".csv" or any("\t" in line for line in sample if source.suffix == ".tsv"):
+        return choices[0]
+    return None
+
+
+def _even_rows(
+    source: Source, sample: list[str], cut: bool, delimiter: str, quoted: bool
+) -> list[Row] | None:
+    """The rows of a sample, if all of them have as many cells."""
+    rows: list[Row] = []
+    try:
+        for row in _separated_rows(source, sample, delimiter, quoted):
+            if rows and len(row[1]) != len(rows[0][1]):
+                return None
+            rows.append(row)
+    except DataError as error:
+        if not cut or "unexpected end" not in str(error):  # of a cell that goes on later
+            return None
+    return rows
+
+
+def _separated_rows(
+    source: Source, text_lines: Iterable[str], delimiter: str, quoted: bool
+) -> Iterator[Row]:
+    for number, cells in csv_rows(source, text_lines, delimiter, quoted):
+        if len(cells) > 1 or (cells and cells[0].strip()):
+            yield number, cells
+
+
+def _looks_quoted(rows: list[Row]) -> bool:
+    """Is this a TSV in which quotes are doubled, and cells with quotes are within quotes?"""
+    cells = [cell for _, row in rows for cell in row if '"' in cell]
+    return any('""' in cell[1:-1] for cell in cells) and all(map(QUOTED.fullmatch, cells))
+
+
+def _looks_like_a_table(source: Source, rows: list[Row], times: int) -> bool:
+    """Has it a header that we know, or a column that repeats?"""
+    table = _with_header(Table(source, "", None, rows, iter(())))
+    if table.names and any(is_column_name(name) for name in table.names):
+        return True
+    columns = table.columns() if table.sample else []
+    return any(column.is_label(times) and len(column.filled) > 1 for column in columns)
+
+
+def _separated_table(
+    source: Source, delimiter: str, quoted: bool, text_lines: Iterable[str]
+) -> Table:
+    kind = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}.get(
+        delimiter, f"{delimiter!r} csv"
+    )
+    rows = _separated_rows(source, text_lines, delimiter, quoted)
+    return _with_header(_table(source, kind, None, rows))
+
+
+def _with_header(table: Table) -> Table:
+    """The same table, its first row taken for the names if it is not one of the data."""
+    if not table.sample or not _is_header(table):
+        return replace(table, kind=f"{table.kind} without a header")
+    names = table.sample[0][1]  # there may be more of them, where files were put together
+    return replace(
+        table,
+        kind=f"{table.kind} with a header",
+        names=[name.strip() for name in names],
+        sample=[row for row in table.sample if row[1] != names],
+        rest=(row for row in table.rest if row[1] != names),
+    )
+
+
+def _is_header(table: Table) -> bool:
+    first, *others = (cells for _, cells in table.sample)
+    first = [cell.strip() for cell in first]
+    numbers = [str(n) for n in range(len(first))]
+    if first in (numbers, ["", *numbers[:-1]]):  # what pandas calls columns without a name
+        return len(first) > 1
+    if all(map(is_column_name, first)) and len(first) > 1:
+        return True  # even if it occurs again
+    below = replace(table, sample=table.sample[1:]).columns() if others else []
+    labels = [column for column in below if column.is_label(2)]
+    if any(first[column.number] in column.values for column in labels if first[column.number]):
+        return False  # a label that occurs again
+    if any(map(is_column_name, first)):
+        return True
+    words = all(re.fullmatch(r"[^\W\d][\w.-]*", cell) for cell in first if cell)
+    return words and any(column.number_like or column.wordy for column in below)
+
+
+def _line_table(
+    source: Source, sample: list[str], text_lines: Iterable[str], cautious: bool
+) -> Table:
+    """Lines with their label at either end, or just texts."""
+    full = [line for line in sample if line.strip()]
+    numbered = ((n, line) for n, line in enumerate(text_lines, start=1) if line.strip())
+    ends = _group(TEXT_AT_LABEL, 2, full)
+    starts = _group(WORD_AND_TEXT, 1, full)
+    if ends and repeats(ends, 5 if cautious else 2):
+        kind, pattern, order = "lines that end in @label", TEXT_AT_LABEL, (2, 1)
+    elif starts and _are_labels(starts, cautious):
+        kind, pattern, order = "lines that begin with their label", WORD_AND_TEXT, (1, 2)
+    else:
+        texts = ((number, [line]) for number, line in numbered)
+        return _table(source, "plain text", ["text"], texts, True)
+
+    def split(number: int, line: str) -> Row:
+        match = pattern.fullmatch(line)
+        if not match:
+            raise DataError(f"{source.name}, line {number:,} has no label, unlike those before it")
+        return number, [match[order[0]], match[order[1]]]
+
+    rows = (split(number, line) for number, line in numbered)
+    return _table(source, kind, ["label", "text"], rows, True)
+
+
+def _group(pattern: re.Pattern[str], group: int, sample: list[str]) -> Counter[str] | None:
+    """What `pattern` finds there, if it fits every line."""
+    matches = [pattern.fullmatch(line) for line in sample]
+    found = [match[group] for match in matches if match]
+    return Counter(found) if found and len(found) == len(sample) else None
+
+
+def _are_labels(starts: Counter[str], cautious: bool) -> bool:
+    """Are the first words labels? Those of plain text repeat too, but many occur only once."""
+    if all(map(NUMBER.fullmatch, starts)):
+        return repeats(starts, 5 if cautious else 2)
+    once = sum(count == 1 for count in starts.values())
+    few = 1 < len(starts) <= WORDS and 3 * once <= len(starts)
+    return few and repeats(starts, 2) and not cautious
