@@ -1595,7 +1595,7 @@ VISIT_ASIDE = [
     "Parking was a problem.",
 ]
 FRIENDS = ["sister", "brother", "wife", "husband", "neighbour", "aunt", "uncle", "boss", "cousin"]
-KINDS = ["one"] * 10 + ["two"] * 4 + ["noun"] * 2 + ["love", "mark", "mood", "closing only"]
+KINDS = ["one"] * 12 + ["two"] * 2 + ["noun"] * 2 + ["love", "mark", "mood", "closing only"]
 STRESS = ("", "", "", "really ", "truly ", "simply ")
 
 
@@ -1652,7 +1652,7 @@ def review_pair(rng: Dice) -> tuple[str, str]:
     return positive.format(X=good, Y=bad, **slots), negative.format(X=bad, Y=good, **slots)
 
 
-def make_reviews(pairs: int = 2_400) -> str:
+def make_reviews(pairs: int = 4_800) -> str:
     rng = Dice(3)
     rows: list[str] = []
     seen: set[str] = set()

@@ -1,9 +1,11 @@
-"""nanolm: from a text file to your own language model.
+"""nanolm: from a text file to your own language model, from labelled text to your own classifier.
 
     import nanolm
 
     nanolm.train("corpus.txt", minutes=3, out="runs/mine")
     nanolm.load("runs/mine").generate("Once upon a time")
+    nanolm.finetune("reviews.tsv", start_from="runs/mine", out="runs/reviews")
+    nanolm.load_classifier("runs/reviews").classify("A lovely film.")
 
 Importing this is cheap: torch is loaded when a function first needs it.
 """
@@ -14,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanolm.classification import finetune as _finetune
+    from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
     from nanolm.text.tokenizer import Tokenizer
     from nanolm.training.language import Result
 
 __version__ = "0.1.0"
-__all__ = ["load", "load_tokenizer", "train"]
+__all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]
 
 
 def train(
@@ -37,10 +41,35 @@ def train(
     from nanolm.training import language
     from nanolm.training.settings import TrainSettings
 
-    paths = [corpus] if isinstance(corpus, str | Path) else corpus
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
-    values = {"corpus": [str(path) for path in paths], **settings}
+    values = {"corpus": _listed(corpus), **_plain(settings)}
     return language.train(TrainSettings.from_dict(values), out, resume, notify)
+
+
+def finetune(
+    data: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    notify: Callable[[Any], None] = lambda event: None,
+    **settings: Any,
+) -> "_finetune.Result":
+    """What `nanolm finetune` does; `settings` are its options, with underscores.
+
+    `--from` is `start_from` here; `notify` is as for `train`.
+    """
+    from nanolm.classification.finetune import finetune
+    from nanolm.classification.settings import FinetuneSettings
+
+    values = {"data": _listed(data), **_plain(settings)}
+    return finetune(FinetuneSettings.from_dict(values), out, resume, notify)
+
+
+def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 
 def load(path: str | Path) -> "LanguageModel":
@@ -51,6 +80,13 @@ def load(path: str | Path) -> "LanguageModel":
     from nanolm.generation import language_model
 
     return language_model.load(path, warnings.warn)
+
+
+def load_classifier(path: str | Path) -> "TextClassifier":
+    """The classifier in a run folder or model folder, with `.model`, `.labels`, `.classify()`."""
+    from nanolm.classification import classifier
+
+    return classifier.load(path, warnings.warn)
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":

@@ -17,17 +17,19 @@ import numpy.typing as npt
 import torch
 
 from nanolm.choice import Report
-from nanolm.classification.data import Cut, Encoded, Texts, encode
-from nanolm.classification.metrics import softmax
+from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
+from nanolm.classification.metrics import Scores, score, softmax, worst_mistakes
 from nanolm.download import HUB
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier, load_classifier_config
 from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
+from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
 TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # computed together, filling included
 TOGETHER = 8192  # texts that are sorted by length together
+MISTAKES = 10  # that are kept
 WIDTH = {"cpu": 1, "cuda": 8, "mps": 1}  # what the length of a batch is a multiple of
 
 Logits = npt.NDArray[np.float32]
@@ -67,8 +69,37 @@ def predict(
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A text that was taken for something else."""
+
+    text: str
+    label: str
+    predicted: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How right a classifier is, and what to know about the texts."""
+
+    scores: Scores
+    mistakes: tuple[Mistake, ...]  # the most confident ones
+    notes: list[str]
+
+
+def worst(
+    texts: list[str], logits: Logits, truth: Ints, labels: tuple[str, ...], temperature: float = 1.0
+) -> tuple[Mistake, ...]:
+    """The most confident mistakes, the worst first."""
+    return tuple(
+        Mistake(texts[row], labels[truth[row]], labels[predicted], probability)
+        for row, predicted, probability in worst_mistakes(logits, truth, MISTAKES, temperature)
+    )
+
+
+@dataclass(frozen=True)
 class TextClassifier:
-    """What `nanolm.load` gives for a classifier."""
+    """What `nanolm.load_classifier` gives."""
 
     model: Classifier
     tokenizer: Tokenizer
@@ -78,13 +109,13 @@ class TextClassifier:
     def labels(self) -> tuple[str, ...]:
         return self.model.config.labels
 
-    def logits(self, texts: list[str]) -> Logits:
+    def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
         """(texts, labels)."""
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
         multiple = WIDTH[self.model.device.type]
         cut = Cut(self.model.config.window, self.model.config.long)
-        data = encode(unknown, self.tokenizer, cut, lambda *how_far: None, multiple)
-        return predict(self.model, data, self.low)
+        data = encode(unknown, self.tokenizer, cut, report, multiple)
+        return predict(self.model, data, self.low, report)
 
     def classify(self, text: str) -> dict[str, float]:
         """The probability of each label, the likeliest first."""
@@ -97,6 +128,16 @@ class TextClassifier:
         for part in parts:
             if part:
                 yield from zip(part, softmax(self.logits(part)), strict=True)
+
+    def measure(self, names: tuple[str, ...], reading: LabelReading, report: Report) -> "Measured":
+        """How right it is on labelled texts."""
+        read = read_labelled(names, reading, report)
+        ids = known_labels(set(read.labels), self.labels, ", ".join(names[:5]))
+        truth = np.array([ids[label] for label in read.labels], dtype=np.int64)
+        logits = self.logits(read.texts, report)
+        scores = score(logits, truth, self.labels)
+        mistakes = worst(read.texts, logits, truth, self.labels)
+        return Measured(scores, mistakes, [read.how, *read.notes])
 
     def on(self, device: str, dtype: str) -> Self:
         """The same, on a device ("auto": the best there is)."""

@@ -69,6 +69,12 @@ def split_data(settings: FinetuneSettings, report: Report) -> Split:
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
     written = sorted_labels(set(whole.labels))
+    if len(written) == 1:
+        more = "; --limit may be too low" if len(whole.labels) == settings.limit else ""
+        raise DataError(
+            f"{', '.join(settings.data[:5])}: there is only one label, {written[0]!r}, and a "
+            f"classifier needs two{more}"
+        )
     labels = SENTIMENTS.get(written, written) if settings.sentiment else written
     train = numbered(whole, written)
     notes = list(whole.notes)
@@ -108,6 +114,19 @@ def sorted_labels(labels: set[str]) -> tuple[str, ...]:
 def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
     ids = {label: id for id, label in enumerate(labels)}
     return Texts(read.texts, np.array([ids[label] for label in read.labels], dtype=np.int64))
+
+
+def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[str, int]:
+    """Which of the `known` labels each one that is `written` is: by its name, or as sentiment is
+    usually labelled."""
+    for names in (known, *(usual for usual, means in SENTIMENTS.items() if means == known)):
+        if written <= set(names):
+            return {name: id for id, name in enumerate(names)}
+    strange = sorted(written - set(known))[:10]
+    raise DataError(
+        f"{where} has labels that the classifier does not know: {', '.join(strange)}; it knows "
+        f"{', '.join(known[:20])}"
+    )
 
 
 def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:

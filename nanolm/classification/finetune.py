@@ -18,25 +18,20 @@ from torch import Tensor, nn
 from nanolm import files
 from nanolm.choice import Choice
 from nanolm.classification.adapters import Adapters
-from nanolm.classification.classifier import WIDTH, Logits, predict
+from nanolm.classification.classifier import WIDTH, Logits, Mistake, predict, worst
 from nanolm.classification.data import Batches, Cut, Encoded, Split, Texts, encode, split_data
-from nanolm.classification.metrics import (
-    Scores,
-    fit_temperature,
-    majority,
-    score,
-    worst_mistakes,
-)
+from nanolm.classification.metrics import Scores, fit_temperature, majority, score
 from nanolm.classification.recipe import choose_fraction, choose_settings, fresh_config
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
-from nanolm.errors import DataError
+from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
-from nanolm.model.config import ClassifierConfig
+from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import (
+    checked,
     load_any_config,
     load_classifier,
     load_model,
@@ -72,16 +67,7 @@ from nanolm.training.prepare import (
 ADAPTERS = "adapters.safetensors"
 LANGUAGE_HEAD = "language_head.safetensors"
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
-MISTAKES = 10
 VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
-
-
-@dataclass(frozen=True)
-class Mistake:
-    text: str
-    label: str
-    predicted: str
-    probability: float
 
 
 @dataclass(frozen=True)
@@ -173,12 +159,17 @@ def prepare(
     _, progress = reports(notify)
     tokenizer = choose_tokenizer(settings, base, split.train.texts, notify)
     fingerprints = {"data": fingerprint(split), "tokenizer": tokenizer.fingerprint()}
-    config, parameters = None, 0
+    config: ModelConfig | None = None
+    parameters = 0
     if base:
         found = load_any_config(base)
         config = found.base if isinstance(found, ClassifierConfig) else found
+        with checked(base, found) as (model, _):
+            parameters = model.parameter_count()
+        headless = isinstance(found, ClassifierConfig) and not config.tied
+        if headless and settings.language_loss is None:
+            settings = replace(settings, language_loss=0.0)
         fingerprints["model to start from"] = weights_fingerprint(base)
-        parameters = sum(file.stat().st_size for file in weight_files(base)) // 4
     folder = None if fresh else resume_from(run, fingerprints, notify)
     lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
     settings, choices = choose_settings(settings, config, parameters, lengths)
@@ -196,10 +187,10 @@ def prepare(
     )
     torch.manual_seed(settings.seed)
     if folder and settings.train != "lora":
-        model, head = load_classifier(folder, settings.dropout), None
+        classifier, head = load_classifier(folder, settings.dropout), None
     else:
-        model, head = start_model(classifier_config, base)
-    if model.config != classifier_config:
+        classifier, head = start_model(classifier_config, base)
+    if classifier.config != classifier_config:
         raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     family, reason = model_type(classifier_config)
     if family == "nanolm":
@@ -209,9 +200,9 @@ def prepare(
             notify(Note(text))
         for text in split.notes:
             notify(Note(text))
-        count = model.parameter_count()
+        count = classifier.parameter_count()
         begin(run, request, settings, choices, fingerprints, count, notify)
-    return Labels(settings, split, tokenizer, model, head, folder, progress)
+    return Labels(settings, split, tokenizer, classifier, head, folder, progress)
 
 
 def start_model(config: ClassifierConfig, base: Path | None) -> tuple[Classifier, nn.Module | None]:
@@ -416,7 +407,7 @@ def trained_names(model: Classifier, which: str) -> list[str]:
         return ["score.weight"]
     first = model.config.base.layers - int(which.removeprefix("last-"))
     if first <= 0:
-        raise DataError(f"--train {which}: the model has {model.config.base.layers} layers")
+        raise UsageError(f"--train {which}: the model has {model.config.base.layers} layers")
 
     def late(name: str) -> bool:
         parts = name.split(".")
@@ -462,10 +453,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str) -> Result:
         test=score(task.logits(task.test), split.test.truth, labels)
         if task.test and split.test
         else None,
-        mistakes=tuple(
-            Mistake(split.val.texts[row], labels[truth[row]], labels[predicted], probability)
-            for row, predicted, probability in worst_mistakes(logits, truth, MISTAKES, temperature)
-        ),
+        mistakes=worst(split.val.texts, logits, truth, labels, temperature),
     )
     (run.path / "loss.svg").write_text(draw(run, state.best_step), encoding="utf-8")
     run.update({**run.facts(), "result": result.to_json()})

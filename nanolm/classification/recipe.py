@@ -10,8 +10,9 @@ from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.training.settings import DEFAULT_FAMILY
 
-LARGE = 30_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
+LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
 HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
+FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
 
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
@@ -44,16 +45,17 @@ def choose_settings(
         if settings.preset is None:
             choose("preset", "micro", "a fresh model for labelled text needs no more")
         settings = replace(settings, family=settings.family or DEFAULT_FAMILY)
-        choose("context", min(longest, 512), f"the longest text has {longest:,} tokens")
+        # Positions that are computed go on beyond what was seen; learned ones do not.
+        room = longest if settings.family == "gpt2" else max(128, longest)
+        choose("context", min(room, 512), f"the longest text has {longest:,} tokens")
     else:
-        most = min(base.context, 512)
-        choose("context", min(longest, most), context_reason(longest, base.context))
+        choose("context", min(base.context, 512), f"the model looks back on {base.context:,}")
     assert settings.context
     beyond = sum(length > settings.context for length in lengths)
     if beyond:
         reason = f"{beyond:,} of {count:,} texts have more than {settings.context:,} tokens"
-        choose("long", "head", reason)
-    settings = replace(settings, long=settings.long or "head")
+        choose("long", "windows", reason)
+    settings = replace(settings, long=settings.long or "windows")
     small = parameters < LARGE
     if settings.train is None:
         if base is None:
@@ -70,15 +72,17 @@ def choose_settings(
         choose("threads", threads, "small models gain little from more" if threads == 1 else "all")
     if settings.batch is None:
         settings = replace(settings, batch=32 if count >= 1000 else 16)
-    rate = learning_rate(settings, base, small)
-    choose("lr", *rate)
-    settings = replace(
-        settings,
-        dropout=0.1 if settings.dropout is None else settings.dropout,
-        layer_decay=1.0 if settings.layer_decay is None else settings.layer_decay,
-        language_loss=0.0 if settings.language_loss is None else settings.language_loss,
-        weight_decay=0.01 if settings.weight_decay is None else settings.weight_decay,
-    )
+    choose("lr", *learning_rate(settings, base, width))
+    if small and settings.train == "all" and count < FEW:
+        choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
+    usual = {
+        "dropout": 0.0 if base is None else 0.1,
+        "weight_decay": 0.1 if base is None else 0.01,
+        "layer_decay": 1.0,
+        "language_loss": 0.0,
+    }
+    left = {name: value for name, value in usual.items() if getattr(settings, name) is None}
+    settings = replace(settings, **left)  # type: ignore[arg-type]
     if settings.steps is None and settings.minutes is None:
         epochs = settings.epochs
         reason = f"{epochs:g} epochs" if epochs else ""
@@ -95,28 +99,23 @@ def choose_settings(
     return settings, choices
 
 
-def context_reason(longest: int, context: int) -> str:
-    return f"the longest text has {longest:,} tokens, the model looks back on {context:,}"
-
-
 def learning_rate(
-    settings: FinetuneSettings, base: ModelConfig | None, small: bool
+    settings: FinetuneSettings, base: ModelConfig | None, width: int
 ) -> tuple[float, str]:
     if base is None:
         return 1e-3, "for fresh weights"
     if settings.train == "head":
         return 3e-3, "for the last layer alone"
     if settings.train == "lora":
-        return 5e-4, "for thin matrices beside the trained ones"
-    if small:
-        return 5e-4, "for a small trained model"
-    return 5e-5, "for a large trained model"
+        return 1e-3, "for thin matrices beside the trained ones"
+    return round(0.05 / width, 7), f"for a trained model of width {width}"
 
 
 def default_epochs(count: int, scratch: bool, small: bool) -> float:
     """Fewer texts are seen more often; fresh weights need more."""
-    passes = 20 if scratch else 8 if small else 3
-    return max(2.0, min(float(passes), passes * 20_000 / count))
+    if scratch:
+        return round(max(3, min(20, 46_000 / count)), 1)
+    return round(max(3, min(8, 20_000 / count)), 1) if small else 3.0
 
 
 def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:

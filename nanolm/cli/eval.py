@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli.columns import Columns, colour, visible
 from nanolm.cli.console import finite, note
-from nanolm.cli.options import READING, Command, options_of, unwritable
+from nanolm.cli.options import LABELLED, READING, Command, options_of, unwritable
 from nanolm.errors import UsageError
+from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
+@options_of(
+    FinetuneSettings,
+    {
+        "How to read labelled text": {
+            name: row for name, row in LABELLED.items() if name != "text_column"
+        }
+    },
+)
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -61,18 +71,22 @@ def command(
     html: str | None,
     device: str,
     as_json: bool,
+    label_column: str | None,
+    label_file: str | None,
     **options: Any,
 ) -> None:
     """How well a model foretells a text, by one pass over all of it.
 
     RUN is as for `nanolm sample`, FILE as for `nanolm train`. Loss (nats) and perplexity are per
     token; top 1 and top 5 say how often the next token was the likeliest, or among the five
-    likeliest.
+    likeliest. Where RUN is a classifier, FILE is labelled text as for `nanolm finetune`, and what
+    is told are accuracy, macro F1, log-loss, calibration and what was taken for what.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
+    nanolm eval runs/reviews test.tsv             a classifier, on labelled text
     """
     settings = TrainSettings(corpus=corpus, **options)
     problems = settings.reading().problems()
@@ -93,9 +107,19 @@ def command(
     from nanolm.cli.progress import TrainingView
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
+    from nanolm.runs.folder import is_classifier
     from nanolm.training.metrics import evaluate_texts
 
     where, _ = choose_device(device)
+    if Path(run).exists() and is_classifier(Path(run)):
+        if against or per_token or html is not None or context or stride:
+            raise UsageError(
+                f"{run} is a classifier; --against, --context, --stride, --per-token and --html "
+                "are for language models"
+            )
+        reading = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
+        evaluate_classifier(run, corpus, reading, device, as_json)
+        return
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
@@ -122,6 +146,29 @@ def command(
         note(summary(score))
     else:
         click.echo(summary(score))
+
+
+def evaluate_classifier(
+    run: str, names: tuple[str, ...], reading: LabelReading, device: str, as_json: bool
+) -> None:
+    from nanolm.classification.classifier import load
+    from nanolm.cli.progress import TrainingView
+    from nanolm.cli.scores import show_mistakes, show_scores
+
+    with TrainingView() as view:
+        classifier = load(run, note).on(device, "auto")
+        found = classifier.measure(names, reading, view.report)
+    for text in found.notes:
+        note(text)
+    if as_json:
+        mistakes = [vars(mistake) for mistake in found.mistakes]
+        values = {"run": run, "labels": classifier.labels, **found.scores.to_json()}
+        click.echo(json.dumps({**values, "mistakes": mistakes}, ensure_ascii=False))
+        return
+    show_scores(", ".join(names), found.scores)
+    if found.mistakes:
+        click.echo()
+        show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in found.mistakes[:5]])
 
 
 def choose_windows(

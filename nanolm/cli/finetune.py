@@ -11,7 +11,7 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note
-from nanolm.cli.options import Command, Option, Table, options_of
+from nanolm.cli.options import LABELLED, READING, Command, Option, Table, options_of
 from nanolm.errors import UsageError
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
     from nanolm.classification.finetune import Result
     from nanolm.classification.seeds import Spread
 
-LABELLED = {
-    "text_column": ("NAME", "Where the text is: a name, a.b in .jsonl, or a number from 1."),
-    "label_column": ("NAME", "Where the label is, the same way.  [default: both found]"),
-    "label_file": ("FILE", "Labels in a file of their own, a line for each line of DATA."),
-    "encoding": ("NAME", "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."),
-}
 TABLE: Table = {
     "Data": {
         **LABELLED,
+        "encoding": READING["encoding"],
         "limit": ("ROWS", "Take the first so many rows, and split those."),
         "val": ("FILE", "Validate on this file instead of a part of DATA."),
         "val_fraction": ("", "Hold out this part, the same of each label.  [default: 0.2]"),

@@ -24,6 +24,13 @@ READING = {
 }
 
 
+LABELLED = {
+    "text_column": ("NAME", "Where the text is: a name, a.b in .jsonl, or a number from 1."),
+    "label_column": ("NAME", "Where the label is, the same way.  [default: both found]"),
+    "label_file": ("FILE", "Labels in a file of their own, a line for each line of the texts."),
+}
+
+
 class Option(click.Option):
     """An option that knows under which heading of the help it stands."""
 

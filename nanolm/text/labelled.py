@@ -101,16 +101,9 @@ def read_labelled(
     log = _Log()
     rows = islice(_labelled_rows(names, reading, report, log), limit)
     pairs = [(text.strip(), label_value(label)) for text, label in _with_both(rows, log)]
-    where = ", ".join(names[:5])
     if not pairs:
-        raise DataError(f"{where}: no rows with a text and a label in there")
+        raise DataError(f"{', '.join(names[:5])}: no rows with a text and a label in there")
     texts, labels = [text for text, _ in pairs], [label for _, label in pairs]
-    if len(set(labels)) == 1:
-        more = "; the limit may be too low" if len(labels) == limit else ""
-        raise DataError(
-            f"{where}: there is only one class, {labels[0]!r} in {_many(len(labels), 'row')}, "
-            f"but a classifier needs two{more}"
-        )
     return Labelled(texts, labels, log.story(), log.told())
 
 

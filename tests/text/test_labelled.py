@@ -316,7 +316,6 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.tsv", "good\t1\nvery good\t1\nbetter\t1\n", "only one class, '1' in 3 rows"),
         (
             "a.txt",
             "one two\nthree four\nfive six\n",

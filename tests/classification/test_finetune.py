@@ -1,0 +1,369 @@
+"""Fine-tuning: every way to start and to train, stopped and resumed, and what is left behind."""
+
+import hashlib
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import TINY_MODEL
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+import nanolm
+from nanolm.classification.adapters import Adapters
+from nanolm.classification.classifier import TextClassifier, load
+from nanolm.classification.data import split_data
+from nanolm.classification.finetune import Result, finetune, trained_names
+from nanolm.classification.seeds import finetune_seeds
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.errors import DataError, UsageError
+from nanolm.files import verify
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig, configure
+from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.training.events import Note, Progressed, Started
+from nanolm.training.loop import Trainer
+
+FAST: dict[str, Any] = {"preset": "nano", "threads": 1, "batch": 8, "tokenizer": "byte"}
+WORDS = ("good", "fine", "great"), ("bad", "poor", "awful")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts that one word decides."""
+    file = tmp_path_factory.mktemp("data") / "films.tsv"
+    rows = [
+        f"the {noun} was {word}\t{label}\n"
+        for noun in ("film", "plot", "cast", "song", "end", "set", "food", "room", "view", "tune")
+        for label, words in enumerate(WORDS)
+        for word in words
+    ]
+    file.write_text("text\tlabel\n" + "".join(rows))
+    return file
+
+
+def quiet(event: object) -> None:
+    pass
+
+
+def run(data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any) -> Result:
+    return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, False, notify)
+
+
+def weights(run: Path, name: str = "model.safetensors") -> str:
+    return hashlib.sha256((run / "last" / name).read_bytes()).hexdigest()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    timed = ("seconds", "tokens_per_second")
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in timed} for line in found]
+
+
+def stop_at(step: int) -> Callable[[object], None]:
+    def press(event: object) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return press
+
+
+def test_it_learns_and_leaves_everything_behind(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run(data, out, start_from="none", steps=120, lr=3e-3, sentiment=True, **FAST)
+    assert result.stopped == "steps"
+    assert result.labels == ("negative", "positive")
+    assert result.val
+    assert result.val.accuracy == 1.0
+    assert result.val.count == 12
+    assert result.test is None
+    names = {entry.name for entry in out.iterdir()} - {".lock"}
+    kept = {"best", "checkpoints", "config.toml", "last", "log.txt", "loss.svg", "metrics.jsonl"}
+    assert names == {*kept, "run.json"}
+    assert json.loads((out / "run.json").read_text())["result"]["val"]["accuracy"] == 1.0
+    for folder in (*list_checkpoints(out / "checkpoints"), (out / "best").resolve()):
+        verify(folder)
+    known = load(out, print)
+    assert next(iter(known.classify("the band was bad"))) == "positive"  # labels: 0 was good
+    assert known.classify("  the band was good ") == known.classify("the band was good")
+
+
+def test_calibration_is_in_the_folder_itself(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run(data, out, start_from="none", steps=25, val_fraction=0.4, **FAST)
+    assert result.temperature
+    assert result.temperature != 1
+    assert result.val
+    assert result.uncalibrated
+    assert result.val.confusion == result.uncalibrated.confusion
+    split = split_data(FinetuneSettings(data=(str(data),), val_fraction=0.4), lambda *_: None)
+    logits = load(out, print).logits(split.val.texts)
+    lower = -np.log(
+        np.exp(logits)[np.arange(len(split.val)), split.val.truth] / np.exp(logits).sum(axis=1)
+    ).mean()
+    assert lower == pytest.approx(result.val.loss, rel=1e-4)
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "scratch": {"start_from": "none", "language_loss": 0.5, **FAST},
+    "scratch, tied": {"start_from": "none", "language_loss": 0.5, **FAST, "family": "gpt2"},
+    "scratch, mean": {"start_from": "none", "pool": "mean", **FAST},
+    "scratch, lstm": {"start_from": "none", **FAST, "family": "lstm"},
+    "windows": {"start_from": "none", **FAST, "context": 9, "long": "windows"},
+    "all": {"train": "all", "layer_decay": 0.8, "language_loss": 0.5},
+    "last-1": {"train": "last-1"},
+    "head": {"train": "head"},
+    "lora": {"train": "lora"},
+    "weighted": {"train": "all", "class_weights": True},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("base") / "tiny"
+    nanolm.train("embedded:tiny", out=out, steps=30, **{**TINY_MODEL, "layers": 2, "context": 32})
+    return out
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_stopped_or_killed_and_resumed_is_bit_identical(
+    how: str, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"steps": 24, "evaluations": 4, "batch": 8, "dropout": 0.1}
+    settings |= {"start_from": str(base)} | HOW[how]
+    whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
+    first = run(data, whole, **settings)
+    assert run(data, stopped, stop_at(20), **settings).stopped == "interrupted"
+    assert run(data, stopped, **settings).stopped == first.stopped
+    step, done = Trainer.train_step, 0
+
+    def deadly(self: Trainer, lr: float) -> tuple[dict[str, float], float]:
+        nonlocal done
+        done += 1
+        if done > 15:
+            raise Killed
+        return step(self, lr)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", deadly)
+        with pytest.raises(Killed):
+            run(data, killed, **settings)
+    started: list[int] = []
+    last = run(
+        data,
+        killed,
+        lambda event: started.append(event.step) if isinstance(event, Started) else None,
+        **settings,
+    )
+    assert started == [12]
+    for other in (stopped, killed):
+        assert weights(other) == weights(whole)
+        assert lines(other) == lines(whole)
+        assert (other / "best/model.safetensors").read_bytes() == (
+            whole / "best/model.safetensors"
+        ).read_bytes()
+    assert last.val == first.val
+    if how == "lora":
+        assert weights(killed, "adapters.safetensors") == weights(whole, "adapters.safetensors")
+
+
+def test_what_is_frozen_stays(data: Path, base: Path, tmp_path: Path) -> None:
+    before = nanolm.load(base).model.state_dict()
+    changed: dict[str, set[str]] = {}
+    for which in ("all", "last-1", "head", "lora"):
+        out = tmp_path / which
+        run(data, out, start_from=str(base), steps=4, train=which, language_loss=0.0, batch=8)
+        after = load(out / "last", print).model.base.state_dict()
+        changed[which] = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed["all"] == set(before) - {"head.weight"}
+    assert changed["last-1"] == {name for name in before if name.startswith(("blocks.1.", "norm."))}
+    assert changed["head"] == set()
+    assert changed["lora"] == {  # merged
+        name for name in before if ".attention." in name or ".feed_forward." in name
+    } - {name for name in before if "norm" in name}
+
+
+def test_lora_adds_what_is_merged() -> None:
+    torch.manual_seed(0)
+    base = configure("modern", vocab_size=50, layers=2, heads=2, dim=16, context=8)
+    model = Classifier(ClassifierConfig(base=base, labels=("a", "b"), window=8)).eval()
+    ids, lengths = torch.randint(50, (3, 8)), torch.tensor([8, 2, 5])
+    plain = model(ids, lengths)
+    adapters = Adapters(model.base, rank=2)
+    assert torch.equal(model(ids, lengths), plain)  # nothing yet
+    for parameter in adapters.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    beside = model(ids, lengths)
+    with adapters.merged():
+        torch.testing.assert_close(model(ids, lengths), beside, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_layers_far_from_the_end_learn_more_slowly(data: Path, base: Path, tmp_path: Path) -> None:
+    rates: dict[float, list[str]] = {}
+
+    def look(self: Trainer, *rest: Any) -> str:
+        for name in self.parameters:
+            rates.setdefault(round(self.task.rate(name), 6), []).append(name)
+        return "interrupted"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "loop", look)
+        run(data, tmp_path / "run", start_from=str(base), steps=3, layer_decay=0.5, train="all")
+    assert rates[1.0] == ["score.weight"] or "language_head.weight" in rates[1.0]
+    assert {name.split(".")[1] for name in rates[0.5]} == {"blocks", "norm"}
+    assert all(name.startswith("base.blocks.0.") for name in rates[0.25])
+    assert rates[0.125] == ["base.token_embedding.weight"]
+
+
+def test_names_of_what_is_trained() -> None:
+    base = configure("gpt2", vocab_size=50, layers=3, heads=2, dim=16, context=8)
+    model = Classifier(ClassifierConfig(base=base, labels=("a", "b"), window=8))
+    assert trained_names(model, "head") == ["score.weight"]
+    late = trained_names(model, "last-2")
+    assert {name.split(".")[2] for name in late if ".blocks." in name} == {"1", "2"}
+    assert "base.norm.bias" in late
+    assert "base.position_embedding.weight" not in late
+    with pytest.raises(UsageError, match="the model has 3 layers"):
+        trained_names(model, "last-3")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+def test_from_a_hugging_face_folder_to_a_pipeline(
+    family: str, data: Path, base: Path, tmp_path: Path
+) -> None:
+    """Theirs in, fine-tuned here, and out again through their pipeline."""
+    shape = {
+        "vocab_size": 300,
+        "max_position_embeddings": 48,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    if family != "gpt2":
+        shape |= {"num_key_value_heads": 1, "intermediate_size": 48, "head_dim": 16}
+    config = transformers.AutoConfig.for_model(family, **shape)
+    transformers.set_seed(0)
+    theirs = tmp_path / "theirs"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(theirs)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / "best" / name, theirs)
+    out = tmp_path / "run"
+    result = run(
+        data, out, start_from=str(theirs), steps=30, lr=1e-3, train="all", sentiment=True, batch=8
+    )
+    assert result.val
+    pipeline = transformers.pipeline("text-classification", model=str(out / "best"), top_k=None)
+    known = load(out, print)
+    assert isinstance(known, TextClassifier)
+    for text in ("the band was bad", "a", "the film was great and the plot was fine"):
+        ours = known.classify(text)
+        (given,) = pipeline([text])
+        assert [each["label"] for each in given] == list(ours)
+        for each in given:
+            assert each["score"] == pytest.approx(ours[each["label"]], abs=1e-4)
+
+
+def test_a_classifier_can_be_taken_further(data: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    run(data, first, start_from="none", steps=4, **FAST)
+    result = run(data, tmp_path / "second", start_from=str(first), steps=4)
+    assert result.val
+    with pytest.raises(DataError, match="--language-loss needs a language model"):
+        run(data, tmp_path / "third", start_from=str(first), steps=4, language_loss=0.5)
+
+
+def test_it_stops_when_validation_is_past_its_best(tmp_path: Path) -> None:
+    file = tmp_path / "noise.tsv"
+    random = np.random.default_rng(0)
+    rows = [f"text {random.integers(10**9)}\t{random.integers(2)}\n" for _ in range(60)]
+    file.write_text("text\tlabel\n" + "".join(rows))  # nothing to be learned but by heart
+    result = run(file, tmp_path / "run", start_from="none", epochs=200, lr=3e-3, patience=3, **FAST)
+    assert result.stopped == "enough"
+    assert result.steps < 200 * 48 / 8
+    assert result.best_step < result.steps
+
+
+def test_a_changed_file_or_model_is_refused(data: Path, base: Path, tmp_path: Path) -> None:
+    file, start = tmp_path / "mine.tsv", shutil.copytree(base, tmp_path / "base", symlinks=True)
+    shutil.copy(data, file)
+    how: dict[str, Any] = {"start_from": str(start), "steps": 20, "batch": 8}
+    run(file, tmp_path / "run", stop_at(10), **how)
+    before = file.read_text()
+    file.write_text(before.replace("the film was bad", "the film was mad"))
+    with pytest.raises(DataError, match="the data is not the one"):
+        run(file, tmp_path / "run", **how)
+    file.write_text(before)
+    nanolm.train(
+        "embedded:tiny", out=tmp_path / "x", steps=2, seed=2, **{**TINY_MODEL, "context": 32}
+    )
+    shutil.rmtree(start)
+    (tmp_path / "x").rename(start)
+    with pytest.raises(DataError, match=r"the (tokenizer|model to start from) is not the one"):
+        run(file, tmp_path / "run", **how)
+
+
+def test_the_newest_language_model_is_where_it_starts(
+    data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes: list[str] = []
+
+    def keep(event: object) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    result = finetune(FinetuneSettings(data=(str(data),), steps=2, **FAST), notify=keep)
+    assert result.run == "runs/films"
+    assert any("training from scratch" in text for text in notes)
+    shutil.copytree(base, "runs/tiny", symlinks=True)
+    finetune(FinetuneSettings(data=(str(data),), steps=2), notify=keep)
+    assert any("starting from runs/tiny, the newest run" in text for text in notes)
+    settings = json.loads(Path("runs/films-2/run.json").read_text())["request"]
+    assert settings["start_from"] == str((tmp_path / "runs/tiny").absolute())
+
+
+def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
+    settings = FinetuneSettings(
+        data=(str(data),), start_from="none", steps=30, test_fraction=0.2, **FAST
+    )
+    spread = finetune_seeds(settings, 3, tmp_path / "seeds", quiet)
+    accuracies = [result["val"]["accuracy"] for result in spread.results]
+    summary = spread.summary()
+    assert summary["val"]["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
+    assert summary["val"]["accuracy"]["spread"] == pytest.approx(np.std(accuracies, ddof=1))
+    assert summary["test"].keys() == {"accuracy", "macro_f1", "loss"}
+    notes: list[str] = []
+    again = finetune_seeds(settings, 3, tmp_path / "seeds", lambda e: notes.append(str(e)))
+    assert again.summary() == summary
+    assert len([note for note in notes if "is finished already" in note]) == 3
+
+
+def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:
+    split = split_data(FinetuneSettings(val_fraction=0.2), lambda *_: None)
+    counts = TfidfVectorizer()
+    model = LogisticRegression(max_iter=1000)
+    model.fit(counts.fit_transform(split.train.texts), split.train.truth)
+    assert model.score(counts.transform(split.val.texts), split.val.truth) < 0.65
+
+
+@pytest.mark.slow
+def test_word_order_is_learned_from_scratch(tmp_path: Path) -> None:
+    result = finetune(FinetuneSettings(start_from="none"), tmp_path / "run")
+    assert result.val
+    assert result.val.accuracy > 0.97
+    assert result.seconds < 120

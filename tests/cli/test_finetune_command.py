@@ -1,0 +1,252 @@
+"""The commands around classifiers, as a user runs them."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cli, on_a_terminal, program
+
+from nanolm.classification.finetune import finetune
+from nanolm.classification.settings import FinetuneSettings
+
+SMALL = ("--from", "none", "--preset", "nano", "--tokenizer", "byte", "--threads", 1)
+
+
+def write(file: Path) -> Path:
+    nouns = ("film", "plot", "cast", "song", "end", "set", "food", "room", "view", "tune")
+    rows = [
+        f"the {noun} was {word}\t{label}\n"
+        for noun in nouns
+        for label, words in enumerate((("bad", "poor", "awful"), ("good", "fine", "great")))
+        for word in words
+    ]
+    file.write_text("text\tlabel\n" + "".join(rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("films") / "films.tsv")
+
+
+@pytest.fixture(scope="module")
+def run(films: Path) -> Path:
+    """A classifier that has learned its data."""
+    out = films.parent / "run"
+    finetune(
+        FinetuneSettings(
+            data=(str(films),),
+            start_from="none",
+            preset="nano",
+            tokenizer="byte",
+            steps=120,
+            lr=3e-3,
+            batch=8,
+            threads=1,
+            sentiment=True,
+        ),
+        out,
+    )
+    return out
+
+
+def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("finetune-sentiment", films, *SMALL, "--steps", 20, "--test-fraction", 0.2)
+    assert shown.returncode == 0, shown.stderr
+    for expected in ("right (always the commonest label: 50.0%)", "macro F1", "true \\ predicted"):
+        assert expected in shown.stdout
+    assert "test: accuracy" in shown.stdout
+    for expected in (
+        "text is 'text', label is 'label'",
+        "  negative: the film was bad",
+        "lr: 0.001",
+    ):
+        assert expected in shown.stderr
+    assert "next: nanolm classify runs/films" in shown.stderr
+    assert (tmp_path / "runs/films/loss.svg").read_text().startswith("<svg")
+    # The newest run is no language model: `sample` says so, and does not choke on it.
+    shown = cli("sample")
+    assert shown.returncode == 4
+    assert "no trained model under runs/" in shown.stderr
+    shown = cli("sample", "runs/films")
+    assert shown.returncode == 4
+    assert "is a classifier" in shown.stderr
+    shown = cli("finetune", "--config", "runs/films/config.toml", "--out", "runs/again", "--json")
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout.splitlines()[-1])
+    assert result["labels"] == ["0", "1"]  # the general name calls them what they are
+    assert {"run", "val", "test", "steps", "mistakes"} <= result.keys()
+    assert {"accuracy", "macro_f1", "loss", "confusion"} <= result["val"].keys()
+
+
+def test_seeds(films: Path, cli: Cli) -> None:
+    shown = cli("finetune", films, *SMALL, "--steps", 3, "--seeds", 2)
+    assert shown.returncode == 0, shown.stderr
+    assert "runs/films-seeds/seed-2: validation" in shown.stdout
+    assert "standard deviation" in shown.stdout
+    shown = cli("finetune", films, *SMALL, "--steps", 3, "--seeds", 2, "--json")
+    assert {"mean", "spread"} == json.loads(shown.stdout)["val"]["accuracy"].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["none.tsv"], ["none.tsv does not exist"]),
+        (["--train", "some", "--pool", "middle"], ["--train some: there is", "--pool middle"]),
+        (["--train", "head", "--from", "none"], ["fresh weights must all be trained"]),
+        (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be given with --from"]),
+        (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
+        (["--test", "a", "--test-fraction", "0.1"], ["give one of --test and --test-fraction"]),
+        (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
+        (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "no such enc"]),
+        (["--label-colum", "x"], ["--label-column"]),
+        (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
+        (["--label-column", "mood"], ["--label-column mood", "text ("]),
+        (["--from", "nowhere/at/all"], ["is no folder here"]),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) -> None:
+    shown = cli("finetune-sentiment", *arguments)
+    assert shown.returncode in (2, 3), shown.stderr
+    for message in messages:
+        assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(films: Path, cli: Cli, tmp_path: Path) -> None:
+    arguments = ("finetune", films, *SMALL, "--steps", 400, "--out", "run", "--save-every", 10)
+    process = subprocess.Popen(
+        program(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    while not (tmp_path / "run/checkpoints/step-00000010").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "run the same command again to go on" in shown
+    assert "Traceback" not in shown
+    again = cli(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "resuming run at step" in again.stderr
+    assert cli(*arguments).returncode == 3  # finished
+
+
+def test_classify(run: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("classify", run, "the band was bad", "the band was great", "--json")
+    assert shown.returncode == 0, shown.stderr
+    first, second = map(json.loads, shown.stdout.splitlines())
+    assert (first["label"], second["label"]) == ("negative", "positive")
+    assert first["text"] == "the band was bad"
+    assert first["probability"] == max(first["probabilities"].values())
+    assert sum(first["probabilities"].values()) == pytest.approx(1)
+    shown = cli("classify", run, "--top", 2, stdin="the band was fine\n\n the set was awful\n")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["positive", "negative"]
+    assert "\tthe set was awful" in shown.stdout
+    assert shown.stdout.count("%") == 4
+    (tmp_path / "some.csv").write_text('id,text\n1,"the set was good, fine"\n2,the room was bad\n')
+    shown = cli("classify", run, "--file", "some.csv", "--csv")
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert [row["label"] for row in rows] == ["positive", "negative"]
+    assert rows[0]["text"] == "the set was good, fine"
+    assert float(rows[0]["positive"]) + float(rows[0]["negative"]) == pytest.approx(1, abs=1e-5)
+    shown = cli("classify", run, "the", "--min-probability", 1)
+    assert shown.stdout.startswith("unsure ")
+
+
+def test_lines_are_classified_as_they_come(run: Path) -> None:
+    process = subprocess.Popen(
+        program("classify", run),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stdin
+    assert process.stdout
+    for text, label in (("the set was good\n", "positive"), ("the set was bad\n", "negative")):
+        process.stdin.write(text)
+        process.stdin.flush()
+        assert process.stdout.readline().startswith(label)  # before the next one is there
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+
+
+def test_many_texts_keep_their_order(run: Path, cli: Cli, tmp_path: Path) -> None:
+    texts = [
+        f"the {'x' * (number % 17)} was {'bad' if number % 3 else 'good'}" for number in range(900)
+    ]
+    (tmp_path / "many.txt").write_text("\n".join(texts))
+    shown = cli("classify", run, "--file", "many.txt", "--json")
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [row["text"] for row in rows] == texts
+    alone = json.loads(cli("classify", run, texts[700], "--json").stdout)
+    assert alone["probability"] == pytest.approx(rows[700]["probability"], abs=1e-5)
+
+
+def test_classify_on_a_terminal_is_safe_and_fits(run: Path, tmp_path: Path) -> None:
+    text = "the \x1b[31m set [/x] was good " * 9
+    shown = on_a_terminal(program("classify", run, text), "stdout", tmp_path, COLUMNS="60")
+    assert "\x1b[31m" not in shown
+    assert "[/x]" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "text"], "does not exist"),
+        (["RUN", "text", "--json", "--csv"], "one of --json and --csv"),
+        (["RUN", "text", "--file", "x"], "texts or --file"),
+        (["RUN", "--file", "none.txt"], "none.txt does not exist"),
+        (["RUN", "text", "--device", "tpu"], "--device tpu"),
+        (["RUN", "text", "--min-probability", "7"], "min-probability"),
+    ],
+    ids=str,
+)
+def test_mistakes_with_classify(arguments: list[str], message: str, run: Path, cli: Cli) -> None:
+    shown = cli("classify", *[str(run) if word == "RUN" else word for word in arguments])
+    assert shown.returncode == 2
+    assert message in shown.stderr
+
+
+def test_a_language_model_is_no_classifier(trained: Path, cli: Cli) -> None:
+    shown = cli("classify", trained, "text")
+    assert shown.returncode == 4
+    assert "nanolm finetune DATA --from" in shown.stderr
+
+
+def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("eval", run, films, "--json")  # 0 and 1 are negative and positive
+    assert shown.returncode == 0, shown.stderr
+    values = json.loads(shown.stdout)
+    assert values["accuracy"] == 1.0
+    assert values["confusion"] == [[30, 0], [0, 30]]
+    assert {"macro_f1", "loss", "calibration_error", "mistakes"} <= values.keys()
+    (tmp_path / "odd.csv").write_text(
+        "mood,words\nnegative,the set was good\npositive,it was good\n"
+    )
+    shown = cli("eval", run, "odd.csv", "--label-column", "mood", "--text-column", "words")
+    assert "accuracy 50.0%" in shown.stdout
+    assert "the set was good" in shown.stdout  # the mistake
+    (tmp_path / "strange.tsv").write_text("it was so\tblue\nit was not\tred\n" * 9)
+    shown = cli("eval", run, "strange.tsv")
+    assert shown.returncode == 3
+    assert "does not know: blue, red" in shown.stderr
+    shown = cli("eval", run, films, "--stride", 3)
+    assert shown.returncode == 2
+    assert "is a classifier" in shown.stderr
+
+
+def test_info_of_a_classifier(run: Path, cli: Cli) -> None:
+    shown = cli("info", run)
+    assert "AutoModelForSequenceClassification" in " ".join(shown.stdout.split())
+    assert "scores of labels" in shown.stdout
+    assert json.loads(cli("info", run, "--json").stdout)["architecture"]["labels"] == [
+        "negative",
+        "positive",
+    ]
