@@ -9,10 +9,10 @@ FILE ?=
 PROMPT ?=
 RUN ?=
 ARGS ?=
-export FILE PROMPT RUN
+export FILE PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train sample resume test test-slow bench lint data wheel clean
+.PHONY: help setup demo course train sample resume test test-slow bench lint data wheel clean
 
 help: ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
@@ -37,6 +37,10 @@ demo: setup ## train on the embedded stories (2 minutes), then write three new o
 	@echo '  $(NANOLM) train your-text.txt                    three minutes on your own text'
 	@echo '  $(NANOLM) train embedded:tiny --preset nano      the smallest model of all'
 	@echo '  $(NANOLM) --help'
+
+# hint course: SST=sst2.tsv
+course: setup ## the course's assignment, step by step; also SMALL=, LARGE=, GPT2= (docs/course.md)
+	@NANOLM='$(NANOLM)' sh data/course.sh
 
 # hint train: FILE=text.txt
 train: setup ## train on your text (more options: ARGS="--minutes 10")

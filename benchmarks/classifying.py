@@ -20,7 +20,7 @@ import torch
 
 from nanolm.classification.classifier import TextClassifier, in_parts
 from nanolm.classification.data import Split, numbered, sorted_labels, stratified
-from nanolm.classification.finetune import Labels
+from nanolm.classification.labels import Labels
 from nanolm.classification.recipe import choose_settings
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.model.classifier import Classifier

@@ -46,16 +46,20 @@ def choose_settings(
             choose("preset", "micro", "a fresh model for labelled text needs no more")
         settings = replace(settings, family=settings.family or DEFAULT_FAMILY)
         # Positions that are computed go on beyond what was seen; learned ones do not.
-        room = longest if settings.family == "gpt2" else max(128, longest)
-        choose("context", min(room, 512), f"the longest text has {longest:,} tokens")
+        most = longest if settings.family == "gpt2" else max(128, longest)
+        choose("context", min(most, 512), f"the longest text has {longest:,} tokens")
     else:
         choose("context", min(base.context, 512), f"the model looks back on {base.context:,}")
     assert settings.context
-    beyond = sum(length > settings.context for length in lengths)
+    room = settings.context
+    beyond = sum(length > room for length in lengths)
     if beyond:
-        reason = f"{beyond:,} of {count:,} texts have more than {settings.context:,} tokens"
+        reason = f"{beyond:,} of {count:,} texts have more than {room:,} tokens"
         choose("long", "windows", reason)
     settings = replace(settings, long=settings.long or "windows")
+    windows = count
+    if settings.long == "windows":
+        windows = sum(-(-length // room) for length in lengths)
     small = parameters < LARGE
     if settings.train is None:
         if base is None:
@@ -89,11 +93,12 @@ def choose_settings(
         if epochs is None:
             epochs = default_epochs(count, base is None, small)
             reason = f"{epochs:g} epochs; or say --epochs, --steps or --minutes"
-        steps = max(1, round(epochs * count / (settings.batch or 1)))
+        steps = max(1, round(epochs * windows / (settings.batch or 1)))
         settings = replace(settings, epochs=None)
-        choose("steps", steps, f"{reason}, of {count:,} texts")
+        what = "texts" if windows == count else "windows of text"
+        choose("steps", steps, f"{reason}, of {windows:,} {what}")
         if settings.evaluations is None:
-            settings = replace(settings, evaluations=max(1, min(20, round(epochs))))
+            settings = replace(settings, evaluations=max(5, min(20, round(epochs))))
     if settings.evaluations is None:
         settings = replace(settings, evaluations=10)
     return settings, choices
@@ -114,7 +119,7 @@ def learning_rate(
 def default_epochs(count: int, scratch: bool, small: bool) -> float:
     """Fewer texts are seen more often; fresh weights need more."""
     if scratch:
-        return round(max(3, min(20, 46_000 / count)), 1)
+        return round(max(3, min(20, 38_000 / count)), 1)
     return round(max(3, min(8, 20_000 / count)), 1) if small else 3.0
 
 

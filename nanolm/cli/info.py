@@ -74,17 +74,19 @@ def trained(past: "History") -> str:
     """How it was trained, as far as that is known."""
     text = f"{past.step:,} steps"
     if past.batch is not None:
-        text += f" of {past.batch} x {past.context} tokens"
+        each = "texts" if past.context is None else f"x {past.context} tokens"
+        text += f" of {past.batch} {each}"
     text += f" in {past.seconds:,.0f} s"
     if past.corpus:
         text += f" on {', '.join(past.corpus)}"
     if past.start_from is not None:
         text += f", from {past.start_from}"
     if past.best_step is not None:
-        text += (
-            f"; the run is finished, its best step is {past.best_step:,} with "
-            f"{past.val_bits_per_byte:.3f} bits per byte on held-out text"
-        )
+        text += f"; the run is finished, its best step is {past.best_step:,}"
+    if past.val_bits_per_byte is not None:
+        text += f" with {past.val_bits_per_byte:.3f} bits per byte on held-out text"
+    if past.val_accuracy is not None:
+        text += f" with {past.val_accuracy:.1%} of the validation texts right"
     return text
 
 

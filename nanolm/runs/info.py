@@ -34,6 +34,7 @@ class History:
     context: int | None = None
     best_step: int | None = None
     val_bits_per_byte: float | None = None
+    val_accuracy: float | None = None  # of a classifier
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,20 @@ def read_history(path: Path, folder: Path) -> History | None:
         if run.exists():
             try:
                 settings, facts = run.settings(), run.facts()
-                result = facts.get("result")
+                result = facts.get("result", {})
+                score = result.get("val_bits_per_byte")
+                accuracy = result["val"]["accuracy"] if "val" in result else None
                 return replace(
                     known,
                     run=str(run.path),
                     started=str(facts["started"]),
-                    corpus=tuple(map(str, settings["corpus"])),
+                    corpus=tuple(map(str, settings.get("corpus") or settings["data"])),
                     start_from=settings.get("start_from"),
                     batch=int(settings["batch"]),
-                    context=int(settings["context"]),
+                    context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,
-                    val_bits_per_byte=float(result["val_bits_per_byte"]) if result else None,
+                    val_bits_per_byte=None if score is None else float(score),
+                    val_accuracy=None if accuracy is None else float(accuracy),
                 )
             except (DataError, *UNREADABLE):
                 break

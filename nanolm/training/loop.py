@@ -88,7 +88,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to minimise, and what else to keep a record of; no number may leave the device."""
+        """What to minimise, and what to keep a record of besides, or instead as "loss".
+
+        No number may leave the device.
+        """
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:

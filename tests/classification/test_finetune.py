@@ -20,7 +20,8 @@ import nanolm
 from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
-from nanolm.classification.finetune import Result, finetune, trained_names
+from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.labels import trained_names
 from nanolm.classification.seeds import finetune_seeds
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError

@@ -25,7 +25,7 @@ def test_a_run_is_described(cli: Cli, trained: Path) -> None:
         assert sum(found["parts"].values()) == found["parameters"]
         assert found["architecture"]["heads"] == 2
         assert found["history"]["corpus"] == ["embedded:tiny"]
-        assert found["readers"] == ["nanolm", TRIED]
+        assert found["readers"] == ["nanolm", TRIED.format("AutoModelForCausalLM")]
 
 
 def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
