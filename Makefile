@@ -6,13 +6,14 @@ NANOLM := $(BIN)/nanolm
 READY := $(VENV)/ready
 
 FILE ?=
+DATA ?=
 PROMPT ?=
 RUN ?=
 ARGS ?=
-export FILE PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
+export FILE DATA PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo course train sample resume test test-slow bench lint data wheel clean
+.PHONY: help setup demo course train sample finetune-sentiment resume test test-slow bench lint data wheel clean
 
 help: ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
@@ -51,6 +52,10 @@ train: setup ## train on your text (more options: ARGS="--minutes 10")
 sample: setup ## write with the newest run (or RUN=runs/x)
 	@$(NANOLM) sample $${RUN:+"$$RUN"} --prompt "$$PROMPT" $(ARGS)
 
+# hint finetune-sentiment: DATA=x.tsv
+finetune-sentiment: setup ## teach the newest run (or RUN=runs/x, RUN=none) to tell good from bad
+	@$(NANOLM) finetune-sentiment $${DATA:+"$$DATA"} $${RUN:+--from "$$RUN"} $(ARGS)
+
 # hint resume: RUN=runs/x
 resume: setup ## go on with an unfinished run
 	@test -n "$$RUN" || { echo 'say which run: make resume RUN=runs/x'; exit 2; }
@@ -63,8 +68,9 @@ test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
 # hint bench: FILE=text.txt
-bench: setup ## measure against others: tokenizers on your 60 MB or more; without FILE, writing
+bench: setup ## measure against others: tokenizers on FILE, classifiers on DATA=x.tsv; else writing
 	@if [ -n "$$FILE" ]; then $(BIN)/python benchmarks/text.py "$$FILE" $(ARGS); \
+	  elif [ -n "$$DATA" ]; then $(BIN)/python benchmarks/classifying.py "$$DATA" $(ARGS); \
 	  else $(BIN)/python benchmarks/sampling.py $(ARGS); fi
 
 lint: setup ## check style and types

@@ -1,5 +1,6 @@
 """The same code on a CUDA GPU; skipped where there is none."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.config import FAMILIES, configure
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.size import preset_sizes, training_bytes
 from nanolm.text.tokenizer import train_tokenizer
+from nanolm.training import step
 from nanolm.training.optim import make_optimizer
 
 pytestmark = [
@@ -157,3 +160,65 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     taken = torch.cuda.max_memory_allocated() - before
     estimate = training_bytes(config, size.parameters, 16 * size.context)
     assert estimate == pytest.approx(taken, rel=0.1), f"{taken / 1e9:.2f} GB"
+
+
+def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of several lengths, each captured when it comes up again; two without a gradient."""
+
+    def trained(most: int) -> tuple[dict[str, torch.Tensor], list[float], int]:
+        monkeypatch.setattr(step, "CAPTURED", most)
+        torch.manual_seed(0)
+        base = configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=64)
+        config = ClassifierConfig(base=base, labels=("a", "b"), window=64)
+        model = Classifier(config).to("cuda")
+        parameters = dict(model.named_parameters())
+        optimizer = make_optimizer(parameters, 1e-3, 0.1)
+
+        def loss(
+            ids: torch.Tensor, lengths: torch.Tensor, truth: torch.Tensor, spoil: torch.Tensor
+        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return F.cross_entropy(model(ids, lengths), truth) * spoil, {}
+
+        update = step.Step(loss, parameters, optimizer, "float32")
+        losses = []
+        for number in range(30):
+            torch.manual_seed(number)
+            width = (8, 16, 24)[number % 3]
+            ids = torch.randint(300, (4, width))
+            lengths, truth = torch.randint(1, width + 1, (4,)), torch.randint(2, (4,))
+            spoil = torch.tensor(math.nan if number in (2, 20) else 1.0)
+            before = {name: value.detach().clone() for name, value in parameters.items()}
+            values, norm = update((ids, lengths, truth, spoil), 1e-3 * (1 - number / 30))
+            if number in (2, 20):  # once before and once after it is captured
+                assert not math.isfinite(norm)
+                assert all(torch.equal(parameters[name], before[name]) for name in before)
+            else:
+                losses.append(values["loss"])
+        weights = {name: value.detach().cpu() for name, value in parameters.items()}
+        return weights, losses, len(update.captured)
+
+    single, captured = trained(0), trained(10_000)
+    assert (single[2], captured[2]) == (0, 3)
+    assert captured[1] == pytest.approx(single[1], abs=1e-4)
+    for name, value in single[0].items():
+        torch.testing.assert_close(captured[0][name], value, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_fine_tuning_and_classifying_on_a_gpu(train: str, tmp_path: Path) -> None:
+    nanolm.train(
+        "embedded:tiny", out=tmp_path / "base", steps=20, layers=2, heads=2, dim=64, context=64
+    )
+    result = nanolm.finetune(
+        "embedded:reviews", start_from=tmp_path / "base", out=tmp_path / "run", limit=400, steps=60,
+        train=train, lr=1e-3,
+    )  # fmt: skip
+    assert result.val
+    assert result.val.loss < 0.72
+    here = nanolm.load_classifier(tmp_path / "run")
+    there = here.on("cuda", "float32")
+    texts = ["A lovely film.", "It was not good, it was bad. " * 9, "x"]
+    logits = there.logits(texts)
+    assert there.model.device.type == "cuda"
+    there.model.cpu()
+    assert logits == pytest.approx(here.logits(texts), abs=1e-3)

@@ -73,7 +73,8 @@ def choose_settings(
     width = base.dim if base else PRESETS[settings.preset or "micro"].dim
     if settings.threads is None:
         threads = 1 if width < 96 else available_threads()
-        choose("threads", threads, "small models gain little from more" if threads == 1 else "all")
+        few = "small models gain little from more"
+        choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if settings.batch is None:
         settings = replace(settings, batch=32 if count >= 1000 else 16)
     choose("lr", *learning_rate(settings, base, width))
