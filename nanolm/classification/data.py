@@ -7,7 +7,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -60,7 +60,7 @@ class Split:
     val: Texts
     test: Texts | None
     how: str  # the data was read
-    examples: list[tuple[str, str]]  # (label, text) of the first rows
+    examples: list[str]  # the first rows, to be shown
     notes: list[str]
 
 
@@ -69,19 +69,24 @@ def split_data(settings: FinetuneSettings, report: Report) -> Split:
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
     written = sorted_labels(set(whole.labels))
+    notes = list(whole.notes)
     if len(written) == 1:
         more = "; --limit may be too low" if len(whole.labels) == settings.limit else ""
         raise DataError(
             f"{', '.join(settings.data[:5])}: there is only one label, {written[0]!r}, and a "
             f"classifier needs two{more}"
         )
+    if len(written) > 10 and 5 * len(written) > len(whole.labels):
+        notes.append(
+            f"{len(written):,} labels for {len(whole.labels):,} texts: is that the right column? "
+            "(--label-column)"
+        )
     labels = SENTIMENTS.get(written, written) if settings.sentiment else written
     train = numbered(whole, written)
-    notes = list(whole.notes)
     parts: dict[str, Texts | None] = {"val": None, "test": None}
     for name in parts:
         if file := getattr(settings, name):
-            other = read_labelled((file,), reading, report)
+            other = read_labelled((file,), replace(reading, label_file=None), report)
             notes += other.notes
             if strange := set(other.labels) - set(written):
                 raise DataError(
@@ -96,11 +101,16 @@ def split_data(settings: FinetuneSettings, report: Report) -> Split:
         assert settings.val_fraction is not None
         train, val = stratified(train, settings.val_fraction, settings.seed)
     if not len(train) or not len(val):
-        raise DataError(f"{len(whole.texts)} labelled texts are too few to split; give more")
+        again = "; no label occurs twice: is --label-column right?"
+        raise DataError(
+            f"{len(whole.texts)} labelled texts are too few to split"
+            + (again if len(written) == len(whole.labels) else "; give more")
+        )
     for name, part in (("validation", val), ("test", parts["test"])):
         if part is not None and (note := duplicates(train, part, name)):
             notes.append(note)
-    shown = list(zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True))
+    first = zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True)
+    shown = [f"  {' '.join(label.split())}: {' '.join(text.split())[:70]}" for label, text in first]
     return Split(labels, train, val, parts["test"], whole.how, shown, notes)
 
 
@@ -118,10 +128,22 @@ def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
 
 def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[str, int]:
     """Which of the `known` labels each one that is `written` is: by its name, or as sentiment is
-    usually labelled."""
-    for names in (known, *(usual for usual, means in SENTIMENTS.items() if means == known)):
-        if written <= set(names):
-            return {name: id for id, name in enumerate(names)}
+    usually labelled, where that can mean one thing only."""
+    usual = [names for names, means in SENTIMENTS.items() if means == known]
+    fitting = [
+        {name: id for id, name in enumerate(names)}
+        for names in (known, *usual)
+        if written <= set(names)
+    ]
+    if fitting and all(
+        one[name] == other[name] for one in fitting for other in fitting for name in written
+    ):
+        return fitting[0]
+    if fitting:
+        raise DataError(
+            f"{where}: {', '.join(sorted(written))} can mean several of {', '.join(known)}; write "
+            "out which"
+        )
     strange = sorted(written - set(known))[:10]
     raise DataError(
         f"{where} has labels that the classifier does not know: {', '.join(strange)}; it knows "

@@ -19,7 +19,7 @@ from nanolm.classification.data import Split, split_data
 from nanolm.classification.labels import Labels
 from nanolm.classification.metrics import Scores, fit_temperature, majority, score
 from nanolm.classification.recipe import choose_fraction, choose_settings, fresh_config
-from nanolm.classification.settings import SCRATCH, FinetuneSettings
+from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.errors import DataError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
@@ -59,6 +59,7 @@ from nanolm.training.prepare import (
     resume_from,
     with_absolute_paths,
 )
+from nanolm.training.settings import option
 
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
 VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
@@ -130,6 +131,10 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     """What to start from, where that was left open."""
     if settings.start_from is not None:
         return settings
+    given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
+    if given:
+        notify(Note(f"training from scratch, since {given[0]} is given (--from for another start)"))
+        return replace(settings, start_from=SCRATCH)
     newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
     if newest is None:
         notify(
@@ -189,14 +194,13 @@ def prepare(
     family, reason = model_type(classifier_config)
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
-    if fresh:
-        for text in (split.how, *(f"  {label}: {text[:70]}" for label, text in split.examples)):
-            notify(Note(text))
-        for text in split.notes:
+    task = Labels(settings, split, tokenizer, classifier, head, folder, progress)
+    if fresh:  # and nothing is wrong with the settings
+        for text in (split.how, *split.examples, *split.notes):
             notify(Note(text))
         count = classifier.parameter_count()
         begin(run, request, settings, choices, fingerprints, count, notify)
-    return Labels(settings, split, tokenizer, classifier, head, folder, progress)
+    return task
 
 
 def start_model(config: ClassifierConfig, base: Path | None) -> tuple[Classifier, nn.Module | None]:

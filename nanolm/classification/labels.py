@@ -195,7 +195,9 @@ def trained_names(model: Classifier, which: str) -> list[str]:
         return ["score.weight"]
     first = model.config.base.layers - int(which.removeprefix("last-"))
     if first <= 0:
-        raise UsageError(f"--train {which}: the model has {model.config.base.layers} layers")
+        raise UsageError(
+            f"--train {which}: the model has {model.config.base.layers} layers; try --train all"
+        )
 
     def late(name: str) -> bool:
         parts = name.split(".")

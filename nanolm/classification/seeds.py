@@ -45,13 +45,24 @@ class Spread:
         return {"run": self.run, **self.summary(), "results": self.results}
 
 
+def free_folder(settings: FinetuneSettings) -> Path:
+    """Under runs/ where these settings were tried before, or nothing was."""
+    stem, number = f"{run_name(settings.data[0])}-seeds", 1
+    while True:
+        folder = ROOT / (f"{stem}-{number}" if number > 1 else stem)
+        run = Run(folder / f"seed-{settings.seed}")
+        if not run.exists() or same_settings(run, settings):
+            return folder
+        number += 1
+
+
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
 ) -> Spread:
     """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
-    folder = Path(out) if out is not None else ROOT / f"{run_name(settings.data[0])}-seeds"
+    folder = Path(out) if out is not None else free_folder(settings)
     results: list[dict[str, Any]] = []
     for seed in range(settings.seed, settings.seed + count):
         run = Run(folder / f"seed-{seed}")

@@ -58,8 +58,10 @@ class FinetuneSettings(Settings):
                 f"--train {self.train}: there is head, all, lora, and last-N for the last N layers "
                 "(last-2)"
             )
-        if self.start_from == SCRATCH and self.train not in (None, "all"):
+        elif self.start_from == SCRATCH and self.train not in (None, "all"):
             problems.append(f"--train {self.train}: fresh weights must all be trained")
+        if self.language_loss and self.train == "head":
+            problems.append("--language-loss is for more than --train head, which learns no tokens")
         if self.start_from not in (None, SCRATCH):
             problems += [
                 f"{option(name)} cannot be given with --from: {self.start_from} has its own"
@@ -68,9 +70,9 @@ class FinetuneSettings(Settings):
             ]
         for name in FRACTIONS:
             value = getattr(self, name)
-            least = 0 if name == "test_fraction" else 1e-6
+            least = 0 if name == "test_fraction" else 0.001
             if value is not None and not least <= value <= 0.8:
-                problems.append(f"{option(name)} {value}: must be above 0 and at most 0.8")
+                problems.append(f"{option(name)} {value}: must be from {least:g} to 0.8")
         for name, most in (("language_loss", 10), ("weight_decay", 10), ("layer_decay", 1)):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
@@ -86,6 +88,8 @@ class FinetuneSettings(Settings):
                 )
         if self.test is not None and self.test_fraction:
             problems.append("give one of --test and --test-fraction")
+        if self.val is not None and self.val_fraction is not None:
+            problems.append("give one of --val and --val-fraction")
         if self.test is not None and self.test == self.val:
             problems.append(f"--test {self.test} is --val too; name another file")
         return problems + self.reading().problems()

@@ -15,7 +15,6 @@ from nanolm.cli.console import note, printable, styled
 from nanolm.cli.options import Command
 from nanolm.errors import UsageError
 from nanolm.text.labelled import LabelReading
-from nanolm.text.sources import STDIN
 from nanolm.training.settings import DEVICES, DTYPES
 
 UNSURE = "unsure"
@@ -61,7 +60,8 @@ def command(
     """Tell the label of each text, and how sure the model is.
 
     RUN is what `nanolm finetune` made, or any folder that transformers reads as a GPT-2, llama or
-    Qwen3 model for sequence classification. Without TEXT or --file, each line of stdin is a text.
+    Qwen3 model for sequence classification. Without TEXT or --file, each line of stdin that is not
+    blank is a text; a table on stdin is `--file -`.
 
     \b
     nanolm classify runs/reviews "A lovely film." "I want my money back."
@@ -77,6 +77,8 @@ def command(
         problems.append("give one of --json and --csv")
     if text and files:
         problems.append("give texts or --file, not both")
+    if text_column and not files:
+        problems.append("--text-column is for --file; a table on stdin is `--file -`")
     if not text and not files and sys.stdin.isatty():
         problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
     if problems:
@@ -88,7 +90,7 @@ def command(
     classifier = load(run, note).on(device, dtype)
     if text:
         parts = iter([list(text)])
-    elif files and files != (STDIN,):
+    elif files:
         parts = in_parts(read_texts(files, reading, lambda *how_far: None))
     else:
         parts = arriving_lines(encoding)
@@ -119,21 +121,27 @@ def command(
 def arriving_lines(encoding: str) -> Iterator[list[str]]:
     """The lines of stdin that are there, as soon as there are some."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
-    rest = ""
+    rest, broken, first = "", 0, True
     while data := os.read(sys.stdin.fileno(), BLOCK):
-        *whole, rest = (rest + decoder.decode(data)).split("\n")
-        yield [line for line in whole if line.strip()]
-    rest += decoder.decode(b"", final=True)
-    yield [rest] if rest.strip() else []
+        text = decoder.decode(data)
+        broken += text.count("\ufffd")
+        *whole, rest = (rest + text).removeprefix("\ufeff" if first else "").split("\n")
+        first = False
+        yield [line.strip() for line in whole if line.strip()]
+    rest = (rest + decoder.decode(b"", final=True)).strip()
+    yield [rest] if rest else []
+    if broken:
+        note(f"{broken:,} characters of stdin are broken, or not {encoding}: see --encoding")
 
 
 def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:
     """The label first, then how sure, then the text."""
     if len(ranked) > 1:
         shown = ", ".join(f"{name} {value:.1%}" for name, value in ranked)
+        shown = f"{UNSURE}: {shown}" if label == UNSURE else shown
     else:
         shown = f"{label} {ranked[0][1]:.1%}"
-    one_line = " ".join(text.split())
+    shown, one_line = (" ".join(part.split()) for part in (shown, text))
     if not sys.stdout.isatty():
         click.echo(f"{shown}\t{one_line}")
         return

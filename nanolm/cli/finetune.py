@@ -42,7 +42,7 @@ TABLE: Table = {
             "last|mean|max",
             "What is classified: the vector of the last token, or of all tokens the mean or max.",
         ),
-        "context": ("", "Tokens of a text that are looked at together.  [default: the longest]"),
+        "context": ("", "Tokens looked at together.  [default: the model's, 512 at most]"),
         "long": (
             "head|tail|windows",
             "Of longer texts: the beginning, the end, or all of it in several windows.",
@@ -77,7 +77,7 @@ TABLE: Table = {
         "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
     },
     "Run": {
-        "evaluations": ("", "Times to validate and save.  [default: every epoch, 20 at most]"),
+        "evaluations": ("", "Times to validate and save.  [default: by the epochs, 5 to 20]"),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
     },
 }
@@ -159,14 +159,16 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
 
 @click.command("finetune", cls=Command)
 @with_options
-def command(**options: Any) -> int:
-    return run(sentiment=False, **options)
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> int:
+    return run(sentiment=(context.default_map or {}).get("sentiment", False), **options)
 
 
 @click.command("finetune-sentiment", cls=Command)
 @with_options
-def sentiment(**options: Any) -> int:
-    return run(sentiment=True, **options)
+@click.pass_context
+def sentiment(context: click.Context, /, **options: Any) -> int:
+    return run(sentiment=(context.default_map or {}).get("sentiment", True), **options)
 
 
 command.help = f"""Teach a trained model to tell labels: any number of them, of any kind.
@@ -243,9 +245,8 @@ def show(result: "Result") -> None:
         show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in result.mistakes[:5]])
     assert result.uncalibrated
     note(
-        f"scores divided by {result.temperature:g} (fitted on the validation texts): calibration "
-        f"error {result.uncalibrated.calibration_error:.3f} before, "
-        f"{result.val.calibration_error:.3f} after"
+        f"scores divided by {result.temperature:g}, fitted on the validation texts: log-loss "
+        f"{result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     )
     note(f"curves: {result.run}/loss.svg; everything: {result.run}/run.json")
     note(f'next: nanolm classify {shlex.quote(result.run)} "..."')

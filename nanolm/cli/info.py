@@ -93,6 +93,8 @@ def trained(past: "History") -> str:
 def word(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -84,6 +84,7 @@ class TrainingView:
             self.live.update(Text(self.live_line(event)))
         elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
             parts = [f"step {event.record['step']:,}", self.measures(), self.speed()]
+            parts = [part for part in parts if part]
             self.line(f"{event.progress:4.0%}  {'  '.join([*parts, *self.times(event)])}")
             self.last_line = time.monotonic()
 
@@ -97,7 +98,7 @@ class TrainingView:
             [percent, measures, left],
             [percent, left],
         ):
-            text = "  ".join(parts)
+            text = "  ".join(part for part in parts if part)
             if len(text) + 2 <= self.console.width:
                 break
         return self.with_bar(event.progress, text)
@@ -119,7 +120,8 @@ class TrainingView:
         return "  ".join(parts)
 
     def speed(self) -> str:
-        return f"{self.values.get('tokens_per_second', 0):,} tokens/s"
+        speed = self.values.get("tokens_per_second")
+        return "" if speed is None else f"{speed:,} tokens/s"
 
     def times(self, event: Progressed) -> list[str]:
         return [f"{clock(self.values['seconds'])} gone", f"{clock(event.seconds_left)} left"]

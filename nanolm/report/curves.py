@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from numbers import Real
 from pathlib import Path
@@ -119,6 +119,9 @@ def curves_svg(panels: Sequence[Panel], title: str, x: str = "step") -> str:
 
     Long noisy lines are faint behind their trend, and lines of many points are thinned.
     """
+    panels = [
+        replace(each, lines=[line for line in each.lines if drawable(line)]) for each in panels
+    ]
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     kinds = {name: f"c{number % KINDS}" for number, name in enumerate(names)}
     drawn = [[drawable(line) for line in panel.lines] for panel in panels]
@@ -186,7 +189,8 @@ def axis(values: Sequence[float], count: int, whole: bool = True) -> Axis:
     first, last = math.floor(low / step), math.ceil(high / step)
     far = step if whole else step / 4
     low = first * step if low - first * step <= far else low
-    high = last * step if last * step - high <= far else high
+    if last * step - high <= far and not high <= 1 < last * step:  # a share ends at 1
+        high = last * step
     top = max(abs(low), abs(high))
     ticks = [number * step for number in range(first, last + 1) if low <= number * step <= high]
     return Axis(low, high, [(value, tick(value, step, top)) for value in ticks])

@@ -112,7 +112,8 @@ def _many(count: int, what: str) -> str:
 
 
 def read_texts(names: Sequence[str], reading: LabelReading, report: Report) -> Iterator[str]:
-    """The texts alone, one by one, labelled or not: of tables one column, else a text a line."""
+    """The texts alone, one by one, labelled or not: of tables one column, empty ones too, so that
+    what comes of them can be put beside the rows; else a text a line."""
     files = find_sources(names, cache_folder(), report, reading.encoding).files
     for source in _told(files, report):
         with _opened(source) as stream:
@@ -120,7 +121,7 @@ def read_texts(names: Sequence[str], reading: LabelReading, report: Report) -> I
             table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
             if table.sample:
                 text = text_column(table, reading.text_column)
-                yield from filter(None, (cells[text].strip() for cells in table.rows([text])))
+                yield from (cells[text].strip() for cells in table.rows([text]))
 
 
 def _with_both(rows: Iterable[tuple[str, str]], log: _Log) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from nanolm.classification.data import (
     Cut,
     Texts,
     encode,
+    known_labels,
     sorted_labels,
     split_data,
     stratified,
@@ -84,6 +85,40 @@ def test_files_of_their_own_and_what_is_in_two_of_them(tmp_path: Path) -> None:
     strange = write("strange.tsv", [("what is this", "z"), ("and this here", "x")])
     with pytest.raises(DataError, match=r"--test .* has labels that the training data has not: z"):
         split_data(FinetuneSettings(data=(train,), val=val, test=strange), quiet)
+
+
+def test_what_a_classifier_knows_labels_by() -> None:
+    three = ("negative", "neutral", "positive")
+    assert known_labels({"positive", "neutral"}, three, "x")["positive"] == 2
+    assert known_labels({"0", "2"}, three, "x")["2"] == 2
+    assert known_labels({"-1", "1"}, three, "x")["1"] == 2
+    with pytest.raises(DataError, match="0, 1 can mean several"):
+        known_labels({"0", "1"}, three, "x")
+    assert known_labels({"1"}, ("negative", "positive"), "x")["1"] == 1
+    with pytest.raises(DataError, match="does not know: blue"):
+        known_labels({"blue"}, three, "x")
+
+
+def test_labels_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "all.tsv"
+    file.write_text("text\tlabel\n" + "".join(f"some text number {n}\tx{n}\n" for n in range(30)))
+    asked = FinetuneSettings(data=(str(file),), val_fraction=0.2, label_column="label")
+    with pytest.raises(DataError, match="no label occurs twice"):
+        split_data(asked, quiet)
+
+
+def test_a_label_file_is_that_of_the_data_alone(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"some text number {n}\n" for n in range(30)))
+    (tmp_path / "labels.txt").write_text("".join(f"{n % 2}\n" for n in range(30)))
+    (tmp_path / "val.tsv").write_text("text\tlabel\nquite another\t1\nand one more\t0\n")
+    asked = FinetuneSettings(
+        data=(str(tmp_path / "texts.txt"),),
+        label_file=str(tmp_path / "labels.txt"),
+        val=str(tmp_path / "val.tsv"),
+    )
+    split = split_data(asked, quiet)
+    assert split.val.truth.tolist() == [1, 0]
+    assert (len(split.train), split.labels) == (30, ("0", "1"))
 
 
 def test_labels_in_order() -> None:

@@ -136,7 +136,8 @@ def test_the_temperature_is_found(true_temperature: float) -> None:
     def loss(temperature: float) -> float:
         return score(logits, truth, "abc", temperature).loss
 
-    assert loss(found) < min(loss(found * 1.01), loss(found / 1.01))
+    best = min(loss(temperature) for temperature in np.geomspace(0.1, 10, 100))
+    assert loss(found) < best + 0.002  # but for the pull towards 1
     warm = score(logits, truth, "abc", found)
     assert warm.calibration_error < 0.03
     assert warm.confusion == score(logits, truth, "abc").confusion
@@ -144,11 +145,12 @@ def test_the_temperature_is_found(true_temperature: float) -> None:
 
 def test_the_temperature_of_odd_data_is_bounded() -> None:
     perfect, truth = np.eye(3) * 4, np.array([0, 1, 2])
-    # Of 30 texts none is wrong: as sure as 31 of 33, and no surer.
-    temperature = fit_temperature(np.tile(perfect, (10, 1)), np.tile(truth, 10))
-    assert softmax(perfect, temperature)[0, 0] == pytest.approx(31 / 33, abs=1e-6)
-    assert fit_temperature(perfect, np.array([1, 2, 0])) == pytest.approx(20)
-    assert fit_temperature(perfect * 1e6, truth) == pytest.approx(20)  # surer than it can be
+    # That none of a few is wrong does not make it certain; many of them may.
+    assert 0.9 < fit_temperature(perfect, truth) < 1
+    assert fit_temperature(np.tile(perfect, (9999, 1)), np.tile(truth, 9999)) < 0.6
+    wrong = np.tile([1, 2, 0], 9999)
+    assert fit_temperature(np.tile(perfect, (9999, 1)), wrong) == pytest.approx(20)
+    assert fit_temperature(perfect * 1e6, truth) == 1.0  # nothing to gain
     assert fit_temperature(np.zeros((4, 2)), np.array([0, 1, 0, 0])) == 1.0
     assert fit_temperature(np.empty((0, 2)), np.empty(0, dtype=int)) == 1.0
     assert fit_temperature(perfect * math.nan, truth) == 1.0

@@ -79,9 +79,19 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     shown = cli("finetune", "--config", "runs/films/config.toml", "--out", "runs/again", "--json")
     assert shown.returncode == 0, shown.stderr
     result = json.loads(shown.stdout.splitlines()[-1])
-    assert result["labels"] == ["0", "1"]  # the general name calls them what they are
+    assert result["labels"] == ["negative", "positive"]  # as the file says
     assert {"run", "val", "test", "steps", "mistakes"} <= result.keys()
     assert {"accuracy", "macro_f1", "loss", "confusion"} <= result["val"].keys()
+
+
+def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli) -> None:
+    start = ("finetune", films, "--from", trained, "--out", "run", "--steps", 2)
+    shown = cli(*start, "--train", "last-9")
+    assert shown.returncode == 2
+    assert "the model has 1 layers; try --train all" in shown.stderr
+    shown = cli(*start, "--train", "head", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["labels"] == ["0", "1"]
 
 
 def test_seeds(films: Path, cli: Cli) -> None:
@@ -91,6 +101,8 @@ def test_seeds(films: Path, cli: Cli) -> None:
     assert "standard deviation" in shown.stdout
     shown = cli("finetune", films, *SMALL, "--steps", 3, "--seeds", 2, "--json")
     assert {"mean", "spread"} == json.loads(shown.stdout)["val"]["accuracy"].keys()
+    shown = cli("finetune", films, *SMALL, "--steps", 2, "--seeds", 2, "--json")
+    assert json.loads(shown.stdout)["run"] == "runs/films-seeds-2"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +115,8 @@ def test_seeds(films: Path, cli: Cli) -> None:
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
         (["--test", "a", "--test-fraction", "0.1"], ["give one of --test and --test-fraction"]),
         (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
+        (["--val", "a", "--val-fraction", "0.1"], ["give one of --val and --val-fraction"]),
+        (["--train", "head", "--language-loss", "1"], ["--language-loss is for more than"]),
         (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "no such enc"]),
         (["--label-colum", "x"], ["--label-column"]),
         (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
@@ -158,6 +172,14 @@ def test_classify(run: Path, cli: Cli, tmp_path: Path) -> None:
     assert float(rows[0]["positive"]) + float(rows[0]["negative"]) == pytest.approx(1, abs=1e-5)
     shown = cli("classify", run, "the", "--min-probability", 1)
     assert shown.stdout.startswith("unsure ")
+    shown = cli("classify", run, "the", "--min-probability", 1, "--top", 2)
+    assert shown.stdout.startswith("unsure: ")
+    table = "\ufefftext,id\r\nthe set was good,1\r\n,2\r\nthe room was bad,3\r\n"
+    shown = cli("classify", run, "--file", "-", "--json", stdin=table)
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [row["text"] for row in rows] == ["the set was good", "", "the room was bad"]
+    shown = cli("classify", run, "--json", stdin="\ufeffthe set was good\r\n")
+    assert json.loads(shown.stdout)["text"] == "the set was good"
 
 
 def test_lines_are_classified_as_they_come(run: Path) -> None:

@@ -354,7 +354,7 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention scaled by layer"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention"),
         ("llama", {"hidden_act": "gelu"}, "a nonlinearity of its own"),
-        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "architectures"),
+        ("gpt2", {"architectures": ["GPT2ForTokenClassification"]}, "architectures"),
         ("llama", {"attention_bias": True}, "biases in some layers"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantised weights"),
         (

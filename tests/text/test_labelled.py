@@ -390,7 +390,7 @@ def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_embedded_reviews() -> None:
     found = read_labelled(["embedded:reviews"], LabelReading(), quiet)
     assert found.how == "tsv with a header; text is 'text', label is 'label'"
-    assert Counter(found.labels) == {"positive": 2400, "negative": 2400}
+    assert Counter(found.labels) == {"positive": 4800, "negative": 4800}
 
 
 def as_csv(rows: Pairs) -> str:
