@@ -20,7 +20,7 @@ from nanolm.classification.labels import Labels
 from nanolm.classification.metrics import Scores, fit_temperature, majority, score
 from nanolm.classification.recipe import choose_fraction, choose_settings, fresh_config
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
-from nanolm.errors import DataError
+from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
@@ -165,6 +165,11 @@ def prepare(
         config = found.base if isinstance(found, ClassifierConfig) else found
         with checked(base, found) as (model, _):
             parameters = model.parameter_count()
+        if settings.context is not None and settings.context > config.context:
+            raise UsageError(
+                f"--context {settings.context}: {settings.start_from} looks back on "
+                f"{config.context:,} tokens at most"
+            )
         headless = isinstance(found, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)

@@ -2,17 +2,14 @@
 
 import json
 import shlex
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note
-from nanolm.cli.options import LABELLED, READING, Command, Option, Table, options_of
-from nanolm.errors import UsageError
+from nanolm.cli.options import LABELLED, READING, Command, Option, Table, config_of, options_of
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES
 
@@ -91,20 +88,6 @@ SENTENCE = """
 """
 
 
-def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
-    """Take the settings of a TOML file as defaults; options and the environment go on top."""
-    if file is None:
-        return
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        FinetuneSettings.from_dict(values)
-    except FileNotFoundError:
-        raise UsageError(f"--config {file} does not exist") from None
-    except (OSError, ValueError, UsageError) as error:
-        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
-    context.default_map = {**(context.default_map or {}), **values}
-
-
 def with_options(function: Callable[..., int]) -> Callable[..., int]:
     """What both names of the command take."""
     options: list[Callable[[Any], Any]] = [
@@ -140,7 +123,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             metavar="FILE.toml",
             is_eager=True,
             expose_value=False,
-            callback=read_config,
+            callback=config_of(FinetuneSettings),
             help="Settings from a file, such as runs/x/config.toml; options go on top.",
         ),
         click.option(

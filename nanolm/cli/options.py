@@ -1,5 +1,6 @@
 """Options made from a dataclass, listed under headings."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from nanolm.errors import did_you_mean
-from nanolm.training.settings import option
+from nanolm.errors import UsageError, did_you_mean
+from nanolm.training.settings import Settings, option
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -107,6 +108,25 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
         return function
 
     return decorate
+
+
+def config_of(kind: type[Settings]) -> Callable[..., None]:
+    """What --config does: it takes the settings of a TOML file as defaults; options and the
+    environment go on top."""
+
+    def read(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
+        if file is None:
+            return
+        try:
+            values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+            kind.from_dict(values)
+        except FileNotFoundError:
+            raise UsageError(f"--config {file} does not exist") from None
+        except (OSError, ValueError, UsageError) as error:
+            raise UsageError(f"--config {file} cannot be used:\n{error}") from None
+        context.default_map = {**(context.default_map or {}), **values}
+
+    return read
 
 
 def unwritable(option: str, file: str | None) -> list[str]:

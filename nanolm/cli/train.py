@@ -2,16 +2,14 @@
 
 import json
 import shlex
-import tomllib
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, Option, Table, options_of
+from nanolm.cli.options import READING, Command, Option, Table, config_of, options_of
 from nanolm.errors import UsageError
 from nanolm.model.config import RECURRENT
 from nanolm.text import NAMED, TRAINABLE
@@ -117,20 +115,6 @@ NO_CORPUS = "\n".join(
 )
 
 
-def read_config(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
-    """Take the settings of a TOML file as defaults; options and the environment go on top."""
-    if file is None:
-        return
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        TrainSettings.from_dict(values)
-    except FileNotFoundError:
-        raise UsageError(f"--config {file} does not exist") from None
-    except (OSError, ValueError, UsageError) as error:
-        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
-    context.default_map = {**(context.default_map or {}), **values}
-
-
 @click.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @options_of(TrainSettings, TABLE)
@@ -155,7 +139,7 @@ def read_config(context: click.Context, parameter: click.Parameter, file: str | 
     metavar="FILE.toml",
     is_eager=True,
     expose_value=False,
-    callback=read_config,
+    callback=config_of(TrainSettings),
     help="Settings from a file, such as runs/x/config.toml; options go on top.",
 )
 @click.option(
