@@ -186,11 +186,11 @@ def axis(values: Sequence[float], count: int, whole: bool = True) -> Axis:
         step = max(1.0, step)  # there is no half step
     if not whole and 0 < low <= min(step, (high - low) / 4):
         low = 0.0  # counting began there
-    first, last = math.floor(low / step), math.ceil(high / step)
+    # 1 / 0.1 may be a little more than 10, and the axis should not go on to 1.1.
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     far = step if whole else step / 4
     low = first * step if low - first * step <= far else low
-    if last * step - high <= far and not high <= 1 < last * step:  # a share ends at 1
-        high = last * step
+    high = last * step if last * step - high <= far else high
     top = max(abs(low), abs(high))
     ticks = [number * step for number in range(first, last + 1) if low <= number * step <= high]
     return Axis(low, high, [(value, tick(value, step, top)) for value in ticks])

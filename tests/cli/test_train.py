@@ -213,7 +213,7 @@ def test_recurrent_models_by_the_same_commands(family: str, cli: Cli, corpus: Pa
     assert "format: nanolm only" in shown.stderr
     assert json.loads(shown.stdout)["steps"] == 12
     # Its state goes on past any context.
-    written = cli("sample", "runs/mine", "--tokens", 60, "--json")
+    written = cli("sample", "runs/mine", "--tokens", 60, "--min-tokens", 20, "--json")
     assert len(json.loads(written.stdout)["tokens"]) > 16
 
 
