@@ -19,11 +19,10 @@ import torch
 from nanolm.choice import Report
 from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
 from nanolm.classification.metrics import Scores, score, softmax, worst_mistakes
-from nanolm.download import HUB
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier, load_classifier_config
-from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
+from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
@@ -160,10 +159,7 @@ def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> TextClassifier:
     """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
-    if str(path).startswith(HUB):
-        folder = find_or_download(str(path), note, progress)
-    else:
-        folder = find_model(path, note)
+    folder = find_named(path, note, progress)
     load_classifier_config(folder)  # what is no classifier is told at once
     tokenizer = model_tokenizer(folder)
     return TextClassifier(load_classifier(folder), tokenizer)

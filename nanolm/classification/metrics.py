@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 BINS = 10  # of the top probability, equally wide (Guo et al. 2017 take 10 or 15)
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures
-PRIOR = 10.0  # nats that 1 / T = 0 or 2 costs: as much as ten texts that are wrong and quite sure
+PRIOR = 10.0  # nats that 1 / T = 0 or 2 costs, all texts together
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]

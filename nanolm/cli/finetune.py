@@ -9,7 +9,16 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note
-from nanolm.cli.options import LABELLED, READING, Command, Option, Table, config_of, options_of
+from nanolm.cli.options import (
+    LABELLED,
+    MACHINE,
+    READING,
+    Command,
+    Option,
+    Table,
+    options_of,
+    run_options,
+)
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES
 
@@ -68,11 +77,7 @@ TABLE: Table = {
         ),
         "seed": ("", "Another seed, another split and another model."),
     },
-    "Machine": {
-        "device": ("|".join(CHOICES["device"]), "Where to train."),
-        "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
-        "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
-    },
+    "Machine": MACHINE,
     "Run": {
         "evaluations": ("", "Times to validate and save.  [default: by the epochs, 5 to 20]"),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
@@ -101,39 +106,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             metavar="N",
             help="Train N times, from --seed on, and tell mean and spread.",
         ),
-        click.option(
-            "--out",
-            cls=Option,
-            heading="Run",
-            metavar="RUN",
-            help="The run folder.  [default: runs/NAME-OF-DATA]",
-        ),
-        click.option(
-            "--resume",
-            cls=Option,
-            heading="Run",
-            is_flag=True,
-            help="Go on with the unfinished run of these settings (as without it), or say there "
-            "is none.",
-        ),
-        click.option(
-            "--config",
-            cls=Option,
-            heading="Run",
-            metavar="FILE.toml",
-            is_eager=True,
-            expose_value=False,
-            callback=config_of(FinetuneSettings),
-            help="Settings from a file, such as runs/x/config.toml; options go on top.",
-        ),
-        click.option(
-            "--json",
-            "as_json",
-            cls=Option,
-            heading="Run",
-            is_flag=True,
-            help="Print the result as JSON.",
-        ),
+        run_options(FinetuneSettings),
     ]
     for option in reversed(options):
         function = option(function)

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from nanolm.errors import UsageError, did_you_mean
-from nanolm.training.settings import Settings, option
+from nanolm.training.settings import CHOICES, Settings, option
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -29,6 +29,13 @@ LABELLED = {
     "text_column": ("NAME", "Where the text is: a name, a.b in .jsonl, or a number from 1."),
     "label_column": ("NAME", "Where the label is, the same way.  [default: both found]"),
     "label_file": ("FILE", "Labels in a file of their own, a line for each line of the texts."),
+}
+
+
+MACHINE = {
+    "device": ("|".join(CHOICES["device"]), "Where to train."),
+    "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
+    "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
 }
 
 
@@ -105,6 +112,37 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
                 metavar=metavar or None,
                 help=text,
             )(function)
+        return function
+
+    return decorate
+
+
+def run_options(kind: type[Settings]) -> Callable[[Any], Any]:
+    """A decorator: what every command that trains takes besides its settings."""
+    about: dict[str, dict[str, Any]] = {
+        "--out": {
+            "metavar": "RUN",
+            "help": f"The run folder.  [default: runs/NAME-OF-{kind.texts.upper()}]",
+        },
+        "--resume": {
+            "is_flag": True,
+            "help": "Go on with the unfinished run of these settings (as without it), or say there "
+            "is none.",
+        },
+        "--config": {
+            "metavar": "FILE.toml",
+            "is_eager": True,
+            "expose_value": False,
+            "callback": config_of(kind),
+            "help": "Settings from a file, such as runs/x/config.toml; options go on top.",
+        },
+        "--json": {"is_flag": True, "help": "Print the result as JSON."},
+    }
+
+    def decorate(function: Any) -> Any:
+        for flag, rest in reversed(about.items()):
+            names = ("as_json",) if flag == "--json" else ()
+            function = click.option(flag, *names, cls=Option, heading="Run", **rest)(function)
         return function
 
     return decorate

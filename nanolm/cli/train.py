@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, Option, Table, config_of, options_of
+from nanolm.cli.options import MACHINE, READING, Command, Option, Table, options_of, run_options
 from nanolm.errors import UsageError
 from nanolm.model.config import RECURRENT
 from nanolm.text import NAMED, TRAINABLE
@@ -84,11 +84,7 @@ TABLE: Table = {
         "weight_decay": ("", "Pull of the weight matrices towards zero."),
         "seed": ("", "Another seed, another model."),
     },
-    "Machine": {
-        "device": ("|".join(CHOICES["device"]), "Where to train."),
-        "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
-        "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
-    },
+    "Machine": MACHINE,
     "Run": {
         "evaluations": ("", "Times to validate, save and write a sample."),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
@@ -118,33 +114,7 @@ NO_CORPUS = "\n".join(
 @click.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @options_of(TrainSettings, TABLE)
-@click.option(
-    "--out",
-    cls=Option,
-    heading="Run",
-    metavar="RUN",
-    help="The run folder.  [default: runs/NAME-OF-CORPUS]",
-)
-@click.option(
-    "--resume",
-    cls=Option,
-    heading="Run",
-    is_flag=True,
-    help="Go on with the unfinished run of these settings (as without it), or say there is none.",
-)
-@click.option(
-    "--config",
-    cls=Option,
-    heading="Run",
-    metavar="FILE.toml",
-    is_eager=True,
-    expose_value=False,
-    callback=config_of(TrainSettings),
-    help="Settings from a file, such as runs/x/config.toml; options go on top.",
-)
-@click.option(
-    "--json", "as_json", cls=Option, heading="Run", is_flag=True, help="Print the result as JSON."
-)
+@run_options(TrainSettings)
 @click.option(
     "--list-presets",
     cls=Option,

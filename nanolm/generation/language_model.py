@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from nanolm.choice import Report
-from nanolm.download import HUB
 from nanolm.errors import UsageError
 from nanolm.generation.beams import beam_search
 from nanolm.generation.decoding import Cached, Decoder, Network, first_visible
@@ -21,7 +20,7 @@ from nanolm.generation.sampler import Sampler
 from nanolm.generation.transcript import Transcript, transcribed
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model
-from nanolm.runs.folder import find_model, find_or_download, model_tokenizer
+from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
 # More than fit into so many bytes of what is kept of the tokens behind (on a GPU, into a quarter of
@@ -172,9 +171,6 @@ def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> LanguageModel:
     """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
-    if str(path).startswith(HUB):
-        folder = find_or_download(str(path), note, progress)
-    else:
-        folder = find_model(path, note)
+    folder = find_named(path, note, progress)
     tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
     return LanguageModel(load_model(folder), tokenizer)

@@ -116,6 +116,13 @@ class Run:
             ) from None
 
 
+def find_named(name: str | Path, note: Callable[[str], None], progress: Report) -> Path:
+    """The model folder that RUN means: on this machine, or with hf:// on the Hub."""
+    if str(name).startswith(HUB):
+        return find_or_download(str(name), note, progress)
+    return find_model(name, note)
+
+
 def find_or_download(name: str, note: Callable[[str], None], progress: Report) -> Path:
     """The model folder that RUN means; what is no folder here is a name on the Hub."""
     if not name.startswith(HUB) and Path(name).exists():

@@ -25,7 +25,7 @@ from nanolm.text import COMPRESSIONS, TABLES, TEXTS
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
     "stories": ("stories.txt", "***", "1 MB of short stories"),
-    "reviews": ("reviews.tsv", None, "4,800 short reviews, each labelled positive or negative"),
+    "reviews": ("reviews.tsv", None, "9,600 short reviews, each labelled positive or negative"),
 }
 SCHEME = "embedded:"
 ADDRESSES = ("http://", "https://", "hf://")
