@@ -10,16 +10,19 @@ layer turns each into a score for every token that could come next.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nanolm.model.base import Embedding, Model
 from nanolm.model.cache import Cache, look_back
 from nanolm.model.config import GPTConfig
 from nanolm.model.positions import Rotation, rotate, rotation_table, sinusoidal_table
+from nanolm.model.way_back import Gated, Normed
 
 TABLE_STEP = 1024  # computed positions are made so many at a time, as they are needed
 
@@ -38,6 +41,9 @@ class GPT(Model):
     config: GPTConfig
     padded = True  # no token sees what stands behind it
     tables: tuple[Tensor, ...]
+    compiled: Sequence[Callable[..., Tensor]] = ()  # what does the work of the blocks in training
+    recompute = False  # save memory in training: keep what blocks are given, compute the rest twice
+    kernels: Any = None  # for training on a GPU
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -71,6 +77,10 @@ class GPT(Model):
         x, rotation = self.embed(ids, here, cache.reach(here) if cache else ids.shape[1])
         x = self.dropout(x)
         past = Past(cache, here, cache.visible(here)) if cache else None
+        if self.training and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # what blocks add to it is, too
+        if self.training and past is None and weights is None:
+            return self.learning(x, rotation)
         for block in self.blocks:
             x = block(x, rotation, past, weights)
         if cache:
@@ -78,12 +88,57 @@ class GPT(Model):
         y: Tensor = self.norm(x)  # (batch, time, dim)
         return y
 
+    def learning(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """The blocks and the last norm, in the way that is fastest, or takes least memory."""
+        if self.kernels and torch.is_autocast_enabled(x.device.type):
+            layers = [module for module in self.blocks.modules() if isinstance(module, nn.Linear)]
+            self.kernels.refresh(layers, x.dtype)
+        if self.recompute:
+            keep = self.config.dropout > 0  # the same numbers have to fall out again
+            for block in self.blocks:
+                given = (block, x, rotation, None, None)
+                x = checkpoint(*given, use_reentrant=False, preserve_rng_state=keep)
+        elif self.kernels:
+            return self.chained(x, rotation)
+        else:
+            for layer in self.compiled or self.blocks:
+                x = layer(x, rotation, None, None)
+        y: Tensor = self.norm(x)
+        return y
+
+    def chained(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """Each norm also adds what the layer before it has found."""
+        y = None
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x, z = add_and_norm(self.kernels, block.attention_norm, x, y)
+            y = block.dropout(block.attention(z, rotation, None, None))
+            x, z = add_and_norm(self.kernels, block.feed_forward_norm, x, y)
+            y = block.dropout(block.feed_forward(z))
+        return add_and_norm(self.kernels, self.norm, x, y)[1]
+
+    def use_written_attention(self, wanted: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.written = wanted
+
+    def use_kernels(self, kernels: Any) -> None:
+        """Train through those of `fused.py`, as far as they can do what this model does."""
+        if self.config.norm_place == "pre":
+            self.kernels = kernels
+        for module in self.modules():
+            if isinstance(module, Attention | FeedForward):
+                module.kernels = kernels
+
     def embed(
         self, ids: Tensor, here: slice | Tensor, reach: int
     ) -> tuple[Tensor, Rotation | None]:
         """The vectors of tokens that stand `here`, within the first `reach` places, and, where
         positions are rotations, those."""
-        x = self.token_embedding(ids)  # (batch, time, dim)
+        if self.kernels and self.training:
+            x = self.kernels.embedding(self.token_embedding, ids)
+        else:
+            x = self.token_embedding(ids)  # (batch, time, dim)
         match self.config.positions:
             case "learned":
                 if reach > self.config.context:
@@ -174,6 +229,9 @@ class Attention(nn.Module):
     A query says what a position looks for, a key what it offers, a value what is then taken.
     """
 
+    kernels: Any = None
+    written = False  # train by `short_attention`
+
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
@@ -182,6 +240,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.dim, sum(self.parts) * self.head_dim, bias=config.bias)
         self.out = nn.Linear(self.heads * self.head_dim, config.dim, bias=config.bias)
         self.qk_norm = config.qk_norm
+        self.turnable = not config.qk_norm or config.norm == "rms"  # by one kernel
         if config.qk_norm:
             self.query_norm = make_norm(config, config.head_dim)
             self.key_norm = make_norm(config, config.head_dim)
@@ -194,6 +253,8 @@ class Attention(nn.Module):
         weights: list[Tensor] | None,
     ) -> Tensor:
         batch, time, _ = x.shape
+        if self.kernels and self.training and past is None and weights is None:
+            return self.learning(x, rotation)
         qkv = self.qkv(x).view(batch, time, sum(self.parts), self.head_dim)
         q, k, v = qkv.split(self.parts, dim=2)  # (batch, time, heads or kv_heads, head_dim)
         if self.qk_norm:
@@ -205,13 +266,38 @@ class Attention(nn.Module):
         if past:  # (batch, kv_heads, past + time, head_dim)
             k, v = past.cache.extend(self.layer, k, v, past.here)
             visible = past.visible
-        if weights is None:
+        if weights is None and self.written and self.training:
+            y = short_attention(q, k, v)
+        elif weights is None:
             y = fused_attention(q, k, v, visible)
         else:
             y, seen = written_out_attention(q, k, v, visible)
             weights.append(seen)
         y = y.transpose(1, 2).flatten(2)  # (batch, time, dim): the heads side by side again
         output: Tensor = self.out(y)
+        return output
+
+    def learning(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """`forward` by the kernels for training."""
+        batch, time, _ = x.shape
+        qkv = self.kernels.linear(self.qkv, x).view(batch, time, sum(self.parts), self.head_dim)
+        if rotation and self.turnable:
+            norms: tuple[Any, ...] = (None, None, 0.0)
+            if self.qk_norm:
+                norms = (self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
+            *gains, epsilon = norms
+            q, k, v = self.kernels.turned(
+                qkv, *gains, *rotation, self.heads, self.kv_heads, epsilon
+            )  # (batch, time, heads or kv_heads, head_dim)
+        else:
+            q, k, v = qkv.split(self.parts, dim=2)
+            if self.qk_norm:
+                q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
+        if rotation and not self.turnable:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        y = fused_attention(q, k, v).transpose(1, 2).flatten(2)  # (batch, time, dim)
+        output: Tensor = self.kernels.linear(self.out, y)
         return output
 
 
@@ -224,6 +310,18 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = No
     if visible is None and queries > 1:  # one alone is the last, and sees all
         visible = look_back(queries, keys, q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=shared)
+
+
+def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by three products of torch's, each position looking back: faster on some CPUs for
+    short texts, where products can be in bfloat16 above all."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+    ahead = q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1)  # (time, time)
+    scores = (q @ k.transpose(2, 3)) * q.shape[3] ** -0.5 + ahead  # (batch, heads, time, time)
+    y: Tensor = scores.softmax(dim=-1) @ v
+    return y
 
 
 def written_out_attention(
@@ -247,6 +345,8 @@ def written_out_attention(
 class FeedForward(nn.Module):
     """Two linear layers with a nonlinearity between, at every position by itself."""
 
+    kernels: Any = None
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.kind = config.feed_forward
@@ -255,7 +355,17 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(config.hidden, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kernels and self.training:
+            return self.learning(x)
         output: Tensor = self.out(nonlinearity(self.kind, self.up(x)))  # (batch, time, dim)
+        return output
+
+    def learning(self, x: Tensor) -> Tensor:
+        """`forward` by the kernels for training."""
+        y = self.kernels.linear(self.up, x)
+        fast = {"swiglu": self.kernels.swiglu, "gelu_tanh": self.kernels.gelu_tanh}
+        y = fast[self.kind](y) if self.kind in fast else nonlinearity(self.kind, y)
+        output: Tensor = self.kernels.linear(self.out, y)
         return output
 
 
@@ -267,10 +377,15 @@ def nonlinearity(kind: str, x: Tensor) -> Tensor:
         case "gelu":
             return F.gelu(x)
         case "gelu_tanh":
+            if torch.compiler.is_compiling():  # the same function, without the slow tanh
+                return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
             return F.gelu(x, approximate="tanh")
         case "relu2":
             return F.relu(x).square()
         case "swiglu":
+            if x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling():
+                y: Tensor = Gated.apply(x)  # type: ignore[no-untyped-call]
+                return y
             gate, up = x.chunk(2, dim=-1)  # (batch, time, hidden) each
             return F.silu(gate) * up
     raise ValueError(kind)
@@ -281,7 +396,28 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # In the precision of the input: torch has a fused kernel only where the two agree.
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        weight = self.weight.to(x.dtype)
+        if self.training and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            y: Tensor = Normed.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
+            return y
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def add_and_norm(
+    kernels: Any, norm: nn.Module, x: Tensor, y: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x + y, and its norm, in one kernel."""
+    if isinstance(norm, nn.LayerNorm):
+        rest: tuple[Any, ...] = (norm.weight, norm.bias, norm.eps)
+        alone, both = kernels.layer_norm, kernels.add_layer_norm
+    else:
+        assert isinstance(norm, RMSNorm)
+        rest = (norm.weight, norm.eps)
+        alone, both = kernels.rms_norm, kernels.add_rms_norm
+    if y is None:
+        return x, alone(x, *rest)
+    found: tuple[Tensor, Tensor] = both(x, y, *rest)
+    return found
 
 
 def make_norm(config: GPTConfig, dim: int) -> nn.Module:

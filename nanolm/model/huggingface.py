@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,8 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, GPTConfig, ModelConfig
 from nanolm.model.config_json import config_from_json, config_to_json, model_type
 from nanolm.text.tokenizer import Tokenizer
+
+M = TypeVar("M", Model, Classifier)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -104,6 +106,17 @@ def save_model(
         write_json(folder / "generation_config.json", {"do_sample": True, **ends})
     save_weights(model, folder, shard)
     tokenizer.save(folder, base_config(model).context)
+
+
+def copied(model: M) -> M:
+    """What can be saved while the model itself goes on learning."""
+    with torch.device("meta"):  # nothing is drawn or allocated
+        copy = type(model)(model.config)
+    state = {name: value.detach().clone() for name, value in model.named_parameters()}
+    copy.load_state_dict(state, strict=False, assign=True)
+    if isinstance(copy, Model) and copy.config.tied:
+        copy.head.weight = copy.token_embedding.weight
+    return copy
 
 
 def base_config(model: Model | Classifier) -> ModelConfig:

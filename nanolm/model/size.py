@@ -13,6 +13,7 @@ from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig, configure
 
+SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
 PARTS = {
     "token_embedding": "token embedding",
     "position_embedding": "position embedding",
@@ -45,16 +46,17 @@ def parameters_by_part(model: Model | Classifier) -> dict[str, int]:
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     """About what a GPU needs for steps of `tokens` in bfloat16, with AdamW.
 
-    Weights, moments and what is left of the gradients; what each layer keeps for the way back,
-    by the width; the logits. Fitted to what an H200 took (docs/experiments.md).
+    Weights, their copy in bfloat16 and moments; the scores of tokens that are there at a time, and
+    the gradient of the output layer; what each layer keeps for the way back, by the width. Fitted
+    to what an H200 took (docs/performance.md).
     """
     if isinstance(config, GPTConfig):
-        kept = 46 if config.feed_forward == "swiglu" else 37
+        kept = 39.0 if config.feed_forward == "swiglu" else 33.5
     else:
         assert isinstance(config, RecurrentConfig)
-        kept = {"rnn": 13, "lstm": 29}[config.cell]
-    each = kept * config.layers * config.dim + 10 * config.vocab_size
-    return 14 * parameters + tokens * each
+        kept = {"rnn": 16.0, "lstm": 30.0}[config.cell]
+    scores = 2 * min(SCORES, tokens * config.vocab_size) + 4 * config.vocab_size * config.dim
+    return round(14 * parameters + scores + tokens * kept * config.layers * config.dim)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@ import pytest
 from nanolm.model.config import FAMILIES, PRESETS, configure
 from nanolm.model.size import preset_sizes, training_bytes
 
-# What an H200 took at its peak for steps of a batch in bfloat16 (docs/experiments.md), in GB.
+# What an H200 took at its peak for steps of a batch in bfloat16 (docs/performance.md), in GB.
 MEASURED = [
-    ("modern", "micro", 32, 0.20),
-    ("modern", "mini", 32, 1.22),
-    ("modern", "gpt2", 16, 17.39),
-    ("modern", "gpt2-xl", 8, 56.06),
-    ("llama", "gpt2", 16, 17.37),
-    ("gpt2", "mini", 32, 1.04),
-    ("gpt2", "gpt2", 64, 56.78),
-    ("gpt2", "gpt2-medium", 32, 50.69),
-    ("gpt2", "gpt2-xl", 8, 49.06),
+    ("modern", "mini", 32, 0.947),
+    ("modern", "gpt2", 16, 9.832),
+    ("llama", "mini", 16, 0.562),
+    ("llama", "gpt2", 16, 9.832),
+    ("gpt2", "mini", 16, 0.507),
+    ("gpt2", "mini", 32, 0.824),
+    ("gpt2", "gpt2", 16, 8.470),
+    ("lstm", "gpt2", 16, 7.997),
 ]
 
 
