@@ -127,3 +127,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
         server.shutdown()
         thread.join()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="write tests/training/golden.json anew")

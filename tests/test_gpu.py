@@ -15,13 +15,13 @@ from nanolm.generation.decoding import Cached, Decoder, Naive
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
-from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.size import preset_sizes, training_bytes
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
-from nanolm.training.optim import make_optimizer
+from nanolm.training.optim import AdamW
+from nanolm.training.trial import Trial
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,18 +148,15 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model = build_model(config).to("cuda")
-    optimizer = make_optimizer(dict(model.named_parameters()), 1e-3, 0.1)
+    trial = Trial(config, 16, "cuda")
     for _ in range(2):
-        ids = torch.randint(size.vocab_size, (16, size.context), device="cuda")
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        trial.step()
+    trial.wait()
+    trial.close()
     taken = torch.cuda.max_memory_allocated() - before
     estimate = training_bytes(config, size.parameters, 16 * size.context)
-    assert estimate == pytest.approx(taken, rel=0.1), f"{taken / 1e9:.2f} GB"
+    rel = 0.2 if family == "rnn" else 0.12
+    assert estimate == pytest.approx(taken, rel=rel), f"{taken / 1e9:.2f} GB"
 
 
 def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +169,13 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
         config = ClassifierConfig(base=base, labels=("a", "b"), window=64)
         model = Classifier(config).to("cuda")
         parameters = dict(model.named_parameters())
-        optimizer = make_optimizer(parameters, 1e-3, 0.1)
 
         def loss(
             ids: torch.Tensor, lengths: torch.Tensor, truth: torch.Tensor, spoil: torch.Tensor
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return F.cross_entropy(model(ids, lengths), truth) * spoil, {}
 
-        update = step.Step(loss, parameters, optimizer, "float32")
+        update = step.Step(loss, AdamW(parameters, 0.1), "float32")
         losses = []
         for number in range(30):
             torch.manual_seed(number)
@@ -188,12 +184,12 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
             lengths, truth = torch.randint(1, width + 1, (4,)), torch.randint(2, (4,))
             spoil = torch.tensor(math.nan if number in (2, 20) else 1.0)
             before = {name: value.detach().clone() for name, value in parameters.items()}
-            values, norm = update((ids, lengths, truth, spoil), 1e-3 * (1 - number / 30))
+            norm, found = update((ids, lengths, truth, spoil), 1e-3 * (1 - number / 30)).tolist()
             if number in (2, 20):  # once before and once after it is captured
                 assert not math.isfinite(norm)
                 assert all(torch.equal(parameters[name], before[name]) for name in before)
             else:
-                losses.append(values["loss"])
+                losses.append(found)
         weights = {name: value.detach().cpu() for name, value in parameters.items()}
         return weights, losses, len(update.captured)
 

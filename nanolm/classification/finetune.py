@@ -32,6 +32,7 @@ from nanolm.model.huggingface import (
     load_any_config,
     load_classifier,
     load_model,
+    save_model,
     weight_files,
 )
 from nanolm.report.curves import Line, Panel, curves_svg, read_metrics
@@ -49,7 +50,7 @@ from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import State, Trainer, also_to_log, thread_count
+from nanolm.training.loop import State, Trainer, also_to_log
 from nanolm.training.prepare import (
     ROOT,
     begin,
@@ -60,6 +61,7 @@ from nanolm.training.prepare import (
     with_absolute_paths,
 )
 from nanolm.training.settings import option
+from nanolm.training.tuning import threads_for
 
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
 VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
@@ -119,7 +121,7 @@ def finetune(
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
         job = prepare(settings, request, run, base, split, fresh, notify)
-        with thread_count(job.settings.threads), StopRequest() as stop:
+        with threads_for(job.settings.threads), StopRequest() as stop:
             trainer = Trainer(run, job.settings, job, job.checkpoint, notify)
             stopped = trainer.loop(stop)
             if stopped != "interrupted":
@@ -289,7 +291,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str) -> Result:
 
 def save_final(task: Labels, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
-        task.save_model(folder)
+        save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}
         (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
 

@@ -4,6 +4,7 @@
 >>> Trainer(run, settings, task, task.checkpoint, notify).loop(stop)
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from nanolm.classification.metrics import score
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.model.classifier import Classifier
-from nanolm.model.huggingface import load_classifier, save_model
+from nanolm.model.huggingface import copied, load_classifier, save_model
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.loop import State, Task
@@ -163,21 +164,31 @@ class Labels(Task):
         }
         return [1 - found.accuracy, found.loss], metrics
 
-    def save(self, folder: Path) -> None:
-        self.save_model(folder)
+    def copied(self) -> Callable[[Path], None]:
+        besides: dict[str, dict[str, Tensor]] = {}
         if self.adapters:
-            tensors = dict(self.adapters.state_dict())
-            tensors["score.weight"] = self.classifier.score.weight.detach()
-            save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / ADAPTERS)
+            besides[ADAPTERS] = dict(self.adapters.state_dict())
+            besides[ADAPTERS]["score.weight"] = self.classifier.score.weight
         if self.language_head and not self.classifier.config.base.tied:
-            weight = self.language_head.weight.detach().cpu()
-            save_file({"weight": weight}, folder / LANGUAGE_HEAD)
+            besides[LANGUAGE_HEAD] = {"weight": self.language_head.weight}
+        copies = {
+            file: {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            for file, tensors in besides.items()
+        }
+        classifier = self.whole()
 
-    def save_model(self, folder: Path) -> None:
-        """Write the classifier, with what adapters add merged into it."""
+        def write(folder: Path) -> None:
+            save_model(classifier, folder, self.tokenizer)
+            for file, tensors in copies.items():
+                save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+
+        return write
+
+    def whole(self) -> Classifier:
+        """A copy of the classifier, with what adapters add merged into it."""
         active = self.adapters is not None and self.adapters.active
         with self.adapters.merged() if self.adapters and active else nullcontext():
-            save_model(self.classifier, folder, self.tokenizer)
+            return copied(self.classifier)
 
     def take_back(self, folder: Path) -> None:
         saved = load_classifier(folder)

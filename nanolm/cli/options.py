@@ -35,7 +35,7 @@ LABELLED = {
 MACHINE = {
     "device": ("|".join(CHOICES["device"]), "Where to train."),
     "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
-    "threads": ("", "CPU threads.  [default: all there are, one for small models]"),
+    "threads": ("", "CPU threads.  [default: as many as help]"),
 }
 
 

@@ -84,21 +84,34 @@ TABLE: Table = {
         "weight_decay": ("", "Pull of the weight matrices towards zero."),
         "seed": ("", "Another seed, another model."),
     },
-    "Machine": MACHINE,
+    "Machine": {
+        **MACHINE,
+        "workers": (
+            "",
+            "Parts of a batch to compute side by side on a CPU; divides --threads.  "
+            "[default: measured]",
+        ),
+        "attention": (
+            "|".join(CHOICES["attention"]),
+            "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
+        ),
+        "compile": ("", "Let torch compile the model.  [default: if it pays within the run]"),
+    },
     "Run": {
         "evaluations": ("", "Times to validate, save and write a sample."),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
     },
 }
 
+MEASURED = ("threads", "workers", "attention", "compile")  # for a model and a machine
 # Given on the command line, these make the others void in the environment or a --config file.
 DISPLACES = {
     "steps": ("minutes", "epochs"),
     "minutes": ("steps", "epochs"),
     "epochs": ("steps", "minutes"),
-    "preset": (*SIZES, "context", "batch", "lr", "threads"),
+    "preset": (*SIZES, "context", "batch", "lr", *MEASURED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (*ARCHITECTURE, "context", "batch", "lr", "threads", "tokenizer", "vocab_size"),
+    "start_from": (*ARCHITECTURE, "context", "batch", "lr", *MEASURED, "tokenizer", "vocab_size"),
     "tokenizer": ("vocab_size",),
 }
 

@@ -85,8 +85,11 @@ class Run:
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
-        files.write_atomically(self.config_file, dump_toml(settings))
+        self.configure(settings)
         self.update(facts)
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        files.write_atomically(self.config_file, dump_toml(settings))
 
     def update(self, facts: dict[str, Any]) -> None:
         files.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Tokens as batches.
 
-    >>> x, y = Batches(prepared.train, context=64, batch=32, seed=1)[0]   # both (32, 64)
+    >>> Batches(prepared.train, context=64, batch=32, seed=1)[0].shape
+    (32, 65)
 
 A batch is a pure function of (seed, index): no state to lose on a kill, and the same batches
 come out on any machine. Each epoch cuts the tokens into windows at another offset and visits
@@ -31,17 +32,20 @@ class Batches:
         """Windows in an epoch."""
         return max(1, (len(self.tokens) - self.context) // self.context)
 
-    def __getitem__(self, index: int) -> tuple[Ids, Ids]:
+    def starts(self, index: int) -> Words:
+        """Where the windows of batch `index` begin."""
         numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
         epochs, positions = np.divmod(numbers, np.uint64(self.windows))
         keys = _mix(_mix(np.full_like(epochs, self.seed)) + epochs)
         room = min(self.context, len(self.tokens) - self.windows * self.context)
-        starts = keys % np.uint64(room) + permuted(positions, self.windows, keys) * np.uint64(
-            self.context
-        )
-        window = self.tokens[starts[:, None] + np.arange(self.context + 1, dtype=np.uint64)]
-        ids = window.astype(np.int64)
-        return ids[:, :-1], ids[:, 1:]  # (batch, context) each
+        places = permuted(positions, self.windows, keys) * np.uint64(self.context)
+        return keys % np.uint64(room) + places
+
+    def __getitem__(self, index: int) -> Store:
+        """The windows, each with the token that follows: (batch, context + 1)."""
+        window = np.arange(self.context + 1, dtype=np.uint64)
+        ids: Store = self.tokens[self.starts(index)[:, None] + window]
+        return ids
 
 
 def permuted(positions: Words, size: int, keys: Words) -> Words:

@@ -3,21 +3,28 @@
 >>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
 """
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanolm.generation.language_model import LanguageModel
+from nanolm.machine import cache_folder
+from nanolm.model.base import Model
 from nanolm.model.device import choose_device
-from nanolm.model.huggingface import load_model, save_model
+from nanolm.model.gpt import GPT
+from nanolm.model.huggingface import copied, load_model, save_model
 from nanolm.runs.folder import append
 from nanolm.text.tokens import Batches
-from nanolm.training.events import Notify, Started, Wrote
+from nanolm.training.events import Note, Notify, Started, Wrote
+from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import State, Task, Trainer, also_to_log, thread_count
+from nanolm.training.loop import State, Task, Trainer, also_to_log
+from nanolm.training.loss import next_token_loss
 from nanolm.training.metrics import Score, evaluate
 from nanolm.training.prepare import (
     Job,
@@ -29,7 +36,10 @@ from nanolm.training.prepare import (
     with_absolute_paths,
 )
 from nanolm.training.settings import TrainSettings
+from nanolm.training.step import LOW
+from nanolm.training.tuning import attention_by, missing_compiler, threads_for, use_attention
 
+COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
 SAMPLE_TOKENS = 80
 
@@ -67,7 +77,11 @@ def train(
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
         job = prepare(settings, run, base, text, notify)
-        with thread_count(job.settings.threads), StopRequest() as stop:
+        with (
+            threads_for(job.settings.threads, job.settings.workers),
+            attention_by(job.settings.attention),
+            StopRequest() as stop,
+        ):
             task = NextToken(job, notify)
             trainer = Trainer(run, job.settings, task, job.checkpoint, notify)
             stopped = trainer.loop(stop)
@@ -98,23 +112,50 @@ class NextToken(Task):
     def __init__(self, job: Job, notify: Notify) -> None:
         settings = self.settings = job.settings
         assert settings.context and settings.batch
-        self.job, self.notify = job, notify
-        self.batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
-        self.network = job.model.to(settings.device)
-        self.model = self.network
+        self.job, self.notify, self.context = job, notify, settings.context
+        batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
+        self.source = source(batches, settings.device)
+        self.network = self.model = job.model.to(settings.device)
+        with_kernels(self.network)
+        use_attention(self.network, settings)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
+        missing: str | None = "recurrent layers gain nothing from it"
+        if isinstance(self.network, GPT):
+            missing = missing_compiler(settings.device)
+        if not missing:
+            self.compile_seconds = COMPILE_SECONDS
+        elif settings.compile:
+            notify(Note(f"--compile is left out: {missing}"))
 
     def started(self, run: Path, step: int) -> Started:
         parameters = self.network.parameter_count()
         return Started(run, parameters, f"{len(self.job.text.train):,} training tokens", step)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(part) for part in self.batches[index])
+        return (self.source.batch(index),)
+
+    def tokens(self, batch: tuple[Tensor, ...]) -> int:
+        return len(batch[0]) * self.context
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x, y = batch  # (batch, context) each
-        logits = self.network(x)  # (batch, context, vocabulary)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten()), {}
+        ids = self.source.ids(*batch)  # (batch, context + 1)
+        x = self.network.body(ids[:, :-1])  # (batch, context, dim)
+        return next_token_loss(self.network.head, x, ids[:, 1:]), {}
+
+    def compile(self, wanted: bool) -> None:
+        assert isinstance(self.network, GPT)
+        self.network.compiled = ()
+        if wanted:
+            compile_model(self.network, self.settings.device)
+        else:
+            with_kernels(self.network)
+
+    def save_memory(self) -> bool:
+        if not isinstance(self.network, GPT) or self.network.recompute:
+            return False
+        self.network.recompute = True
+        self.notify(Note("still not enough memory: computing every layer twice"))
+        return True
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """Look at the held-out text, and write a sample."""
@@ -137,13 +178,35 @@ class NextToken(Task):
         """How good the model is on held-out text, or on its first `limit` tokens."""
         assert self.settings.context
         text = self.job.text
-        return evaluate(self.network, text.tokenizer, text.val, self.settings.context, limit)
+        low = LOW.get(self.settings.dtype) if self.settings.device != "cpu" else None
+        with torch.autocast(self.settings.device, low, enabled=low is not None):
+            return evaluate(self.network, text.tokenizer, text.val, self.settings.context, limit)
 
-    def save(self, folder: Path) -> None:
-        save_model(self.network, folder, self.job.text.tokenizer)
+    def copied(self) -> Callable[[Path], None]:
+        copy = copied(self.network)
+        return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
     def take_back(self, folder: Path) -> None:
         self.network.load_state_dict(load_model(folder).state_dict())
+
+
+def with_kernels(model: Model) -> None:
+    """Let a model on a GPU be trained through kernels made for it."""
+    if isinstance(model, GPT) and model.device.type == "cuda":
+        with suppress(ImportError):  # no Triton
+            from nanolm.model import fused
+
+            if fused.available():
+                model.use_kernels(fused)
+
+
+def compile_model(model: Model, device: str) -> None:
+    """Let it be compiled when it is next trained; the model itself stays as it is."""
+    assert isinstance(model, GPT)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    model.use_kernels(None)  # torch makes its own
+    # Blocks are all alike: one is compiled for all.
+    model.compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
 
 
 def as_metrics(score: Score) -> dict[str, float]:

@@ -11,28 +11,36 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanolm import files
+from nanolm.choice import Choice
 from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.optim import load_optimizer, make_optimizer, save_optimizer
+from nanolm.training.optim import AdamW, load_tensors
 from nanolm.training.schedule import DECAY, rate
 from nanolm.training.settings import Settings
-from nanolm.training.step import Step
+from nanolm.training.step import Step, out_of_memory
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
 PATIENCE = 10  # steps in a row without a finite gradient before giving up
+AHEAD = 10  # steps that a GPU may be behind what it was told,
+AHEAD_SECONDS = 0.25  # and for how long
+COMPILED_FROM = 10  # the step; those before tell what there is to gain
+GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
 
 
 @dataclass
@@ -55,6 +63,7 @@ class State:
     beyond: int = 0  # evaluations in a row since the best that were clearly worse
     decay_step: int | None = None  # where the learning rate began to fall
     bad_steps: int = 0  # in a row without a finite gradient
+    parts: int = 1  # that a batch goes through in, so that it fits into memory
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
 
@@ -65,6 +74,7 @@ class Task(ABC):
     weight_decay: float
     evaluations: int  # in the whole run
     patience: int | None = None  # evaluations clearly beyond the best before it is enough
+    compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
 
     @abstractmethod
     def started(self, run: Path, step: int) -> Started:
@@ -97,13 +107,32 @@ class Task(ABC):
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
 
+    def compile(self, wanted: bool) -> None:
+        """Let the model be compiled when it is next used, or not any more."""
+        raise NotImplementedError
+
+    def save_memory(self) -> bool:
+        """Do something that is slower but takes less, unless there is nothing left to do."""
+        return False
+
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the model, and what only this task needs to go on."""
+    def copied(self) -> Callable[[Path], None]:
+        """What writes the model as it is now, and what only this task needs to go on."""
 
     @abstractmethod
     def take_back(self, folder: Path) -> None:
         """Let the model be the one that was saved in `folder`."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was told to the device, which may still be at it."""
+
+    step: int
+    tokens: int
+    lr: float
+    numbers: Tensor  # the norm of the gradient, the loss and what else is recorded
+    done: torch.cuda.Event | None  # when they are there
 
 
 class Trainer:
@@ -115,26 +144,41 @@ class Trainer:
         self.run, self.settings, self.task, self.notify = run, settings, task, notify
         assert settings.lr
         self.lr = settings.lr
-        self.parameters = task.parameters()
-        self.optimizer = make_optimizer(self.parameters, self.lr, task.weight_decay, task.rate)
-        self.step = Step(task.loss, self.parameters, self.optimizer, settings.dtype)
+        workers = getattr(settings, "workers", None) or 1
+        self.optimizer = AdamW(task.parameters(), task.weight_decay, task.rate, workers)
+        self.optimizer.prepare()  # what is left is for the batches
+        self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
+        self.launched: deque[Launched] = deque()
+        self.ahead = 0
+        self.saver = ThreadPoolExecutor(1)
+        self.saving: Future[None] | None = None
         self.state = State()
         self.saved_step = -1
         if saved:
             text = (saved / "state.json").read_text(encoding="utf-8")
             self.state = State(**json.loads(text))
             self.saved_step = self.state.step
-            load_optimizer(self.optimizer, self.parameters, saved / "optimizer.safetensors")
+            load_tensors(saved / "optimizer.safetensors", self.load)
+            self.step.parts = self.state.parts
         run.cut_back(self.state.lengths)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self.optimizer.load(tensors)
+        if self.step.scale:
+            self.step.scale.load(tensors)
 
     def loop(self, stop: StopRequest) -> str:
         """Train; why it ended: "steps", "minutes" (the budget), "enough", or "interrupted"."""
         state, task = self.state, self.task
         self.notify(task.started(self.run.path, state.step))
         last_save = self.clock = time.monotonic()
-        last_log = (state.tokens, state.seconds)
+        self.last_log = (state.tokens, state.seconds)
         task.model.train()
+        undecided = task.compile_seconds is not None
         while True:
+            if undecided and state.step >= COMPILED_FROM:
+                self.decide_on_compiling()
+                undecided = False
             progress = self.progress()
             due = progress >= (state.evaluations + 1) / task.evaluations
             save = due or stop.requested or time.monotonic() - last_save > SAVE_SECONDS
@@ -146,52 +190,128 @@ class Trainer:
                 self.save()
                 last_save = time.monotonic()
             if stop.requested and progress < 1:
+                self.finish_saving()
                 return "interrupted"
             if due:
+                self.finish_saving()  # what is found is about a checkpoint that is there
                 self.evaluate(progress)
-                last_log = (state.tokens, state.seconds)
                 if task.patience is not None and state.beyond >= task.patience:
                     return "enough"
             if progress >= 1:
+                self.finish_saving()
                 return "steps" if self.settings.steps else "minutes"
 
             lr = self.lr * rate(progress)
-            values, norm = self.train_step(lr)
-            state.bad_steps = 0 if math.isfinite(norm) else state.bad_steps + 1
-            if state.bad_steps >= PATIENCE:
-                raise Diverged(
-                    f"no finite gradient for {PATIENCE} steps, up to step {state.step}; they were "
-                    f"left out. Start again with a smaller --lr (it was {self.lr:g})."
-                )
+            numbers = self.train_step(lr)
             state.step += 1
-            state.sums = {name: state.sums.get(name, 0.0) + values[name] for name in values}
-            state.summed += 1
-            self.tick()
-            if state.step % LOG_EVERY == 0:
-                tokens, seconds = state.tokens - last_log[0], state.seconds - last_log[1]
-                last_log = (state.tokens, state.seconds)
-                means = {name: value / state.summed for name, value in state.sums.items()}
-                state.sums, state.summed, state.train_loss = {}, 0, means["loss"]
-                speed = round(tokens / max(seconds, 1e-9))
-                self.record(**means, lr=lr, grad_norm=norm, tokens_per_second=speed)
+            self.launched.append(told(state, lr, numbers))
+            self.look_back(self.ahead)
 
-    def train_step(self, lr: float) -> tuple[dict[str, float], float]:
-        """Forward, backward, update; the loss (and what else there is) and the gradient's norm."""
+    def train_step(self, lr: float) -> Tensor:
+        """Forward, backward, update; the gradient's norm, the loss and what else there is."""
         state, settings = self.state, self.settings
         batch = self.task.batch(state.step + state.passed_over)
         if settings.dropout:
             torch.manual_seed((settings.seed * 1_000_003 + state.step) % (1 << 63))
         try:
-            values, norm = self.step(batch, lr)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                raise OutOfMemory(
-                    f"--batch {settings.batch} of --context {settings.context} does not fit into "
-                    f"memory; try --batch {max(1, (settings.batch or 1) // 2)}"
-                ) from None
-            raise
+            numbers = self.step(batch, lr)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"not even one sequence of --context {settings.context} fits into memory; "
+                f"try --context {max(1, (settings.context or 1) // 2)}, or a smaller model"
+            ) from None
+        if self.step.parts != state.parts:
+            state.parts = self.step.parts
+            rows = -(-len(batch[0]) // state.parts)
+            self.notify(Note(f"not enough memory for a whole batch: {rows:,} sequences at a time"))
         state.tokens += self.task.tokens(batch)
-        return values, norm
+        return numbers
+
+    def look_back(self, ahead: int) -> None:
+        """Take note of the steps that were launched, but for the last `ahead` of them."""
+        state, before = self.state, self.state.seconds
+        count = 0
+        while len(self.launched) > ahead:
+            found, count = self.launched.popleft(), count + 1
+            if found.done:
+                found.done.synchronize()
+            norm, *values = found.numbers.tolist()
+            self.tick()
+            state.bad_steps = 0 if math.isfinite(norm) else state.bad_steps + 1
+            if state.bad_steps >= PATIENCE:
+                raise Diverged(
+                    f"no finite gradient for {PATIENCE} steps, up to step {found.step}; they were "
+                    f"left out. Start again with a smaller --lr (it was {self.lr:g})."
+                )
+            for name, value in zip(self.step.names, values, strict=True):
+                state.sums[name] = state.sums.get(name, 0.0) + value
+            state.summed += 1
+            if found.step % LOG_EVERY == 0:
+                tokens, seconds = found.tokens - self.last_log[0], state.seconds - self.last_log[1]
+                self.last_log = (found.tokens, state.seconds)
+                means = {name: value / state.summed for name, value in state.sums.items()}
+                state.sums, state.summed, state.train_loss = {}, 0, means["loss"]
+                speed = round(tokens / max(seconds, 1e-9))
+                means |= {"lr": found.lr, "grad_norm": norm, "tokens_per_second": speed}
+                self.record(found.step, found.tokens, means)
+            if found.done:
+                each = (state.seconds - before) / count
+                self.ahead = max(1, min(AHEAD, int(AHEAD_SECONDS / max(each, 1e-9))))
+
+    def decide_on_compiling(self) -> None:
+        """Compile what is to be compiled; what was not asked for, only where it pays back within
+        the run, and stays only where it is faster. What is decided is saved."""
+        self.look_back(0)
+        state, cost = self.state, self.task.compile_seconds
+        assert cost is not None
+        asked = getattr(self.settings, "compile", None)
+        wanted = bool(asked)
+        if asked is None and self.settings.device in GAIN:
+            progress = self.progress()
+            left = state.seconds / progress * (1 - progress) if progress else math.inf
+            gain = GAIN[self.settings.device] * left
+            wanted = gain > cost
+            reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"
+            self.notify(Choice("compile", "let us see" if wanted else "no", reason))
+        if wanted:
+            compiled = self.try_compiled()
+            if asked is None and compiled is not None:
+                self.task.compile(False)
+                plain = self.seconds_of_gradients()
+                wanted = compiled < plain
+                self.task.compile(wanted)
+                times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
+                self.notify(Choice("compile", "yes" if wanted else "no", times))
+        if asked is None:
+            self.settings = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
+            self.run.configure(self.settings.to_dict())
+        self.step.forget_captured()
+        self.tick()
+
+    def try_compiled(self) -> float | None:
+        """Seconds of a compiled step; None if that did not work, and nothing is compiled now."""
+        self.task.compile(True)
+        try:
+            return self.seconds_of_gradients()
+        except Exception as error:  # a compiler has many ways to fail
+            if isinstance(error, RuntimeError) and out_of_memory(error):
+                raise
+            self.task.compile(False)
+            first = str(error).strip().partition("\n")[0][:200]
+            self.notify(Note(f"torch.compile did not work ({first}); going on without it"))
+            return None
+
+    def seconds_of_gradients(self) -> float:
+        """Of the way forward and back, once more after what a first time takes."""
+        taken = []
+        for _ in range(4):
+            start = time.perf_counter()
+            self.step.gradients(self.task.batch(0)).tolist()
+            taken.append(time.perf_counter() - start)
+        self.optimizer.zero_grad()
+        return sorted(taken[1:])[1]
 
     def progress(self) -> float:
         """How much of the budget is used: 0 to 1."""
@@ -206,13 +326,13 @@ class Trainer:
         self.state.seconds += now - self.clock
         self.clock = now
 
-    def record(self, **values: float) -> None:
+    def record(self, step: int, tokens: int, values: dict[str, float]) -> None:
         """Write a line of metrics, and tell."""
         self.tick()
         state = self.state
         line = {
-            "step": state.step,
-            "tokens": state.tokens,
+            "step": step,
+            "tokens": tokens,
             "seconds": round(state.seconds, 3),
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
         }
@@ -233,27 +353,50 @@ class Trainer:
             checkpoint.point(self.run.path / "best", self.checkpoint_folder(state.step))
         elif loss > 1.05 * state.lowest_loss:
             state.beyond += 1
-        self.record(**state.scores)
+        self.record(state.step, state.tokens, state.scores)
+        self.last_log = (state.tokens, state.seconds)
 
     def save(self) -> None:
-        """Commit a checkpoint of this step, unless it is there already."""
+        """Copy out what a checkpoint of this step needs, unless it is there already; another
+        thread writes it."""
+        self.look_back(0)
         if self.saved_step == self.state.step:
             return
+        self.finish_saving()
         self.state.lengths = self.run.lengths()
-
-        def write(folder: Path) -> None:
-            self.task.save(folder)
-            save_optimizer(self.optimizer, self.parameters, folder / "optimizer.safetensors")
-            state = json.dumps(asdict(self.state), indent=1) + "\n"
-            (folder / "state.json").write_text(state, encoding="utf-8")
-
+        state = json.dumps(asdict(self.state), indent=1) + "\n"
+        write_model = self.task.copied()
+        tensors = self.optimizer.tensors() | (self.step.scale.tensors() if self.step.scale else {})
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         folder = self.checkpoint_folder(self.state.step)
-        files.commit(self.run.checkpoints, folder.name, write)
-        checkpoint.point(self.run.path / "last", folder)
-        self.saved_step = self.state.step
         kept = (self.state.best_step, self.state.decay_step)
         names = {self.checkpoint_folder(step).name for step in kept if step is not None}
-        checkpoint.prune(self.run.checkpoints, names)
+
+        def write(place: Path) -> None:
+            write_model(place)
+            on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+            save_file(on_cpu, place / "optimizer.safetensors")
+            (place / "state.json").write_text(state, encoding="utf-8")
+
+        on_gpu = self.step.device.type == "cuda"
+
+        def commit() -> None:
+            # On a stream of its own: copying does not wait for what is being learned.
+            with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
+                files.commit(self.run.checkpoints, folder.name, write)
+            checkpoint.point(self.run.path / "last", folder)
+            checkpoint.prune(self.run.checkpoints, names)
+
+        if on_gpu:
+            torch.cuda.synchronize()  # the copies are made
+        self.saving = self.saver.submit(commit)
+        self.saved_step = self.state.step
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is whole on the disk, or say why it is not."""
+        if self.saving:
+            self.saving.result()
+            self.saving = None
 
     def checkpoint_folder(self, step: int) -> Path:
         return self.run.checkpoints / f"step-{step:08}"
@@ -273,6 +416,17 @@ class Trainer:
             checkpoint.point(self.run.path / "best", last)
 
 
+def told(state: State, lr: float, numbers: Tensor) -> Launched:
+    """The step that was just launched; its numbers are on their way to where they can be read."""
+    done = None
+    if numbers.is_cuda:
+        here = torch.empty(numbers.shape, pin_memory=True)
+        numbers = here.copy_(numbers, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+    return Launched(state.step, state.tokens, lr, numbers, done)
+
+
 def also_to_log(run: Run, notify: Notify) -> Notify:
     """`notify`, and a line of log.txt for everything but the metrics, which have their own file."""
 
@@ -282,14 +436,3 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
         notify(event)
 
     return both
-
-
-@contextmanager
-def thread_count(threads: int | None) -> Iterator[None]:
-    """Results on a CPU are bit for bit the same only at the same number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
-from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, RECURRENT, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ def choose_settings(
     device, reason = choose_device(settings.device)
     if device != settings.device:
         choose("device", device, reason)
-    if settings.dtype == "auto":
+    if settings.dtype == "auto" and settings.device != "cpu":  # there it is measured
         choose("dtype", *choose_dtype(settings.dtype, settings.device))
     small = settings.device == "cpu"
     if base is not None:
@@ -63,11 +62,6 @@ def choose_settings(
         settings = with_switches(replace(settings, family=family))
         assert settings.dim is not None
         dim = settings.dim
-    if settings.threads is None:
-        if dim < 96:
-            choose("threads", 1, "a model this small gains little from more")
-        else:
-            choose("threads", available_threads(), "as many as this process may use")
     if settings.context and settings.context >= tokens:
         choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
     if settings.dropout is None:

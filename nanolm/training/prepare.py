@@ -27,6 +27,7 @@ from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Note, Notify, Preparing
 from nanolm.training.planner import choose_settings, model_config
 from nanolm.training.settings import Settings, TrainSettings, option
+from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
 S = TypeVar("S", bound=Settings)
@@ -140,6 +141,8 @@ def prepare(
     else:
         torch.manual_seed(settings.seed)
         model = build_model(config)
+    settings, measured = fit_to_machine(settings, model)
+    choices += measured
     family, reason = model_type(config)
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))

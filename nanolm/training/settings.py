@@ -22,7 +22,8 @@ from nanolm.text import tokenizer_problem
 from nanolm.text.documents import Reading
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
 DEFAULT_FAMILY = "modern"
 
 CHOICES = {  # what a setting may be; besides, it may be left open
@@ -34,6 +35,7 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "feed_forward": get_args(FeedForwardKind),
     "device": DEVICES,
     "dtype": DTYPES,
+    "attention": KERNELS,
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
@@ -61,6 +63,7 @@ RANGES = {  # what is possible; what is sensible is for the user to say
     "save_every": (1, 10**12),
     "seed": (0, (1 << 63) - 1),
     "threads": (1, 1_024),
+    "workers": (1, 1_024),
 }
 
 
@@ -182,6 +185,9 @@ class TrainSettings(Settings):
     tied: bool | None = None
     weight_decay: float = 0.1
     evaluations: int = 10
+    workers: int | None = None
+    attention: str | None = None
+    compile: bool | None = None
 
     def reading(self) -> Reading:
         """How the files are to be read."""
@@ -197,6 +203,11 @@ class TrainSettings(Settings):
             problems.append(
                 f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
                 "out a tenth), or name a file with --val"
+            )
+        if self.dropout and (self.workers or 1) > 1:
+            problems.append(
+                f"--workers {self.workers} cannot be with --dropout {self.dropout}, whose numbers "
+                "come one after the other; try --workers 1"
             )
         return problems + self.reading().problems() + self._clashes()
 

@@ -1,23 +1,33 @@
-"""One update: forward, backward, clip, AdamW; on a GPU, replayed in one go.
+"""One update: forward, backward, clip, AdamW.
 
-    >>> values, norm = Step(task.loss, parameters, optimizer, "float32")(batch, lr=1e-3)
+    >>> norm, loss = Step(task.loss, AdamW(parameters, 0.1), "float32")(batch, lr=1e-3)
 
-A small batch takes a GPU less time than launching its kernels one by one does. So the whole
-update is captured, once for each shape of batch that comes up again, and from then on replayed.
+A batch that does not fit into memory goes through in parts; their gradients add up to the same.
+On a CPU, parts can go through side by side, each on a thread of its own: threads that share every
+product have to wait for each other hundreds of times a step, these once. On a GPU, a small batch
+takes less time than launching its kernels one by one does, so the whole update is captured, once
+for each shape of batch that comes up again, and from then on replayed.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from nanolm.training.optim import AdamW
+
 MAX_GRADIENT_NORM = 1.0
 CAPTURED = 16_384  # tokens in a batch; with more of them, launching is not what takes the time
 WARM_UP = 2  # updates with a shape before it is captured: kernels are chosen in the first ones
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DOUBLED_AFTER = 2_000  # updates without an overflow
 
+T = TypeVar("T")
+Batch = tuple[Tensor, ...]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -26,61 +36,160 @@ class Captured:
     """An update on the device, with where its batch goes and its results come out."""
 
     graph: torch.cuda.CUDAGraph
-    batch: tuple[Tensor, ...]
-    values: dict[str, Tensor]
-    norm: Tensor
+    batch: Batch
+    numbers: Tensor
 
 
 class Step:
-    """Updates `parameters`; without a finite gradient they and the optimizer stay as they are."""
+    """Updates what the optimizer has; without a finite gradient all stays as it is.
+
+    As many shares as the optimizer has, so many parts of a batch are computed side by side.
+    """
 
     def __init__(
         self,
         loss: Loss,
-        parameters: dict[str, nn.Parameter],
-        optimizer: torch.optim.AdamW,
+        optimizer: AdamW,
         dtype: str,
+        tokens: Callable[[Batch], int] = lambda batch: batch[0].numel(),
+        save_memory: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`tokens` counts a batch; `save_memory` is what is left to try when no row fits."""
         self.loss, self.optimizer = loss, optimizer
-        self.parameters = list(parameters.values())
+        self.tokens, self.save_memory = tokens, save_memory
+        self.parameters = list(optimizer.names.values())
         self.device = self.parameters[0].device
-        self.low = dtype == "bfloat16"
+        # On a CPU only the products are in bfloat16, within them: all else would be slower with it.
+        self.products = "bf16" if dtype == "bfloat16" and self.device.type == "cpu" else "ieee"
+        self.low = None if self.products == "bf16" else LOW.get(dtype)
+        self.scale = Scale(self.device) if dtype == "float16" else None
+        self.names: list[str] = []  # of the numbers behind the norm
+        self.parts = 1  # that a batch goes through in, one after the other
+        self.workers = workers = len(optimizer.shares)
+        threads = torch.get_num_threads()
+        self.pool = ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(threads))
+        self.forget_captured()
+
+    def __call__(self, batch: Batch, lr: float) -> Tensor:
+        """The norm of the gradient, the loss and what else is recorded, still on the device."""
+        self.lr = lr
+        self.optimizer.set_rate(lr)
+        while True:
+            try:
+                return self.run(batch) if self.device.type == "cuda" else self.update(batch)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                failure = str(error)
+            # Outside of the handler: what it holds on to is memory too.
+            self.make_room(len(batch[0]), failure)
+
+    def make_room(self, rows: int, failure: str) -> None:
+        """Smaller parts from now on, or something else that saves memory; else it is raised."""
+        self.optimizer.zero_grad()
+        self.forget_captured()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.parts < rows:
+            self.parts = min(2 * self.parts, rows)
+        elif not self.save_memory():
+            raise torch.OutOfMemoryError(failure)
+
+    def forget_captured(self) -> None:
+        """What was captured does what was right then."""
         self.seen: dict[tuple[torch.Size, ...], int] = {}
         self.captured: dict[tuple[torch.Size, ...], Captured] = {}
-        self.pool: Any = None  # of memory, for all that is captured: they never run together
+        self.memory: Any = None  # a pool for all that is captured: they never run together
 
-    def __call__(self, batch: tuple[Tensor, ...], lr: float) -> tuple[dict[str, float], float]:
-        """The loss and what else is recorded, and the norm of the gradient."""
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr * group["scale"])
-            else:
-                group["lr"] = lr * group["scale"]
-        values, norm = self.run(batch) if self.device.type == "cuda" else self.update(batch)
-        numbers = torch.stack([norm, *values.values()]).tolist()  # one wait for all of them
-        return dict(zip(values, numbers[1:], strict=True)), numbers[0]
+    def update(self, batch: Batch) -> Tensor:
+        """Forward, backward, update; on a GPU nothing of it waits for the device."""
+        numbers = self.gradients(batch)
+        self.optimizer.prepare()  # by one thread, for all
+        norm = torch.stack(self.each(self.norm)).norm().float()
+        divisor = torch.ones_like(norm)
+        if self.scale:
+            divisor = self.scale.factor
+            norm = norm / divisor
+        divisor = divisor * (norm / MAX_GRADIENT_NORM).clamp(min=1)
+        overflow = 1 - norm.isfinite().float()
+        self.each(lambda share: self.optimizer.step(self.lr, divisor, overflow, share))
+        if self.scale:
+            self.scale.adapt(overflow)
+        self.optimizer.zero_grad()
+        return torch.cat([norm[None], numbers])
 
-    def update(self, batch: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], Tensor]:
-        """Forward, backward, update; nothing of it waits for the device."""
-        batch = tuple(part.to(self.device, non_blocking=True) for part in batch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low):
-            loss, others = self.loss(*batch)
+    def each(self, work: Callable[[int], T]) -> list[T]:
+        """Let each worker do its share of the parameters."""
+        shares = range(len(self.optimizer.shares))
+        return [work(0)] if len(shares) == 1 else list(self.pool.map(work, shares))
+
+    def norm(self, share: int) -> Tensor:
+        """Of all gradients of a share together."""
+        groups = self.optimizer.shares[share]
+        gradients = [p.grad for group in groups for p in group.parameters if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def gradients(self, batch: Batch) -> Tensor:
+        """Leave the gradients with the parameters; the loss and what else is recorded."""
+        with products_in(self.products):
+            return self.gradients_of(batch)
+
+    def gradients_of(self, batch: Batch) -> Tensor:
+        rows = len(batch[0])
+        size = -(-rows // max(self.parts, self.workers))
+        parts = [
+            (tuple(part[first : first + size] for part in batch), min(size, rows - first) / rows)
+            for first in range(0, rows, size)
+        ]
+        if self.workers == 1:
+            return torch.stack([self.learn(*part) for part in parts]).sum(dim=0)
+        found = list(self.pool.map(lambda part: self.learned(*part), parts))
+        self.each(lambda share: self.add_up(share, [gradients for _, gradients in found]))
+        return torch.stack([numbers for numbers, _ in found]).sum(dim=0)
+
+    def add_up(self, share: int, found: list[dict[nn.Parameter, Tensor | None]]) -> None:
+        """Always in the same order, so that the same bits come out."""
+        for group in self.optimizer.shares[share]:
+            for parameter in group.parameters:
+                pieces = [part for all_ in found if (part := all_[parameter]) is not None]
+                for piece in pieces[1:]:
+                    pieces[0].add_(piece)
+                parameter.grad = pieces[0] if pieces else None
+
+    def learn(self, part: Batch, share: float) -> Tensor:
+        """Add what a part has to say to the gradients."""
+        loss, numbers = self.forward(part, share)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
-        if self.optimizer.param_groups[0]["fused"]:
-            # Where it is 1, the kernel leaves everything as it is.
-            self.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif math.isfinite(norm.item()):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        values = {"loss": loss, **others}
-        return {name: value.detach().float() for name, value in values.items()}, norm.float()
+        return numbers
 
-    def run(self, batch: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], Tensor]:
+    def learned(
+        self, part: Batch, share: float
+    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+        """The same, handed over instead of added."""
+        loss, numbers = self.forward(part, share)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return numbers, dict(zip(self.parameters, gradients, strict=True))
+
+    def forward(self, part: Batch, share: float) -> tuple[Tensor, Tensor]:
+        """What to go back from, and what is recorded: both as this share of the whole batch."""
+        part = tuple(tensor.to(self.device, non_blocking=True) for tensor in part)
+        with torch.autocast(self.device.type, self.low, enabled=self.low is not None):
+            loss, others = self.loss(*part)
+        values = {"loss": loss, **others}
+        self.names = list(values)
+        numbers = torch.stack([value.detach().float() for value in values.values()])
+        if share < 1:
+            loss, numbers = loss * share, numbers * share
+        if self.scale:
+            loss = loss * self.scale.factor
+        return loss, numbers
+
+    def run(self, batch: Batch) -> Tensor:
         """`update`, replayed where it pays."""
+        if not batch[0].is_pinned():
+            batch = tuple(part.pin_memory() for part in batch)
         shape = tuple(part.shape for part in batch)
-        if batch[0].numel() > CAPTURED:
+        if self.tokens(batch) > CAPTURED:
             return self.update(batch)
         self.seen[shape] = self.seen.get(shape, 0) + 1
         if self.seen[shape] <= WARM_UP:
@@ -91,14 +200,54 @@ class Step:
         for place, part in zip(found.batch, batch, strict=True):
             place.copy_(part, non_blocking=True)
         found.graph.replay()
-        return found.values, found.norm
+        return found.numbers
 
-    def capture(self, batch: tuple[Tensor, ...]) -> Captured:
+    def capture(self, batch: Batch) -> Captured:
         """Record an update without doing it."""
         inputs = tuple(part.to(self.device) for part in batch)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool):
-            values, norm = self.update(inputs)
-        self.pool = self.pool or graph.pool()
-        return Captured(graph, inputs, values, norm)
+        with torch.cuda.graph(graph, pool=self.memory):
+            numbers = self.update(inputs)
+        self.memory = self.memory or graph.pool()
+        return Captured(graph, inputs, numbers)
+
+
+class Scale:
+    """What losses are multiplied by, so that small gradients are not lost in float16.
+
+    Halved when something overflows, doubled when nothing has for long; all of it on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.factor = torch.tensor(65_536.0, device=device)
+        self.well = torch.tensor(0.0, device=device)  # updates since the last change
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scale.factor": self.factor, "scale.well": self.well}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+
+    def adapt(self, overflow: Tensor) -> None:
+        self.well.add_(1).mul_(1 - overflow)
+        due = (self.well >= DOUBLED_AFTER).float()
+        self.factor.mul_((1 + due) * (1 - overflow / 2))
+        self.well.mul_(1 - due)
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Let float32 products on a CPU round what they multiply, where it has units for that."""
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

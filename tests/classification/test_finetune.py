@@ -149,7 +149,7 @@ def test_stopped_or_killed_and_resumed_is_bit_identical(
     assert run(data, stopped, **settings).stopped == first.stopped
     step, done = Trainer.train_step, 0
 
-    def deadly(self: Trainer, lr: float) -> tuple[dict[str, float], float]:
+    def deadly(self: Trainer, lr: float) -> torch.Tensor:
         nonlocal done
         done += 1
         if done > 15:
@@ -218,7 +218,7 @@ def test_layers_far_from_the_end_learn_more_slowly(data: Path, base: Path, tmp_p
     rates: dict[float, list[str]] = {}
 
     def look(self: Trainer, *rest: Any) -> str:
-        for name in self.parameters:
+        for name in self.task.parameters():
             rates.setdefault(round(self.task.rate(name), 6), []).append(name)
         return "interrupted"
 

@@ -1,0 +1,85 @@
+"""The training engine on random tokens: what a step costs, without a text.
+
+>>> trial = Trial(configure("modern", vocab_size=512, **shape), rows=16, device="cpu")
+>>> trial.step()
+"""
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nanolm.model.build import build_model
+from nanolm.model.config import GPTConfig, ModelConfig
+from nanolm.model.device import choose_dtype
+from nanolm.training.language import compile_model, with_kernels
+from nanolm.training.loss import next_token_loss
+from nanolm.training.optim import AdamW
+from nanolm.training.settings import TrainSettings
+from nanolm.training.step import Step
+from nanolm.training.tuning import (
+    attention_by,
+    fit_to_machine,
+    missing_compiler,
+    threads_for,
+    use_attention,
+)
+
+BATCHES = 4  # different ones, so that nothing learns a single one by heart
+LR = 1e-4
+
+
+class Trial:
+    """A model with its optimizer that learns noise, the way `nanolm train` would."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        device: str,
+        dtype: str = "auto",
+        threads: int | None = None,
+        compiled: bool = False,
+    ) -> None:
+        torch.manual_seed(1)
+        asked = {"context": config.context, "batch": rows, "device": device, "dtype": dtype}
+        settings = TrainSettings((), threads=threads, **asked)  # type: ignore[arg-type]
+        if dtype == "auto" and device != "cpu":
+            settings = replace(settings, dtype=choose_dtype(dtype, device)[0])
+        self.model = build_model(config).train()
+        self.settings, self.choices = fit_to_machine(settings, self.model)
+        settings = self.settings
+        self.stack = ExitStack()
+        self.stack.enter_context(attention_by(settings.attention))
+        with_kernels(self.model.to(device))
+        use_attention(self.model, settings)
+        if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
+            compile_model(self.model, device)
+        self.tokens = rows * config.context
+        optimizer = AdamW(dict(self.model.named_parameters()), 0.1, shares=settings.workers or 1)
+        with threads_for(settings.threads, settings.workers):
+            self.update = Step(self.loss, optimizer, settings.dtype, lambda batch: self.tokens)
+        shape = (BATCHES, rows, config.context + 1)
+        self.batches = torch.randint(config.vocab_size, shape)
+        if device == "cuda":
+            self.batches = self.batches.pin_memory()
+        self.count = 0
+
+    def loss(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        x = self.model.body(ids[:, :-1])
+        return next_token_loss(self.model.head, x, ids[:, 1:]), {}
+
+    def step(self) -> None:
+        """One update; a GPU may still be at it afterwards."""
+        with threads_for(self.settings.threads, self.settings.workers):
+            self.update((self.batches[self.count % BATCHES],), LR)
+        self.count += 1
+
+    def wait(self) -> None:
+        """Until all is done."""
+        if self.settings.device == "cuda":
+            torch.cuda.synchronize()
+
+    def close(self) -> None:
+        self.stack.close()

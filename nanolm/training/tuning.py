@@ -1,0 +1,251 @@
+"""What only a measurement can tell: threads, the numbers to compute with, the attention kernel.
+
+>>> fit_to_machine(settings, model)  # the settings, with the choices and their reasons
+
+A second or two before the first step of a run; what is found is saved with its settings.
+"""
+
+import contextlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nanolm.choice import Choice
+from nanolm.machine import available_threads
+from nanolm.model.base import Model
+from nanolm.model.config import GPTConfig
+from nanolm.model.gpt import GPT
+from nanolm.training.loss import next_token_loss
+from nanolm.training.optim import AdamW
+from nanolm.training.settings import TrainSettings
+from nanolm.training.step import LOW, Step
+
+PROBE = 1_024  # tokens of the batch that threads are tried with
+TRIES = 5
+LONG = 1.0  # seconds for one try of every way
+WORTH = 0.95  # of the time: with less gained, fewer threads are better for everything else
+WIDE = 96  # below, the products of a model are too small for anything to matter
+CLEARLY = 0.9
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings, list[Choice]]:
+    """`settings` with what was left open chosen by measuring `model` on the device."""
+    choices: list[Choice] = []
+
+    def choose(name: str, value: object, reason: str) -> None:
+        nonlocal settings
+        settings = replace(settings, **{name: value})  # type: ignore[arg-type]
+        choices.append(Choice(name, value, reason))
+
+    looking = isinstance(model.config, GPTConfig) and settings.attention is None
+    if settings.device == "cuda" and looking:
+        assert isinstance(model.config, GPTConfig)
+        times = attention_times(model.config, settings)
+        best = min(times, key=lambda name: times[name])
+        choose("attention", best, in_words(times, "ms"))
+    if settings.device != "cpu":
+        one = settings.threads or available_threads()
+        return replace(settings, threads=one, workers=1, dtype=known(settings.dtype)), choices
+    if settings.threads is None or settings.workers is None:
+        (threads, workers), reason = best_threads(settings, model)
+        if settings.threads is None:
+            choose("threads", threads, reason)
+        settings = replace(settings, workers=workers)
+    if settings.dtype == "auto":
+        (dtype, attention), reason = best_products(settings, model)
+        choose("dtype", dtype, reason)
+        settings = replace(settings, attention=attention)
+    return settings, choices
+
+
+def known(dtype: str) -> str:
+    return "float32" if dtype == "auto" else dtype
+
+
+def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int], str]:
+    """How many threads, on how many parts of a batch at once; and why."""
+    rows = settings.batch or 1
+    most = settings.threads or available_threads()
+    counts = [settings.threads] if settings.threads else []
+    while not settings.threads and most >= 1:
+        counts.insert(0, most)
+        most //= 2
+    alone = settings.dropout  # what drops out is one sequence of numbers
+    ways = []
+    for threads in counts:
+        side_by_side = {1} if alone else {1, min(threads, rows)}
+        if settings.workers:
+            side_by_side = {settings.workers}
+        ways += [(threads, workers) for workers in sorted(side_by_side, reverse=True)]
+    if len(ways) == 1:
+        return ways[0], "all that this process may use"
+    asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
+    times = dict(zip(ways, step_seconds(asked, model), strict=True))
+    best = ways[0]
+    for way in ways[1:]:
+        if times[way] < WORTH * times[best]:
+            best = way
+    told = {
+        f"{threads}" + (f" in {count} parts" if count > 1 else ""): times[threads, count]
+        for threads, count in ways
+    }
+    return best, in_words(told, "ms a step")
+
+
+def best_products(settings: TrainSettings, model: Model) -> tuple[tuple[str, str | None], str]:
+    """The numbers of products on a CPU and how attention is done, by what whole steps take."""
+    dtype, attention = settings.dtype, settings.attention
+    ways: list[tuple[str, str | None]] = [("float32", None)]
+    if isinstance(model.config, GPTConfig) and model.config.dim >= WIDE and dtype == "auto":
+        # What multiplies in bfloat16 is slow in torch's own kernel for attention.
+        ways = [("float32", None), ("bfloat16", "math")]
+    if len(ways) == 1 or attention:
+        return (known(dtype), attention), "the safe choice on a CPU"
+    asked = [replace(settings, dtype=numbers, attention=how) for numbers, how in ways]
+    times = dict(zip(ways, step_seconds(asked, model), strict=True))
+    best = ways[0] if times[ways[1]] > CLEARLY * times[ways[0]] else ways[1]
+    return best, in_words({name: time for (name, _), time in times.items()}, "ms a step")
+
+
+def step_seconds(ways: list[TrainSettings], model: Model) -> list[float]:
+    """Of the way forward and back for a few rows, with each of these settings, taking turns."""
+    rows, context = ways[0].batch or 1, ways[0].context or 1
+    rows = min(rows, max(PROBE // context, *(way.workers or 1 for way in ways)))
+    context = min(context, max(16, PROBE // rows))
+    ids = torch.randint(model.config.vocab_size, (rows, context + 1))
+    model.train()
+
+    def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return next_token_loss(model.head, model.body(ids[:, :-1]), ids[:, 1:]), {}
+
+    def once(way: TrainSettings, step: Step) -> float:
+        use_attention(model, way)
+        with threads_for(way.threads, way.workers):
+            start = time.perf_counter()
+            step.gradients((ids,))
+            taken = time.perf_counter() - start
+        step.optimizer.zero_grad()
+        return taken
+
+    steps = []
+    for way in ways:
+        with threads_for(way.threads, way.workers):
+            shares = way.workers or 1
+            optimizer = AdamW(dict(model.named_parameters()), 0.0, shares=shares)
+            steps.append(Step(loss, optimizer, known(way.dtype)))
+    pairs = list(zip(ways, steps, strict=True))
+    first = [once(*pair) for pair in pairs]
+    tries = TRIES if sum(first) < LONG else 0  # a large model shows the difference at once
+    rounds = [[once(*pair) for pair in pairs] for _ in range(tries)] or [first]
+    use_attention(model, ways[0], undo=True)
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def use_attention(model: Model, settings: TrainSettings, undo: bool = False) -> None:
+    """On a CPU, let it be done as the settings say."""
+    if isinstance(model, GPT) and settings.device == "cpu":
+        model.use_written_attention(settings.attention == "math" and not undo)
+
+
+def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:
+    """Seconds that each kernel that can do it takes, forward and back, for a full GPU."""
+    rows = max(1, 65_536 // (settings.context or 1))  # so many that launching does not count
+    dtype = LOW.get(settings.dtype, torch.float32)
+
+    def some(heads: int) -> Tensor:
+        shape = (rows, settings.context or 1, heads, config.head_dim)
+        return torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+
+    q, k, v = some(config.heads), some(config.kv_heads), some(config.kv_heads)
+    later = some(config.heads).detach()  # laid out as it comes in training: it makes a difference
+    shared = config.heads != config.kv_heads
+
+    def both() -> None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+        torch.autograd.grad(y, (q, k, v), later)
+
+    def some_times() -> None:
+        for _ in range(5):
+            both()
+        torch.cuda.synchronize()
+
+    times: dict[str, float] = {}
+    for name, kernel in KERNELS.items():
+        if name == "math" and times:
+            continue  # it holds all weights in memory: only where nothing else works
+        with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):
+            times[name] = seconds(some_times) / 5
+    return times or {"math": 0.0}
+
+
+@contextlib.contextmanager
+def attention_by(kernel: str | None) -> Iterator[None]:
+    """On a GPU, let attention go by this kernel first."""
+    if kernel is None or not torch.cuda.is_available():
+        yield
+        return
+    others = [other for name, other in KERNELS.items() if name != kernel]
+    # What torch has compiled before is looked up by everything but this.
+    tag = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = f"attention by {kernel}"
+    try:
+        with sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
+            yield
+    finally:
+        torch.compiler.config.cache_key_tag = tag
+
+
+@contextlib.contextmanager
+def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
+    """Threads for each part that is computed at the same time.
+
+    Results on a CPU are bit for bit the same only at the same numbers of both.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def missing_compiler(device: str) -> str | None:
+    """What torch.compile would need and is not there."""
+    if device == "cuda":
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return "Triton is not installed"
+        return None
+    if device != "cpu":
+        return f"untried on {device}"
+    return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The median of a few tries, after one that does not count."""
+    work()
+    taken = []
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def in_words(times: dict[str, float], unit: str) -> str:
+    """`1: 48.1, 2 in 2 parts: 27.9 ms a step`."""
+    return ", ".join(f"{name}: {1000 * time:.3g}" for name, time in times.items()) + f" {unit}"

@@ -1,0 +1,225 @@
+"""The loop and its engine: compiling, threads, saving behind its back, memory that is too small."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY_MODEL
+
+import nanolm
+from nanolm import files
+from nanolm.errors import DiskFull, OutOfMemory, UsageError
+from nanolm.model import huggingface
+from nanolm.runs import checkpoint
+from nanolm.training import language, loop, tuning
+from nanolm.training.events import Progressed
+from nanolm.training.step import Step
+
+SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "threads": 1}
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def train(out: Path, notes: list[str] | None = None, **changes: Any) -> Any:
+    def notify(event: object) -> None:
+        if notes is not None and not isinstance(event, Progressed):
+            notes.append(str(event))
+
+    return nanolm.train("embedded:tiny", out=out, notify=notify, **(SETTINGS | changes))
+
+
+def config(run: Path) -> dict[str, Any]:
+    return tomllib.loads((run / "config.toml").read_text())
+
+
+def test_a_compiler_that_fails_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*anything: object, **more: object) -> Any:
+        def call(*anything: object) -> torch.Tensor:
+            raise RuntimeError("no such compiler\nand much more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    notes: list[str] = []
+    train(tmp_path / "tried", notes, compile=True)
+    told = "torch.compile did not work (no such compiler); going on without it"
+    assert told in notes
+    train(tmp_path / "plain", compile=False)
+    assert weights(tmp_path / "tried") == weights(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(("gain", "wanted"), [(1e9, True), (1e-9, False)])
+def test_compiling_is_decided_once_and_written_down(
+    gain: float, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+
+    def compile_(block: Any, dynamic: bool) -> Any:
+        compiled.append(block)
+        return block
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(loop, "GAIN", {"cpu": gain})
+    notes: list[str] = []
+    run = tmp_path / "run"
+    train(run, notes)
+    assert bool(compiled) == wanted
+    told = [note for note in notes if note.startswith("compile: ")]
+    if wanted:  # and then it depends on what it does
+        assert told[0].startswith("compile: let us see (might save ")
+        assert config(run)["compile"] is told[1].startswith("compile: yes (")
+    else:
+        assert told[0].startswith("compile: no (might save ")
+        assert config(run)["compile"] is False
+    # With all that spelled out, the same run again decides nothing.
+    again = nanolm.train(out=tmp_path / "again", **config(run))
+    assert again.steps == 30
+    assert weights(run) == weights(tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    if tuning.missing_compiler("cpu"):
+        pytest.skip("no C++ compiler here")
+    plain = train(tmp_path / "plain", compile=False)
+    whole = train(tmp_path / "whole", compile=True)
+    assert whole.train_loss == pytest.approx(plain.train_loss, abs=1e-3)
+
+    def stop(event: object) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == 20:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    settings = SETTINGS | {"compile": True}
+    nanolm.train("embedded:tiny", out=tmp_path / "broken", notify=stop, **settings)
+    nanolm.train("embedded:tiny", out=tmp_path / "broken", **settings)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "broken")
+
+
+def test_threads_and_workers_are_measured_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "available_threads", lambda: 4)
+    asked: list[tuple[int | None, int | None]] = []
+
+    def seconds(ways: list[Any], model: Any) -> list[float]:
+        asked.extend((way.threads, way.workers) for way in ways)
+        known = {(1, 1): 3.0, (2, 2): 1.0, (2, 1): 0.99}
+        return [known.get((way.threads, way.workers), 2.0) for way in ways]
+
+    monkeypatch.setattr(tuning, "step_seconds", seconds)
+    notes: list[str] = []
+    train(tmp_path / "run", notes, threads=None, steps=4)
+    assert asked == [(1, 1), (2, 2), (2, 1), (4, 4), (4, 1)]
+    assert (config(tmp_path / "run")["threads"], config(tmp_path / "run")["workers"]) == (2, 2)
+    assert any(note.startswith("threads: 2 (1: 3e+03, 2 in 2 parts: 1e+03") for note in notes)
+    # What drops out is one sequence of numbers: no parts side by side.
+    asked.clear()
+    train(tmp_path / "dropping", threads=None, steps=4, dropout=0.1)
+    assert asked == [(1, 1), (2, 1), (4, 1)]
+
+
+def test_a_real_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "available_threads", lambda: 2)
+    train(tmp_path / "run", threads=None, steps=2, dim=96, heads=2)
+    found = config(tmp_path / "run")
+    assert found["threads"] in (1, 2)
+    assert found["workers"] in (1, 2)
+    assert found["dtype"] in ("float32", "bfloat16")
+
+
+def test_parts_side_by_side_resume_to_the_same_bits(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"threads": 2, "workers": 2}
+    train(tmp_path / "whole", **how)
+    train(tmp_path / "broken", **how, save_every=7)
+    for folder in checkpoint.list_checkpoints(tmp_path / "broken" / "checkpoints")[-2:]:
+        files.discard(folder)  # as if it had been killed before
+    facts = json.loads((tmp_path / "broken" / "run.json").read_text())
+    del facts["result"]
+    (tmp_path / "broken" / "run.json").write_text(json.dumps(facts))
+    train(tmp_path / "broken", **how, save_every=7)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "broken")
+
+
+def test_workers_and_dropout_do_not_go_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--workers 2 cannot be with --dropout 0\.1"):
+        train(tmp_path / "run", workers=2, dropout=0.1)
+
+
+def test_a_full_disk_behind_its_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, saved = files.commit, 0
+
+    def full(parent: Path, name: str, write: Any) -> Path:
+        nonlocal saved
+        if name.startswith("step-"):
+            saved += 1
+            if saved == 3:
+                raise DiskFull("the disk is full")
+        return commit(parent, name, write)
+
+    monkeypatch.setattr(files, "commit", full)
+    with pytest.raises(DiskFull):
+        train(tmp_path / "run", save_every=5)
+    assert checkpoint.newest_valid(tmp_path / "run" / "checkpoints", print)
+
+
+def test_what_is_saved_is_the_model_of_that_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though training goes on while it is written."""
+    import time
+
+    save = huggingface.save_model
+
+    def slowly(*anything: Any) -> None:
+        time.sleep(0.2)
+        save(*anything)
+
+    train(tmp_path / "plain", save_every=6, evaluations=1)
+    monkeypatch.setattr(language, "save_model", slowly)
+    train(tmp_path / "slow", save_every=6, evaluations=1)
+    for step in ("step-00000024", "step-00000030"):
+        one, two = (tmp_path / name / "checkpoints" / step for name in ("plain", "slow"))
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            assert (one / file).read_bytes() == (two / file).read_bytes()
+
+
+@pytest.mark.parametrize("most", [1, 2, 0])
+def test_a_batch_that_does_not_fit(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "whole")
+    forward = Step.forward
+
+    def short(self: Step, part: tuple[torch.Tensor, ...], share: float) -> Any:
+        if len(part[0]) > most:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(self, part, share)
+
+    monkeypatch.setattr(Step, "forward", short)
+    notes: list[str] = []
+    if most == 0:
+        with pytest.raises(OutOfMemory, match="try --context 8"):
+            train(tmp_path / "short", notes)
+        assert "still not enough memory: computing every layer twice" in notes
+        return
+    found = train(tmp_path / "short", notes)
+    assert f"not enough memory for a whole batch: {most} sequences at a time" in notes
+    state = json.loads((tmp_path / "short" / "last" / "state.json").read_text())
+    assert state["parts"] == 4 // most
+    whole = json.loads((tmp_path / "whole" / "run.json").read_text())["result"]
+    assert found.tokens == whole["tokens"]
+    assert found.val_loss == pytest.approx(whole["val_loss"], abs=1e-3)

@@ -1,0 +1,88 @@
+"""A hundred steps that must never change by accident.
+
+In float64 the losses are the same on every machine to far more digits than are kept here, so that a
+change of one of them is a change of what is computed. Where that is wanted:
+
+    python -m pytest tests/training/test_golden.py --golden
+
+writes them anew, and the difference is there to be looked at.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import nanolm
+from nanolm.model import gpt
+from nanolm.model.positions import rotation_table
+from nanolm.training import language, tuning
+
+NAMES = ("loss", "lr", "grad_norm")
+FILE = Path(__file__).with_name("golden.json")
+FAMILIES = ("modern", "gpt2")
+
+
+def coarse(x: Tensor) -> Tensor:
+    """Without the bits in which the sines and cosines of machines differ."""
+    return (x * 256).round() / 256
+
+
+def losses(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a whole run, by its metrics: mean loss, learning rate and norm of every ten steps."""
+    build = language.NextToken.__init__
+
+    def in_float64(self: language.NextToken, *rest: object) -> None:
+        build(self, *rest)  # type: ignore[arg-type]
+        self.network.double()
+        numbers = np.random.default_rng(7)
+        for parameter in self.network.parameters():
+            if parameter.dim() > 1 and parameter.any():  # drawn, which machines do differently
+                drawn = numbers.integers(-1000, 1001, tuple(parameter.shape))
+                parameter.data = torch.from_numpy(drawn).double() / 30_000
+
+    def table(*rest: Any) -> tuple[Tensor, ...]:
+        return tuple(coarse(part) for part in rotation_table(*rest))
+
+    monkeypatch.setattr(gpt, "rotation_table", table)
+    monkeypatch.setattr(language.NextToken, "__init__", in_float64)
+    monkeypatch.setattr(tuning, "available_threads", lambda: 1)
+    nanolm.train(
+        "embedded:tiny", out=folder / family, family=family, steps=100, layers=2, heads=2,
+        dim=32, context=32, batch=8, seed=7, evaluations=2, tokenizer="char", dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (folder / family / "metrics.jsonl").open()]
+    return [
+        f"step {line['step']}: " + " ".join(f"{name} {line[name]:.6g}" for name in NAMES)
+        for line in lines
+        if "loss" in line
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_golden_curve(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    found = losses(family, tmp_path, monkeypatch)
+    golden = json.loads(FILE.read_text()) if FILE.exists() else {}
+    if request.config.getoption("--golden"):
+        golden[family] = found
+        FILE.write_text(json.dumps(golden, indent=1) + "\n")
+    assert len(found) == 10
+    assert found == golden[family]
+
+
+def test_float32_gives_the_same_bits_again(tmp_path: Path) -> None:
+    weights = []
+    for name in ("one", "two"):
+        nanolm.train(
+            "embedded:tiny", out=tmp_path / name, steps=100, layers=1, heads=2, dim=16, context=16,
+            batch=4, threads=1,
+        )  # fmt: skip
+        weights.append(nanolm.load(tmp_path / name).model.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
