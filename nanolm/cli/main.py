@@ -28,6 +28,7 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "tokenizer": "nanolm.cli.tokenizer",
     "data": "nanolm.cli.data",
     "info": "nanolm.cli.info",
+    "bench": "nanolm.cli.bench",
 }
 
 
@@ -78,6 +79,7 @@ def cli() -> None:
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens
     nanolm info runs/corpus                 what a model is made of
+    nanolm bench                            how fast this machine trains and writes
     """
 
 

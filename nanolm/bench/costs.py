@@ -1,0 +1,178 @@
+"""Where the time of one update goes, and how little it could be.
+
+    >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
+    Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)
+
+Two updates are made: one to count what each operator computes and moves, and one under the profiler
+for the time it takes. An operator can be no faster than its products at the rate of a large
+product, nor than its inputs and outputs, each read or written once, at the rate of a large copy.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from nanolm.bench.turns import Runner, seconds_for
+
+# Arguments of operators whose numbers are not looked at, or not all of them.
+UNREAD = {
+    ("embedding", "weight"),
+    ("index", "self"),
+    ("gather", "self"),
+    ("index_select", "self"),
+    ("nll_loss_forward", "self"),
+    ("nll_loss_backward", "self"),
+    ("copy_", "self"),
+    ("zero_", "self"),
+    ("fill_", "self"),
+    ("_foreach_copy_", "self"),
+    ("_foreach_zero_", "self"),
+}
+LOOKUPS = ("embedding", "index", "gather", "index_select")  # read as much as comes out
+
+
+@dataclass(frozen=True)
+class Cost:
+    """All calls of an operator in one update."""
+
+    operator: str
+    calls: int
+    milliseconds: float
+    share: float  # of the update
+    limit: float | None  # milliseconds; None where nothing is known to be computed or moved
+
+    @property
+    def times_limit(self) -> float | None:
+        return self.milliseconds / self.limit if self.limit else None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One update and its costs."""
+
+    milliseconds: float  # somewhat more than without the profiler
+    products: float  # operations a second
+    copies: float  # bytes a second
+    costs: list[Cost]  # the largest first
+
+
+@dataclass
+class Work:
+    """What the calls of an operator compute and move."""
+
+    calls: int = 0
+    operations: int = 0
+    bytes: int = 0
+
+
+class Counter(TorchDispatchMode):
+    """Counts the work of each operator that reaches the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work: dict[str, Work] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        work = self.work.setdefault(plain(func._schema.name), Work())
+        work.calls += 1
+        work.operations += operations(func, args, kwargs, out)
+        work.bytes += traffic(func, args, kwargs, out)
+        return out
+
+
+def plain(name: str) -> str:
+    """An operator's name, in place or not: autograd adds gradients up in place only where nobody
+    counts."""
+    return name.removesuffix("_")
+
+
+def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """Of the products; all others are few beside the bytes they take."""
+    name = func._schema.name
+    if name.startswith("aten::_scaled_dot_product"):
+        # Two products there, five on the way back; half of each, since no token looks ahead.
+        batch, heads, length, width = args[0].shape
+        return (5 if "backward" in name else 2) * int(batch * heads * length * length * width)
+    count = flop_registry.get(func.overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count else 0
+
+
+def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """Bytes that have to be read and written, each once."""
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    aliases = [returned.alias_info for returned in schema.returns if returned.alias_info]
+    if any(not alias.is_write for alias in aliases) or name.startswith(("empty", "new_empty")):
+        return 0  # a view, or memory that is not touched yet
+    total = 0 if aliases else size(out)
+    if name in LOOKUPS:
+        total *= 2
+    for place, argument in enumerate(schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        written = bool(argument.alias_info and argument.alias_info.is_write)
+        total += size(value) * (((name, argument.name) not in UNREAD) + written)
+    return total
+
+
+def size(value: Any) -> int:
+    """Bytes of all tensors in `value`, repetitions (a stride of 0) not counted."""
+    return sum(
+        leaf.itemsize
+        * math.prod(n for n, step in zip(leaf.shape, leaf.stride(), strict=True) if step)
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor)
+    )
+
+
+def costs(runner: Runner, device: str, products: float, copies: float) -> Profile:
+    """Of one step of a fresh `runner`, at the given rates of a large product and a large copy."""
+    with Counter() as counter:  # the first, which also sets everything up
+        runner.step()
+        runner.wait()
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, acc_events=True) as watched:
+        total = 1000 * seconds_for(runner, steps=1)
+    calls: dict[str, list[float]] = {}  # milliseconds of each
+    for event in watched.events() or []:
+        if taken := milliseconds(event, counter.work.keys(), device):
+            calls.setdefault(plain(event.name), []).append(taken)
+    found = []
+    for name, times in calls.items():
+        work = counter.work.get(name, Work())
+        limit = 1000 * max(work.operations / products, work.bytes / copies)
+        short = name.removeprefix("aten::")
+        found.append(Cost(short, len(times), sum(times), sum(times) / total, limit or None))
+    found.sort(key=lambda cost: cost.milliseconds, reverse=True)
+    return Profile(total, products, copies, found)
+
+
+def milliseconds(event: FunctionEvent, counted: Collection[str], device: str) -> float:
+    """Of an operator that is not part of another, with all that it calls.
+
+    On a GPU also of what launches kernels by itself, though nobody knows how much those move.
+    """
+    outside = event.cpu_parent
+    while outside is not None:
+        if plain(outside.name) in counted:
+            return 0.0
+        outside = outside.cpu_parent
+    taken = 0.0
+    if plain(event.name) in counted:
+        taken = event.device_time_total if device == "cuda" else event.cpu_time_total
+    elif device == "cuda" and event.device_type.name == "CPU":
+        taken = event.self_device_time_total
+    return taken / 1000

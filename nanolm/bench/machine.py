@@ -1,0 +1,110 @@
+"""What this machine is, and the most it can do: as its maker says, or as measured.
+
+>>> peak_of("NVIDIA H200")
+989000000000000.0
+"""
+
+import platform
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanolm import __version__
+from nanolm.bench.turns import medians
+from nanolm.machine import available_threads
+
+# Dense products a second (two operations each) of 16-bit numbers summed in 32 bits, by the whole
+# name that the driver gives: bfloat16, or float16 where a GPU has none (V100, T4).
+PEAKS = {
+    r"B200": 2250e12,
+    r"H100 80GB HBM3|H200|GH200 (480|144)GB.*": 989e12,
+    r"H100 PCIe": 756e12,
+    r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": 312e12,
+    r"L40S": 362e12,
+    r"L4": 121e12,
+    r"A30": 165e12,
+    r"A40": 150e12,
+    r"GeForce RTX 4090": 165e12,
+    r"GeForce RTX 3090": 71e12,
+    r"V100-SXM2-(16|32)GB": 125e12,
+    r"V100-PCIE-(16|32)GB": 112e12,
+    r"T4": 65e12,
+}
+SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
+COPIED = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes, more than any cache holds
+
+
+def peak_of(gpu: str) -> float | None:
+    """The most operations a second of a GPU, where that is known for certain."""
+    name = re.sub(r"^(NVIDIA |Tesla )+", "", gpu)
+    return next((peak for known, peak in PEAKS.items() if re.fullmatch(known, name)), None)
+
+
+def facts(device: str, dtype: str) -> dict[str, Any]:
+    """What the numbers were measured on, and with."""
+    return {
+        "device": device,
+        "name": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "dtype": dtype,
+        "threads": available_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "nanolm": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def processor() -> str:
+    """What the processor is called."""
+    listed = Path("/proc/cpuinfo")
+    if listed.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", listed.read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One large operation, to be timed: what is done each time is `amount`."""
+
+    amount: int
+    step: Callable[[], object]
+    wait: Callable[[], object]
+
+
+def product(device: str, dtype: str) -> Ceiling:
+    """Of square matrices, in operations. With random numbers: equal ones take a GPU less power,
+    and so less time."""
+    side = SIDE.get(device, 4096)
+    kind = getattr(torch, dtype)
+    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    step = partial(torch.mm, left, right, out=torch.empty_like(left))
+    return Ceiling(2 * side**3, step, partial(wait_for, device))
+
+
+def copy(device: str) -> Ceiling:
+    """Of memory, in bytes read and written."""
+    size = COPIED.get(device, 1 << 28)
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return Ceiling(2 * size, partial(target.copy_, source), partial(wait_for, device))
+
+
+def wait_for(device: str) -> None:
+    """Until it has done all that it was told."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def ceilings(device: str, dtype: str, seconds: float) -> tuple[float, float]:
+    """Operations a second in a large product, and bytes a second in a large copy."""
+    large, memory = product(device, dtype), copy(device)
+    taken = medians({"product": large, "copy": memory}, seconds)
+    return large.amount / taken["product"], memory.amount / taken["copy"]

@@ -1,0 +1,77 @@
+"""The same shapes trained as others do it, to be compared with.
+
+>>> peer = Transformers(config, rows=8, device="cpu", dtype="float32", note=print)
+>>> peer.step()
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nanolm.bench.machine import wait_for
+from nanolm.errors import UsageError
+from nanolm.model.config import ModelConfig
+from nanolm.model.config_json import config_to_json, model_type
+
+
+class Transformers:
+    """A model of Hugging Face `transformers` in a plain loop, with all that makes it fast:
+    16-bit products and `torch.compile` on a GPU, fused AdamW."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        device: str,
+        dtype: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self.device = device
+        self.low = None if dtype == "float32" else getattr(torch, dtype)
+        model = transformers_model(config).to(device).train()
+        self.model = model
+        self.parameters = list(model.parameters())
+        fused = device in ("cpu", "cuda")
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, fused=fused)
+        self.ids = torch.randint(config.vocab_size, (rows, config.context), device=device)
+        if device == "cuda":
+            self.model = torch.compile(model)
+            try:
+                self.step()
+            except Exception as error:  # of its many parts, any can fail, each in its own way
+                self.model = model
+                self.optimizer.zero_grad()
+                note(f"transformers runs uncompiled: {type(error).__name__}")
+
+    def step(self) -> None:
+        with torch.autocast(self.device, self.low, enabled=self.low is not None):
+            loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def wait(self) -> None:
+        wait_for(self.device)
+
+
+def transformers_model(config: ModelConfig) -> Any:
+    """With fresh weights; a UsageError where there is no such model, or no such package."""
+    family, why = model_type(config)
+    if family == "nanolm":
+        raise UsageError(
+            f"--against transformers: it has no such model ({why}); "
+            "try --family modern, llama or gpt2"
+        )
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, logging
+    except ImportError:
+        raise UsageError(
+            "--against transformers: it is not installed; pip install transformers"
+        ) from None
+    logging.set_verbosity_error()  # it warns of what only writing needs
+    values = config_to_json(config)
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(values.pop("model_type"), **values)
+    )

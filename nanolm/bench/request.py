@@ -1,0 +1,40 @@
+"""What is to be measured. No torch here, so that a mistake is told at once."""
+
+from dataclasses import dataclass
+
+from nanolm.errors import did_you_mean
+from nanolm.training.settings import CHOICES, DEFAULT_FAMILY
+
+PEERS = ("transformers",)
+SECONDS = (0.01, 3600.0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `nanolm bench` was asked for."""
+
+    presets: tuple[str, ...] = ()  # none: those that fit the device
+    family: str = DEFAULT_FAMILY
+    device: str = "auto"
+    seconds: float = 3.0  # for each number
+    against: str | None = None
+    profile: bool = False
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong, each with what there is."""
+        asked = [("--preset", preset, CHOICES["preset"]) for preset in self.presets]
+        asked += [
+            ("--family", self.family, CHOICES["family"]),
+            ("--device", self.device, CHOICES["device"]),
+        ]
+        if self.against is not None:
+            asked.append(("--against", self.against, PEERS))
+        found = [
+            f"{flag} {word}: there is {', '.join(known)}{did_you_mean(word, list(known))}"
+            for flag, word, known in asked
+            if word not in known
+        ]
+        least, most = SECONDS
+        if not least <= self.seconds <= most:
+            found.append(f"--seconds {self.seconds:g}: must be from {least:g} to {most:g}")
+        return found

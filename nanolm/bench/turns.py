@@ -1,0 +1,79 @@
+"""Timing: those that are compared take turns, so that what else the machine does hits all.
+
+>>> medians({"ours": trial, "theirs": other}, seconds=3)
+{'ours': 0.0112, 'theirs': 0.0198}
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from nanolm.training.tuning import threads_for
+
+WARM_UP = 3  # steps: kernels are chosen, compiled and captured in the first ones
+ROUNDS = 10  # in the time there is
+FEWEST = 3  # rounds, however long they take
+
+
+class Runner(Protocol):
+    """Something to be timed."""
+
+    def step(self) -> object:
+        """Once; it may still be under way afterwards."""
+
+    def wait(self) -> object:
+        """Until all is done."""
+
+
+R = TypeVar("R", bound=Runner)
+
+
+@dataclass(frozen=True)
+class OnThreads:
+    """A runner that is given so many threads when its turn comes, whatever others need."""
+
+    runner: Runner
+    threads: int
+
+    def step(self) -> None:
+        with threads_for(self.threads):
+            self.runner.step()
+
+    def wait(self) -> None:
+        self.runner.wait()
+
+
+def warm_up(runner: Runner) -> None:
+    for _ in range(WARM_UP):
+        runner.step()
+    runner.wait()
+
+
+def seconds_for(runner: Runner, steps: int) -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+        runner.step()
+    runner.wait()
+    return time.perf_counter() - start
+
+
+def fastest(runners: Sequence[R]) -> R:
+    taken = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
+    return runners[int(min(taken, key=lambda number: taken[number]))]
+
+
+def medians(runners: Mapping[str, Runner], seconds: float) -> dict[str, float]:
+    """Seconds a step of each: the median of rounds that together take about `seconds`."""
+    steps = {}
+    for name, runner in runners.items():
+        warm_up(runner)
+        steps[name] = max(1, round(seconds / ROUNDS / seconds_for(runner, 1)))
+    rounds: dict[str, list[float]] = {name: [] for name in runners}
+    start, done = time.perf_counter(), 0
+    while done < FEWEST or time.perf_counter() - start < seconds * len(runners):
+        for name, runner in runners.items():
+            rounds[name].append(seconds_for(runner, steps[name]) / steps[name])
+        done += 1
+    return {name: statistics.median(found) for name, found in rounds.items()}

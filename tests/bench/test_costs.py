@@ -1,0 +1,87 @@
+"""What an update computes and moves, counted by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanolm.bench.costs import Counter, costs
+
+A, B = torch.randn(10, 20), torch.randn(20, 30)
+IDS = torch.tensor([1, 5, 5])
+HEADS = torch.randn(2, 3, 8, 4)  # (batch, heads, time, head_dim)
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+# An operator's name, a call of it, its operations, and the numbers of 4 bytes that it moves.
+COUNTED: dict[str, tuple[Callable[[], object], int, float]] = {
+    "mm": (lambda: A @ B, 2 * 10 * 20 * 30, 200 + 600 + 300),
+    "mul": (lambda: A * A[0], 0, 200 + 20 + 200),
+    "add": (lambda: A.clone().add_(A), 0, 200 + 200 + 200),
+    "zero": (lambda: A.clone().zero_(), 0, 200),
+    "copy": (lambda: A.clone().copy_(A), 0, 200 + 200),
+    "view": (lambda: A.view(-1), 0, 0),
+    "sum": (lambda: A[:1].expand(1000, 20).sum(), 0, 20 + 1),
+    # Ids are of 8 bytes; the rows that are looked up are read and written.
+    "embedding": (lambda: F.embedding(IDS, A), 0, 2 * 3 + 60 + 60),
+    # Two products of (8, 4) by (4, 8) in six heads, half of each; besides the three inputs and the
+    # output, one number of float32 a row.
+    ATTENTION: (
+        lambda: F.scaled_dot_product_attention(HEADS, HEADS, HEADS, is_causal=True),
+        2 * 6 * 8 * 8 * 4,
+        4 * 192 + 48,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_work_of_an_operator(name: str) -> None:
+    call, operations, numbers = COUNTED[name]
+    with Counter() as counter:
+        call()
+    work = counter.work[f"aten::{name}"]
+    assert (work.operations, work.bytes) == (operations, 4 * numbers)
+
+
+def test_adamw_reads_and_writes_four() -> None:
+    """Weights, moments, and gradients, which it scales."""
+    weight = torch.zeros(1000, requires_grad=True)
+    weight.grad = torch.ones(1000)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    optimizer.grad_scale = torch.ones(())  # type: ignore[attr-defined]
+    with Counter() as counter:
+        optimizer.step()
+    moved = counter.work["aten::_fused_adamw"].bytes
+    assert 8 * 4000 <= moved < 8 * 4000 + 100  # and the number of the step
+
+
+@dataclass
+class Update:
+    """Forward and backward through a matrix."""
+
+    weight: Tensor
+
+    def step(self) -> None:
+        x = torch.ones(64, len(self.weight), dtype=torch.float64)
+        (x.float() @ self.weight).square().sum().backward()
+
+    def wait(self) -> None:
+        pass
+
+
+def test_costs_of_an_update() -> None:
+    weight = torch.randn(256, 128, requires_grad=True)
+    products, copies = 1e9, 1e9
+    found = costs(Update(weight), "cpu", products, copies)
+    by_name = {cost.operator: cost for cost in found.costs}
+    times = [cost.milliseconds for cost in found.costs]
+    assert times == sorted(times, reverse=True)
+    assert sum(cost.share for cost in found.costs) <= 1
+    assert by_name["mm"].calls == 2  # there, and the gradient of the weight
+    assert by_name["mm"].limit == pytest.approx(1000 * 2 * 2 * 64 * 256 * 128 / products)
+    assert by_name["mm"].times_limit == pytest.approx(by_name["mm"].milliseconds / 8.388608)
+    # What happens inside a conversion is not told a second time.
+    assert by_name["_to_copy"].limit == pytest.approx(1000 * 64 * 256 * (8 + 4) / copies)
+    assert "empty_strided" not in by_name

@@ -1,0 +1,109 @@
+"""`nanolm bench` as a user runs it."""
+
+import json
+
+import pytest
+import torch
+from conftest import Cli
+
+import nanolm
+from nanolm.bench.measure import Report, Result
+from nanolm.cli.bench import show_results
+
+
+def test_a_table_of_results_and_costs(cli: Cli) -> None:
+    shown = cli("bench", "--preset", "nano", "--seconds", "0.1", "--device", "cpu", "--profile")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "of peak: of the measured matrix product rate, on as many threads" in lines
+    begin = next(number for number, line in enumerate(lines) if line.startswith("preset"))
+    first = lines[begin + 1].split()
+    assert first[:2] == ["nano", "training"]
+    assert first[3] == "tokens/s"
+    assert first[4].endswith("%")
+    told = shown.stderr.splitlines()
+    assert told[0] == "nano: training, 16 x 64 tokens a step"
+    assert told[-2:] == ["nano: writing", "nano: profiling one update"]
+    assert all(line.startswith("nano: ") for line in told)
+    begin = next(number for number, line in enumerate(lines) if line.startswith("operator"))
+    costs = [line.split() for line in lines[begin + 1 :]]
+    assert len(costs) == 11
+    assert costs[-1][:2] == ["all", "else"]
+    assert 0 < sum(float(row[3].rstrip("%")) for row in costs[:10]) <= 100
+
+
+def test_an_object_for_programs(cli: Cli) -> None:
+    arguments = ("--preset", "nano", "--seconds", "0.1", "--device", "cpu", "--family", "gpt2")
+    shown = cli("bench", *arguments, "--against", "transformers", "--profile", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert list(found) == ["machine", "results", "profiles"]
+    assert found["machine"]["nanolm"] == nanolm.__version__
+    assert found["machine"]["threads"] == 1
+    assert {tuple(row) for row in found["results"]} == {
+        ("what", "shape", "value", "unit", "of_peak")
+    }
+    assert {row["shape"] for row in found["results"]} == {"nano"}
+    values = {row["what"]: row["value"] for row in found["results"]}
+    ours, theirs = values["training"], values["training, transformers"]
+    assert values["nanolm / transformers"] == pytest.approx(ours / theirs)
+    assert values["step"] == pytest.approx(1000 * 16 * 64 / ours)
+    assert values["sampling"] > 0
+    assert values["memory"] is None
+    for row in found["results"]:
+        if row["what"].startswith("training"):
+            # The weights of nano, the 512 tokens' among them, and its attention.
+            weights = 3 * (12 * 48 * 48 + 13 * 48) + 2 * 48 + 512 * 48
+            flops = 6 * weights + 12 * 3 * 48 * 64
+            of_peak = row["value"] * flops / values["matrix products"]
+            assert row["of_peak"] == pytest.approx(of_peak)
+        else:
+            assert row["of_peak"] is None
+    profile = found["profiles"]["nano"]
+    assert len(profile["costs"]) >= 10
+    assert sum(cost["share"] for cost in profile["costs"]) <= 1
+
+
+def test_mistakes_are_told_together(cli: Cli) -> None:
+    shown = cli("bench", "--preset", "nanno", "--against", "torch", "--seconds", "-1")
+    assert shown.returncode == 2
+    assert "--preset nanno: there is nano, micro, mini" in shown.stderr
+    assert "did you mean nano?" in shown.stderr
+    assert "--against torch: there is transformers" in shown.stderr
+    assert "--seconds -1: must be from" in shown.stderr
+
+
+def test_a_gpu_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = {"device": "cuda", "name": "NVIDIA \x1b[31m" + "Very " * 20, "dtype": "bfloat16"}
+    machine |= {"torch": "2.13.0+cu130", "nanolm": nanolm.__version__}
+    results = [
+        Result("training, transformers", "gpt2-medium", 123_456_789.0, "tokens/s", None),
+        Result("memory, transformers", "gpt2-medium", 141_000_000_000, "bytes"),
+        Result("nanolm / transformers", "gpt2-medium", 12.34, "times"),
+    ]
+    show_results(Report(machine, results))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = [line.split() for line in shown.splitlines()[-3:]]
+    assert rows[0] == ["gpt2-medium", "training,", "transformers", "123,456,789", "tokens/s", "n/a"]
+    assert rows[1] == ["memory,", "transformers", "141,000", "MB"]
+    assert rows[2] == ["nanolm", "/", "transformers", "12.3", "times"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu(cli: Cli) -> None:
+    arguments = ("--preset", "mini", "--seconds", "0.5", "--against", "transformers", "--profile")
+    shown = cli("bench", *arguments, "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    values = {row["what"]: row["value"] for row in found["results"]}
+    assert values["memory"] > 1e6
+    assert values["memory, transformers"] > 1e6
+    assert values["sampling, 64 rows"] > values["sampling"] > 0
+    assert values["training"] > 0
+    shares = [cost["share"] for cost in found["profiles"]["mini"]["costs"]]
+    assert len(shares) >= 10
+    assert 0.1 < sum(shares) <= 1
