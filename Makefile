@@ -7,10 +7,11 @@ READY := $(VENV)/ready
 
 FILE ?=
 DATA ?=
+WHAT ?=
 PROMPT ?=
 RUN ?=
 ARGS ?=
-export FILE DATA PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
+export FILE DATA WHAT PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo course train sample finetune-sentiment resume test test-slow bench lint data wheel clean
@@ -67,11 +68,10 @@ test: setup ## run the tests
 test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
-# hint bench: FILE=text.txt
-bench: setup ## measure against others: tokenizers on FILE, classifiers on DATA=x.tsv; else writing
-	@if [ -n "$$FILE" ]; then $(BIN)/python benchmarks/text.py "$$FILE" $(ARGS); \
-	  elif [ -n "$$DATA" ]; then $(BIN)/python benchmarks/classifying.py "$$DATA" $(ARGS); \
-	  else $(BIN)/python benchmarks/sampling.py $(ARGS); fi
+# hint bench: WHAT=training
+bench: setup ## measure against others: training, sampling, feeding, starting, saving; text FILE=, classifying DATA=
+	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
+	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 
 lint: setup ## check style and types
 	@$(BIN)/ruff check .

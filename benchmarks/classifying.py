@@ -14,10 +14,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from results import save
 
+from nanolm.bench.machine import wait_for
 from nanolm.classification.classifier import TextClassifier, in_parts
 from nanolm.classification.data import Split, numbered, sorted_labels, stratified
 from nanolm.classification.labels import Labels
@@ -28,7 +31,7 @@ from nanolm.model.config import PRESETS, ClassifierConfig, ModelConfig, configur
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
-from nanolm.training.optim import make_optimizer
+from nanolm.training.optim import AdamW
 from nanolm.training.step import Step
 
 Steps = Callable[[int], None]  # so many updates
@@ -65,10 +68,15 @@ def main() -> None:
             seconds = time.perf_counter() - started
             speeds[name].append(BATCH * options.steps / seconds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    for name, values in speeds.items():
-        each = ", ".join(f"{value:,.0f}" for value in values)
-        print(f"fine-tuning, {options.preset}, {name}: {medians[name]:,.0f} texts/s ({each})")
-    print(f"times as fast: {medians['nanolm'] / medians['transformers']:.2f}")
+    rows: list[dict[str, Any]] = [
+        {
+            "what": f"fine-tuning, {options.preset}, {name}",
+            "texts_per_second": round(medians[name]),
+            "rounds": [round(value) for value in values],
+        }
+        for name, values in speeds.items()
+    ]
+    rows[0]["times_transformers"] = round(medians["nanolm"] / medians["transformers"], 2)
 
     config = classifier_config(labels, tokenizer, options.classify, max(lengths))
     classifier = TextClassifier(Classifier(config).eval(), tokenizer).on(device, dtype)
@@ -79,8 +87,14 @@ def main() -> None:
         started = time.perf_counter()
         count = sum(1 for _ in classifier.stream(in_parts(train.texts)))
         rates.append(count / (time.perf_counter() - started))
-    each = ", ".join(f"{value:,.0f}" for value in rates)
-    print(f"classifying, {options.classify}: {statistics.median(rates):,.0f} texts/s ({each})")
+    rows.append(
+        {
+            "what": f"classifying, {options.classify}",
+            "texts_per_second": round(statistics.median(rates)),
+            "rounds": [round(value) for value in rates],
+        }
+    )
+    save("classifying", rows)
 
 
 def classifier_config(
@@ -107,8 +121,7 @@ def nanolm_steps(
     settings = replace(settings, language_loss=0.0, train="all")
     task = Labels(settings, split, tokenizer, model, None, None, lambda *how_far: None)
     task.model.train()
-    optimizer = make_optimizer(task.parameters(), LR, 0.01)
-    step = Step(task.loss, task.parameters(), optimizer, dtype)
+    step = Step(task.loss, AdamW(task.parameters(), 0.01), dtype)
     done = 0
 
     def run(count: int) -> None:
@@ -116,6 +129,7 @@ def nanolm_steps(
         for _ in range(count):
             step(task.batch(done), LR)
             done += 1
+        wait_for(device)
 
     return run
 

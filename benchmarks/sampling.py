@@ -10,15 +10,16 @@ from. They take turns; the numbers are medians, in tokens a second, after one ro
 
 import argparse
 import copy
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from results import save
 from transformers import AutoModelForCausalLM
 
 from nanolm.generation.knobs import Knobs
@@ -117,15 +118,16 @@ def main() -> None:
         if not cuda:
             bandwidths.append(bandwidth(weights, size))
     limit = statistics.median(bandwidths or [0]) / size  # tokens a second, were it nothing else
-    print(json.dumps({"machine": machine(), "threads": torch.get_num_threads()}))
+    lines: list[dict[str, Any]] = [{"threads": torch.get_num_threads()}]
     for (name, rows), found in rates.items():
         middle = statistics.median(found)
         line = {"what": name, "rows": rows, "tokens_per_second": round(middle, 1)}
         if not cuda:
             line["of_bandwidth"] = round(middle / limit, 3)
-        print(json.dumps(line))
+        lines.append(line)
     if not cuda:
-        print(json.dumps({"matrix_vector_gb_per_second": round(limit * size / 1e9, 1)}))
+        lines.append({"matrix_vector_gb_per_second": round(limit * size / 1e9, 1)})
+    save("sampling", lines)
 
 
 @torch.inference_mode()
@@ -139,10 +141,6 @@ def bandwidth(weights: list[torch.Tensor], size: int) -> float:
             F.linear(vector, weight)
         seconds.append(time.perf_counter() - start)
     return size / statistics.median(seconds)
-
-
-def machine() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 if __name__ == "__main__":

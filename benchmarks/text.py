@@ -25,6 +25,7 @@ ENCODED = 16_384  # vocabulary of the encoding contest
 THREADS = 2
 
 Answer = dict[str, Any]
+RESULTS: list[Answer] = []
 
 
 def blocks(file: str, size: int = 1 << 19) -> Iterator[str]:
@@ -189,6 +190,7 @@ def contest(title: str, rounds: int, entries: dict[str, tuple[object, ...]]) -> 
         peer = name.partition("_")[2]
         ratio = f"nanolm/{peer} {ours / value:.2f}"
         print(f"{title:<24}{peer:<12}{value:8.2f} s  ({spread})  {ratio}", flush=True)
+        RESULTS.append({"what": title, "who": peer, "seconds": value, "rounds": times[name]})
     return medians
 
 
@@ -215,6 +217,9 @@ def main() -> None:
             encode_contest(file, Path(name), options.rounds)
         if "memory" in options.contests:
             memory(file, Path(name))
+    from results import save  # here, for it brings torch, and the contestants are to be without
+
+    save("text", RESULTS)
 
 
 def learn_contest(file: Path, folder: Path, rounds: int) -> None:
@@ -231,6 +236,7 @@ def learn_contest(file: Path, folder: Path, rounds: int) -> None:
             for kind in ("nanolm", "tokenizers")
         )
         print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f}: {ours / theirs - 1:+.2%}")
+        RESULTS.append({"what": "bytes per token", "nanolm": ours, "tokenizers": theirs})
 
 
 def encode_contest(file: Path, folder: Path, rounds: int) -> None:
@@ -253,6 +259,7 @@ def memory(file: Path, folder: Path) -> None:
     held_out.write_text(next(blocks(str(file))), encoding="utf-8")
     peaks = [run("prepare", path, held_out)["peak"] for path in (file, tenfold)]
     print(f"{'peak memory':<24}{peaks[0]:.0f} MB, of ten times the text {peaks[1]:.0f} MB")
+    RESULTS.append({"what": "peak memory", "megabytes": peaks[0], "ten_times": peaks[1]})
 
 
 if __name__ == "__main__":
