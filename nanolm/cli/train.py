@@ -74,7 +74,10 @@ TABLE: Table = {
         "tied": ("", "Use the token embedding as the output layer."),
     },
     "Budget (one of them)": {
-        "steps": ("", "Updates; the same steps give the same model, bit for bit."),
+        "steps": (
+            "",
+            "Updates; on as many threads, the same ones give the same model, bit for bit.",
+        ),
         "minutes": ("", "Time to train for.  [default: 3, for all but tiny texts]"),
         "epochs": ("", "Passes over the text."),
     },

@@ -266,7 +266,7 @@ class Attention(nn.Module):
         if past:  # (batch, kv_heads, past + time, head_dim)
             k, v = past.cache.extend(self.layer, k, v, past.here)
             visible = past.visible
-        if weights is None and self.written and self.training:
+        if self.written and self.training and past is None and weights is None:
             y = short_attention(q, k, v)
         elif weights is None:
             y = fused_attention(q, k, v, visible)

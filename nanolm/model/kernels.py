@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nanolm.model.cache import Cache
+from nanolm.model.fused import halves
 from nanolm.model.gpt import GPT, Attention, Block
 
 NO_NORM, RMS, LAYER = 0, 1, 2
@@ -99,14 +100,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if ADD:
             y += tl.load(out + row * outputs + o, mask=real, other=0.0)
         tl.store(out + row * outputs + o, y, mask=real)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def halves(x, place, real, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The two halves of a head's vector."""
-    left = tl.load(x + place, mask=real, other=0.0)
-    right = tl.load(x + HALF + place, mask=real, other=0.0)
-    return left.to(tl.float32), right.to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

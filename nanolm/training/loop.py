@@ -108,7 +108,8 @@ class Task(ABC):
         """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
 
     def compile(self, wanted: bool) -> None:
-        """Let the model be compiled when it is next used, or not any more."""
+        """Let the model be compiled when it is next used, or not any more; asked only of tasks
+        that say how long it takes."""
         raise NotImplementedError
 
     def save_memory(self) -> bool:
