@@ -25,6 +25,7 @@ from nanolm.bench.peers import Transformers
 from nanolm.bench.turns import OnThreads, Runner, fastest, medians
 from nanolm.machine import available_threads
 from nanolm.model.config import GPTConfig, configure
+from nanolm.model.device import has_float8
 from nanolm.training.trial import Trial
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -46,7 +47,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in asked.shape or (["gpt2", "small"] if device == "cuda" else ["cpu"]):
         rows += compare(name, device, asked.seconds)
-    save("training", rows)
+        save("training", rows)
 
 
 def compare(name: str, device: str, seconds: float) -> list[dict[str, Any]]:
@@ -57,6 +58,9 @@ def compare(name: str, device: str, seconds: float) -> list[dict[str, Any]]:
     assert isinstance(classic, GPTConfig)
     configs = {"nanolm": classic, "nanolm, modern": configure("modern", **shape)}
     trials = {what: Trial(config, rows, device) for what, config in configs.items()}
+    if name == "gpt2" and has_float8():
+        trials["nanolm, float8"] = Trial(classic, rows, device, "float8")
+        trials["nanolm, modern, float8"] = Trial(configs["nanolm, modern"], rows, device, "float8")
     if device == "cpu":
         trials["nanolm, float32"] = Trial(classic, rows, device, "float32")
         modern = configs["nanolm, modern"]

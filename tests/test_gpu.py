@@ -173,7 +173,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
         def loss(
             ids: torch.Tensor, lengths: torch.Tensor, truth: torch.Tensor, spoil: torch.Tensor
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            return F.cross_entropy(model(ids, lengths), truth) * spoil, {}
+            return F.cross_entropy(model(ids, lengths), truth) * spoil.mean(), {}
 
         update = step.Step(loss, AdamW(parameters, 0.1), "float32")
         losses = []
@@ -182,7 +182,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
             width = (8, 16, 24)[number % 3]
             ids = torch.randint(300, (4, width))
             lengths, truth = torch.randint(1, width + 1, (4,)), torch.randint(2, (4,))
-            spoil = torch.tensor(math.nan if number in (2, 20) else 1.0)
+            spoil = torch.tensor([math.nan if number in (2, 20) else 1.0] * 4)
             before = {name: value.detach().clone() for name, value in parameters.items()}
             norm, found = update((ids, lengths, truth, spoil), 1e-3 * (1 - number / 30)).tolist()
             if number in (2, 20):  # once before and once after it is captured

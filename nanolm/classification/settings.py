@@ -53,6 +53,8 @@ class FinetuneSettings(Settings):
             value = getattr(self, name)
             if value is not None and value not in known:
                 problems.append(f"{option(name)} {value}: there is {', '.join(known)}")
+        if self.dtype == "float8":
+            problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.train is not None and not TRAINED.fullmatch(self.train):
             problems.append(
                 f"--train {self.train}: there is head, all, lora, and last-N for the last N layers "

@@ -26,7 +26,12 @@ def choose_device(asked: str) -> tuple[str, str]:
 
 
 def choose_dtype(asked: str, device: str) -> tuple[str, str]:
-    """The numbers of large products and why."""
+    """The numbers of large products and why; those that cannot be had are a UsageError."""
+    if asked == "float8" and not (device == "cuda" and has_float8()):
+        raise UsageError(
+            "--dtype float8: needs a GPU of compute capability 8.9 or more, and Triton; "
+            "try --dtype bfloat16"
+        )
     if asked != "auto":
         return asked, "as asked"
     if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
@@ -34,6 +39,15 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
     if device == "cuda" and torch.cuda.get_device_capability() >= (7, 0):
         return "float16", "this GPU is fast with it, and has no bfloat16"
     return "float32", f"the safe choice on {device}"
+
+
+def has_float8() -> bool:
+    """Whether the GPU multiplies such numbers, and there are kernels for it."""
+    try:
+        from nanolm.model import float8
+    except ImportError:  # no Triton
+        return False
+    return float8.available()
 
 
 def use_fitting_threads(model: nn.Module) -> None:

@@ -126,6 +126,8 @@ class GPT(Model):
         """Train through those of `fused.py`, as far as they can do what this model does."""
         if self.config.norm_place == "pre":
             self.kernels = kernels
+        if hasattr(kernels, "Scores"):
+            self.head.scores = kernels.Scores
         for module in self.modules():
             if isinstance(module, Attention | FeedForward):
                 module.kernels = kernels
@@ -279,8 +281,7 @@ class Attention(nn.Module):
 
     def learning(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         """`forward` by the kernels for training."""
-        batch, time, _ = x.shape
-        qkv = self.kernels.linear(self.qkv, x).view(batch, time, sum(self.parts), self.head_dim)
+        qkv = self.kernels.linear(self.qkv, x)
         if rotation and self.turnable:
             norms: tuple[Any, ...] = (None, None, 0.0)
             if self.qk_norm:
@@ -290,7 +291,7 @@ class Attention(nn.Module):
                 qkv, *gains, *rotation, self.heads, self.kv_heads, epsilon
             )  # (batch, time, heads or kv_heads, head_dim)
         else:
-            q, k, v = qkv.split(self.parts, dim=2)
+            q, k, v = self.kernels.split(qkv, self.heads, self.kv_heads)
             if self.qk_norm:
                 q, k = self.query_norm(q), self.key_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
@@ -406,17 +407,13 @@ class RMSNorm(nn.RMSNorm):
 def add_and_norm(
     kernels: Any, norm: nn.Module, x: Tensor, y: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its norm, in one kernel."""
+    """x + y, or x, and its norm, in one kernel."""
     if isinstance(norm, nn.LayerNorm):
-        rest: tuple[Any, ...] = (norm.weight, norm.bias, norm.eps)
-        alone, both = kernels.layer_norm, kernels.add_layer_norm
+        rest: tuple[Any, ...] = (norm.weight, norm.bias, norm.eps, True)
     else:
         assert isinstance(norm, RMSNorm)
-        rest = (norm.weight, norm.eps)
-        alone, both = kernels.rms_norm, kernels.add_rms_norm
-    if y is None:
-        return x, alone(x, *rest)
-    found: tuple[Tensor, Tensor] = both(x, y, *rest)
+        rest = (norm.weight, None, norm.eps, False)
+    found: tuple[Tensor, Tensor] = kernels.add_norm(x, y, *rest)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
-from nanolm.model.device import choose_device
+from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import copied, load_model, save_model
 from nanolm.runs.folder import append
@@ -68,7 +68,8 @@ def train(
     """Train on `settings.corpus`, or go on with an unfinished run of the same settings."""
     settings.check()
     settings = with_absolute_paths(settings)
-    choose_device(settings.device)  # one that is not there is better told at once
+    # What is not there is better told at once.
+    choose_dtype(settings.dtype, choose_device(settings.device)[0])
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
     base = find_base(settings, notify)
     text = prepare_text(settings, base, notify)
@@ -116,7 +117,7 @@ class NextToken(Task):
         batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
         self.source = source(batches, settings.device)
         self.network = self.model = job.model.to(settings.device)
-        with_kernels(self.network)
+        with_kernels(self.network, settings.dtype)
         use_attention(self.network, settings)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         missing: str | None = "recurrent layers gain nothing from it"
@@ -148,7 +149,7 @@ class NextToken(Task):
         if wanted:
             compile_model(self.network, self.settings.device)
         else:
-            with_kernels(self.network)
+            with_kernels(self.network, self.settings.dtype)
 
     def save_memory(self) -> bool:
         if not isinstance(self.network, GPT) or self.network.recompute:
@@ -190,14 +191,14 @@ class NextToken(Task):
         self.network.load_state_dict(load_model(folder).state_dict())
 
 
-def with_kernels(model: Model) -> None:
+def with_kernels(model: Model, dtype: str) -> None:
     """Let a model on a GPU be trained through kernels made for it."""
     if isinstance(model, GPT) and model.device.type == "cuda":
         with suppress(ImportError):  # no Triton
-            from nanolm.model import fused
+            from nanolm.model import float8, fused
 
             if fused.available():
-                model.use_kernels(fused)
+                model.use_kernels(float8 if dtype == "float8" else fused)
 
 
 def compile_model(model: Model, device: str) -> None:

@@ -9,6 +9,7 @@ gradients stay: with cross-entropy they are known as soon as the scores are.
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,76 +18,104 @@ from torch import Tensor, nn
 
 from nanolm.model.size import SCORES
 
-Turn = Callable[[Tensor, Tensor, float, int], Tensor]
-
+WIDE = 1_024  # scores of a token; with fewer of them, no other products pay
 LARGE = 1 << 25  # scores; fewer of them are kept, which is simpler and as fast
 
 
 def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     """The mean over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
-    kernel = cross_entropy_kernel(x)
-    if not torch.is_grad_enabled() or (len(x) * head.out_features < LARGE and not kernel):
+    kernels = kernels_for(x)
+    if not torch.is_grad_enabled() or (len(x) * head.out_features < LARGE and not kernels):
         return F.cross_entropy(head(x), targets)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    turn = kernel or turn_into_gradient
-    loss: Tensor = InPieces.apply(x, head.weight, targets, turn)  # type: ignore[no-untyped-call]
+    turn = kernels.cross_entropy_ if kernels else turn_into_gradient
+    scores: Callable[[Tensor, Tensor], Any] = partial(Scores, turn=turn)
+    if head.out_features >= WIDE:
+        scores = getattr(head, "scores", scores)
+    loss: Tensor = InPieces.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
     return loss
+
+
+class Scores:
+    """The products around the scores of a last layer, x @ weight.T."""
+
+    def __init__(self, x: Tensor, weight: Tensor, turn: Callable[..., Tensor]) -> None:
+        self.x, self.weight, self.turn = x, weight.to(x.dtype), turn
+        if x.is_cuda and len(weight) % 8:  # a GPU is slow with others
+            self.weight = F.pad(self.weight, (0, 0, 0, -len(weight) % 8))
+
+    def of(self, part: slice) -> Tensor:
+        """Of some rows of x: (rows, vocabulary), or a little more."""
+        return self.x[part] @ self.weight.T
+
+    def back(self, scores: Tensor, out: Tensor) -> None:
+        """From the gradients of scores to those of the rows."""
+        torch.mm(scores, self.weight, out=out)
 
 
 class InPieces(torch.autograd.Function):
     """Cross-entropy of x @ weight.T: the gradients are computed on the way forward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, turn: Turn) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scores: Callable[[Tensor, Tensor], Any],
+    ) -> Tensor:
         count, columns = len(x), len(weight)
-        low = weight.to(x.dtype)
-        if x.is_cuda and columns % 8:  # a GPU is slow with others
-            low = F.pad(low, (0, 0, 0, -columns % 8))
+        products = scores(x, weight)
         size = -(-count // -(-count * columns // SCORES))
-        loss = torch.zeros((), device=x.device)
+        losses = []
         to_x = torch.empty_like(x)
         to_weight: Tensor | None = None
         for first in range(0, count, size):
             part = slice(first, first + size)
-            logits = x[part] @ low.T  # (positions, vocabulary)
-            loss += turn(logits, targets[part], 1.0, columns).sum()
-            torch.mm(logits, low, out=to_x[part])
+            logits = products.of(part)  # (positions, vocabulary)
+            losses.append(products.turn(logits, targets[part], columns).sum())
+            products.back(logits, to_x[part])
             to_weight = plus_product(to_weight, logits.T, x[part], weight.dtype)
             del logits  # or there would be two of them
         assert to_weight is not None
         ctx.save_for_backward(to_x, to_weight[:columns])
         ctx.count = count
-        return loss / count
+        return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()) / count
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         share = gradient / ctx.count  # only now: in float16 it would have vanished before
-        torch._foreach_mul_([to_x, to_weight], share)
-        return to_x, to_weight, None, None
+        return multiply_(to_x, share), to_weight.mul_(share), None, None
 
 
-def cross_entropy_kernel(x: Tensor) -> Turn | None:
-    """`turn_into_gradient` in one kernel, where there is one."""
+def kernels_for(x: Tensor) -> Any:
+    """Those for training on a GPU, if they can be had."""
     if x.is_cuda:
         with contextlib.suppress(ImportError):  # no Triton
             from nanolm.model import fused
 
-            return fused.cross_entropy_ if fused.available() else None
+            return fused if fused.available() else None
     return None
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, scale: float, columns: int) -> Tensor:
-    """The loss of each row; `logits` become the gradient of their sum, times `scale`."""
+def multiply_(x: Tensor, factor: Tensor) -> Tensor:
+    kernels = kernels_for(x)
+    product: Tensor = kernels.multiply_(x, factor) if kernels else x.mul_(factor)
+    return product
+
+
+def turn_into_gradient(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
+    """The loss of each row; `logits` become the gradient of their sum."""
     rows = max(1, (1 << 24) // columns)
     losses = []
     for some, right in zip(logits.split(rows), targets[:, None].split(rows), strict=True):
         logs = some[:, :columns].float().log_softmax(dim=1)  # (rows, vocabulary)
         losses.append(-logs.gather(1, right)[:, 0])
         minus = torch.full_like(right, -1, dtype=logs.dtype)
-        some[:, :columns] = logs.exp_().scatter_add_(1, right, minus).mul_(scale)
+        some[:, :columns] = logs.exp_().scatter_add_(1, right, minus)
     return torch.cat(losses)
 
 

@@ -48,6 +48,8 @@ class AdamW:
         self.moments: dict[nn.Parameter, list[Tensor]] = {}
         self.steps: dict[nn.Parameter, Tensor] = {}
         self.shares: list[list[Group]] = []
+        self.rates: dict[float, Tensor] = {}  # by scale
+        on_gpu = next(iter(parameters.values())).is_cuda
         for share in shared(parameters, shares):
             groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
             for name, parameter in share.items():
@@ -58,11 +60,15 @@ class AdamW:
                         members,
                         weight_decay if matrix else 0.0,
                         times,
-                        torch.zeros((), device="cuda") if members[0].is_cuda else None,
+                        self.rate(times) if on_gpu else None,
                     )
                     for (matrix, times), members in groups.items()
                 ]
             )
+
+    def rate(self, scale: float) -> Tensor:
+        """Where those of a scale find what it makes of the learning rate."""
+        return self.rates.setdefault(scale, torch.zeros((), device="cuda"))
 
     def prepare(self) -> None:
         """Make room for all that is remembered, twice as much as the parameters take."""
@@ -73,10 +79,8 @@ class AdamW:
 
     def set_rate(self, lr: float) -> None:
         """For what is captured: the rest is told with every step."""
-        for share in self.shares:
-            for group in share:
-                if group.lr is not None:
-                    group.lr.fill_(lr * group.scale)
+        for scale, rate in self.rates.items():
+            rate.fill_(lr * scale)
 
     @torch.no_grad()
     def step(

@@ -23,6 +23,7 @@ from nanolm.text.documents import Reading
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
 KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
 DEFAULT_FAMILY = "modern"
 
@@ -34,7 +35,7 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "norm_place": get_args(NormPlace),
     "feed_forward": get_args(FeedForwardKind),
     "device": DEVICES,
-    "dtype": DTYPES,
+    "dtype": OWN_DTYPES,
     "attention": KERNELS,
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
@@ -209,6 +210,8 @@ class TrainSettings(Settings):
                 f"--workers {self.workers} cannot be with --dropout {self.dropout}, whose numbers "
                 "come one after the other; try --workers 1"
             )
+        if self.compile and self.dtype == "float8":
+            problems.append("--compile and --dtype float8 cannot be together: leave out one")
         return problems + self.reading().problems() + self._clashes()
 
     def _clashes(self) -> list[str]:

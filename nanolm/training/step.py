@@ -23,7 +23,7 @@ from nanolm.training.optim import AdamW
 MAX_GRADIENT_NORM = 1.0
 CAPTURED = 16_384  # tokens in a batch; with more of them, launching is not what takes the time
 WARM_UP = 2  # updates with a shape before it is captured: kernels are chosen in the first ones
-LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.bfloat16}
 DOUBLED_AFTER = 2_000  # updates without an overflow
 
 T = TypeVar("T")
@@ -105,13 +105,14 @@ class Step:
         """Forward, backward, update; on a GPU nothing of it waits for the device."""
         numbers = self.gradients(batch)
         self.optimizer.prepare()  # by one thread, for all
-        norm = torch.stack(self.each(self.norm)).norm().float()
-        divisor = torch.ones_like(norm)
+        norms = self.each(self.norm)
+        norm = (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).float()
         if self.scale:
-            divisor = self.scale.factor
-            norm = norm / divisor
-        divisor = divisor * (norm / MAX_GRADIENT_NORM).clamp(min=1)
-        overflow = 1 - norm.isfinite().float()
+            norm = norm / self.scale.factor
+        divisor = (norm / MAX_GRADIENT_NORM).clamp(min=1)
+        if self.scale:
+            divisor = divisor * self.scale.factor
+        overflow = (0 * norm).nan_to_num(nan=1)  # 0 times what is not finite is not a number
         self.each(lambda share: self.optimizer.step(self.lr, divisor, overflow, share))
         if self.scale:
             self.scale.adapt(overflow)
@@ -141,6 +142,8 @@ class Step:
             (tuple(part[first : first + size] for part in batch), min(size, rows - first) / rows)
             for first in range(0, rows, size)
         ]
+        if len(parts) == 1:
+            return self.learn(*parts[0])
         if self.workers == 1:
             return torch.stack([self.learn(*part) for part in parts]).sum(dim=0)
         found = list(self.pool.map(lambda part: self.learned(*part), parts))

@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice
+from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
@@ -43,6 +44,8 @@ KERNELS = {
 
 def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings, list[Choice]]:
     """`settings` with what was left open chosen by measuring `model` on the device."""
+    if settings.dtype == "float8":
+        refuse_float8(model)
     choices: list[Choice] = []
 
     def choose(name: str, value: object, reason: str) -> None:
@@ -69,6 +72,15 @@ def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings
         choose("dtype", dtype, reason)
         settings = replace(settings, attention=attention)
     return settings, choices
+
+
+def refuse_float8(model: Model) -> None:
+    """Products in it are part of kernels that not all models can go through."""
+    if not isinstance(model.config, GPTConfig) or model.config.norm_place != "pre":
+        raise UsageError(
+            "--dtype float8: only for Transformers with norms before their layers; "
+            "try --dtype bfloat16"
+        )
 
 
 def known(dtype: str) -> str:
@@ -173,22 +185,25 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
     later = some(config.heads).detach()  # laid out as it comes in training: it makes a difference
     shared = config.heads != config.kv_heads
 
-    def both() -> None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
-        torch.autograd.grad(y, (q, k, v), later)
-
-    def some_times() -> None:
-        for _ in range(5):
-            both()
+    def some_times(name: str) -> float:
         torch.cuda.synchronize()
+        start = time.perf_counter()
+        with sdpa_kernel(KERNELS[name]):
+            for _ in range(5):
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+                torch.autograd.grad(y, (q, k, v), later)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / 5
 
-    times: dict[str, float] = {}
-    for name, kernel in KERNELS.items():
-        if name == "math" and times:
+    able: list[str] = []
+    for name in KERNELS:
+        if name == "math" and able:
             continue  # it holds all weights in memory: only where nothing else works
-        with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):
-            times[name] = seconds(some_times) / 5
-    return times or {"math": 0.0}
+        with contextlib.suppress(RuntimeError):
+            some_times(name)
+            able.append(name)
+    rounds = [[some_times(name) for name in able] for _ in range(TRIES)]  # in turn
+    return dict(zip(able, map(min, zip(*rounds, strict=True)), strict=True)) or {"math": 0.0}
 
 
 @contextlib.contextmanager
@@ -233,17 +248,6 @@ def missing_compiler(device: str) -> str | None:
     if device != "cpu":
         return f"untried on {device}"
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler"
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """The median of a few tries, after one that does not count."""
-    work()
-    taken = []
-    for _ in range(TRIES):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 def in_words(times: dict[str, float], unit: str) -> str:

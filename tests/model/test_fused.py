@@ -52,7 +52,7 @@ def alike(
         found, wanted = (found,), (wanted,)
     dtype = inputs[0].dtype
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == dtype and a.is_contiguous()
+        assert a.dtype == dtype
         close(a, b, dtype, part)
     # Gradients that are not contiguous, as those of attention may be.
     grads = [torch.randn_like(a.mT).mT for a in found]
@@ -82,7 +82,8 @@ def test_turned(heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: tor
         return fused.turned(qkv, query, key, cosines, sines, heads, kv_heads, EPSILON)
 
     def plain(qkv: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
+        parts = [heads, kv_heads, kv_heads]
+        q, k, v = qkv.unflatten(2, (sum(parts), head_dim)).split(parts, dim=2)
         if weights:
             q = F.rms_norm(q, (head_dim,), weights[0], EPSILON)
             k = F.rms_norm(k, (head_dim,), weights[1], EPSILON)
@@ -91,11 +92,12 @@ def test_turned(heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: tor
         return q, k, v
 
     weights = [some(head_dim), some(head_dim)] if norm else []
-    alike(ours, plain, [some(batch, time, heads + 2 * kv_heads, head_dim, dtype=dtype), *weights])
+    qkv = some(batch, time, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    alike(ours, plain, [qkv, *weights])
 
 
 def test_tables_that_are_views() -> None:
-    qkv = some(1, 5, 4, 8)
+    qkv = some(1, 5, 4 * 8)
     cosines, sines = rotation_table(5, gpt_config(heads=2, kv_heads=1, dim=16))
     both = torch.stack([cosines, sines], dim=1).to(DEVICE)  # (time, 2, head_dim)
     views = fused.turned(qkv, None, None, both[:, 0], both[:, 1], 2, 1, EPSILON)
@@ -121,13 +123,8 @@ def test_norms(
 
     def ours(*inputs: Tensor) -> Any:
         xs, weight, bias = split(inputs)
-        if kind == "rms" and add:
-            return fused.add_rms_norm(xs[0], xs[1], weight, EPSILON)
-        if kind == "rms":
-            return fused.rms_norm(xs[0], weight, EPSILON)
-        if add:
-            return fused.add_layer_norm(xs[0], xs[1], weight, bias, EPSILON)
-        return fused.layer_norm(xs[0], weight, bias, EPSILON)
+        y = xs[1] if add else None
+        return fused.add_norm(xs[0], y, weight, bias, EPSILON, kind != "rms")
 
     def plain(*inputs: Tensor) -> Any:
         xs, weight, bias = split(inputs)
@@ -136,7 +133,7 @@ def test_norms(
             y = F.rms_norm(x, (dim,), weight, EPSILON)
         else:
             y = F.layer_norm(x, (dim,), weight, bias, EPSILON)
-        return (x, y) if add else y
+        return x, y
 
     xs = [some(rows, 1, dim, dtype=dtype) for _ in range(1 + add)]
     alike(ours, plain, [*xs, some(dim), *bias])
@@ -144,7 +141,7 @@ def test_norms(
 
 def test_a_sum_or_a_norm_that_nobody_needs() -> None:
     x, y, weight = some(3, 48), some(3, 48), some(48)
-    total, out = fused.add_rms_norm(x, y, weight, EPSILON)
+    total, out = fused.add_norm(x, y, weight, None, EPSILON, False)
     dx, dy = torch.autograd.grad(out.square().sum(), [x, y], retain_graph=True)
     norm = RMSNorm(48, eps=EPSILON, device=DEVICE)
     norm.weight.data = weight.detach()
@@ -165,8 +162,8 @@ def test_cross_entropy(rows: int, columns: int, dtype: torch.dtype) -> None:
     targets[-1] = columns - 1
     plain = logits.float().requires_grad_()
     wanted = F.cross_entropy(plain, targets, reduction="none")
-    (0.5 * wanted.sum()).backward()
-    losses = fused.cross_entropy_(logits, targets, 0.5)
+    wanted.sum().backward()
+    losses = fused.cross_entropy_(logits, targets)
     torch.testing.assert_close(losses, wanted.detach(), rtol=1e-5, atol=1e-5)
     assert plain.grad is not None
     close(logits, plain.grad, dtype)
@@ -222,4 +219,4 @@ def test_whole_models(config: GPTConfig, low: bool) -> None:
         assert set(found) == set(exact)
         for name, wanted in exact.items():
             rounding = 4 * (plain[name] - wanted).norm() + (0.05 if low else 1e-4) * wanted.norm()
-            assert (found[name] - wanted).norm() <= rounding + 1e-5, name
+            assert (found[name] - wanted).norm() <= rounding + 3e-5, name

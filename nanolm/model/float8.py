@@ -1,0 +1,211 @@
+"""Large products in float8, which some GPUs (compute capability 8.9 and up) do at twice the speed.
+
+    >>> model.use_kernels(float8)  # instead of `fused`
+
+Numbers have four bits for their size and three behind the point, so every row of what is multiplied
+is scaled to their range, and so is every matrix of weights. What goes forward and the gradients of
+what went in are such products; the gradients of weights are summed from bfloat16, for they add up
+over all tokens. Rounding happens in the kernels of `fused.py`, where the numbers are at hand; what
+comes from elsewhere is rounded here. Layers whose sides cannot be divided by 16 stay in bfloat16.
+"""
+# ruff: noqa: N803
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from nanolm.model import fused
+from nanolm.model.fused import embedding, in_float8, padded, row_scale, turned, width
+
+__all__ = [
+    "Scores",
+    "add_norm",
+    "available",
+    "embedding",
+    "gelu_tanh",
+    "linear",
+    "refresh",
+    "split",
+    "swiglu",
+    "turned",
+]
+
+add_norm = partial(fused.add_norm, rounding=True)
+gelu_tanh = partial(fused.gelu_tanh, rounding=True)
+split = partial(fused.split, rounding=True)
+swiglu = partial(fused.swiglu, rounding=True)
+
+TILE = 64
+STEEP = 2.0**15  # gradients of scores are between -1 and 1; float8_e5m2 reaches 57,344
+
+
+def available() -> bool:
+    return fused.available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+@dataclass(frozen=True)
+class Eighth:
+    """A matrix of weights in float8, (outputs, inputs), and on its side, with one scale."""
+
+    weight: Tensor
+    sideways: Tensor
+    scale: Tensor
+    scales: Tensor  # the same for every row
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def weight_kernel(  # type: ignore[no-untyped-def]
+    weight, largest, low, sideways, scale, scales, rows, columns, TILE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)[:, None]
+    column = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (row < rows) & (column < columns)
+    part = tl.load(weight + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    size = row_scale(tl.load(largest))
+    tl.store(low + row * columns + column, in_float8(part, size), mask=inside)
+    # Read again: Triton stores bytes in the wrong places when a block of them is turned.
+    turned = tl.load(weight + row.T * columns + column.T, mask=inside.T, other=0.0).to(tl.float32)
+    tl.store(sideways + column.T * rows + row.T, in_float8(turned, size), mask=inside.T)
+    one = tl.zeros((TILE, 1), tl.float32) + size
+    if tl.program_id(1) == 0:
+        tl.store(scales + row, one, mask=row < rows)
+    if tl.program_id(0) == 0:
+        other = tl.zeros((1, TILE), tl.float32) + size
+        tl.store(scales + column, other, mask=column < columns)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(scale, size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_kernel(x, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    part = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    scale = row_scale(tl.max(tl.abs(part), 0))
+    tl.store(scales + row, scale)
+    tl.store(low + row * WIDTH + i, in_float8(part, scale), mask=i < WIDTH)
+
+
+@torch.no_grad()
+def rounded_weights(weights: list[Tensor], kept: list[Eighth | None]) -> list[Eighth]:
+    """As they are now, in the place of those that were `kept` from before."""
+    found = []
+    for weight, largest, place in zip(
+        weights, torch._foreach_norm(weights, torch.inf), kept, strict=True
+    ):
+        rows, columns = weight.shape
+        if place is None:
+            low = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+            scales = weight.new_empty(max(rows, columns), dtype=torch.float32)
+            place = Eighth(low, low.new_empty(columns, rows), scales.new_empty(()), scales)
+        grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
+        results = (place.weight, place.sideways, place.scale, place.scales)
+        weight_kernel[grid](weight, largest, *results, rows, columns, TILE=TILE)
+        found.append(place)
+    return found
+
+
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as (rows, width) in float8 and (rows, 1) scales: from the kernel that made it, or now."""
+    low, scales = x.__dict__.pop("rounded", (None, None))
+    if low is None:
+        x = x.contiguous()
+        low, scales = fused.room_for_rounded(x, True)
+        wide = x.shape[-1]
+        rows_kernel[(x.numel() // wide,)](
+            x, low, scales, WIDTH=wide, BLOCK=width(wide), num_warps=fused.for_row(width(wide))
+        )
+    return low.flatten(0, -2), scales.view(-1, 1)
+
+
+def product(
+    x: Tensor, weight: Tensor, *scales: Tensor, exact: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """x @ weight.T: with one scale each, or with one for each of their rows.
+
+    Not `exact`, it is added up in fewer bits than float32 has: enough on the way forward, while on
+    the way back it makes what is learned 1.3 % worse.
+    """
+    kind = {"out_dtype": torch.bfloat16, "use_fast_accum": not exact}
+    y: Tensor = torch._scaled_mm(x, weight.T, *scales, **kind, out=out)  # type: ignore
+    return y
+
+
+class Product(torch.autograd.Function):
+    """x @ weight.T + bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Eighth) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.low, ctx.bias = low, bias is not None
+        rows, scales = rounded_rows(x)
+        y = product(rows, low.weight, scales, low.scales[None, : len(weight)])
+        if bias is not None:
+            y += bias.to(y.dtype)
+        return y.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        rows, scales = rounded_rows(grad)
+        columns = ctx.low.scales[None, : x.shape[-1]]
+        dx = product(rows, ctx.low.sideways, scales, columns, exact=True)
+        return dx.view_as(x), *fused.weight_gradients(x, grad, ctx.bias), None
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """What `layer` makes of x."""
+    low = getattr(layer, "eighth", None)
+    if low is None or x.dtype != torch.bfloat16:
+        return fused.linear(layer, x)
+    y: Tensor = Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-untyped-call]
+    return y
+
+
+def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
+    """Round their weights as they are now."""
+    able = [layer for layer in layers if not any(side % 16 for side in layer.weight.shape)]
+    if len(able) < len(layers):
+        fused.refresh([layer for layer in layers if layer not in able], dtype)
+    kept = [getattr(layer, "eighth", None) for layer in able]
+    found = rounded_weights([layer.weight for layer in able], kept)
+    for layer, low in zip(able, found, strict=True):
+        layer.eighth = low  # type: ignore[assignment]
+
+
+class Scores:
+    """The products around the scores of a last layer, x @ weight.T."""
+
+    def __init__(self, x: Tensor, weight: Tensor) -> None:
+        self.x, self.weight = rounded_weights([x, padded(weight, 16)], [None, None])
+        self.gradients: Tensor | None = None  # of some scores, in float8
+
+    def of(self, part: slice) -> Tensor:
+        """Of some rows of x: (rows, vocabulary), or a little more."""
+        return product(self.x.weight[part], self.weight.weight, self.x.scale, self.weight.scale)
+
+    def turn(self, scores: Tensor, targets: Tensor, columns: int) -> Tensor:
+        """The losses; the scores become their gradients."""
+        if self.gradients is None:
+            new = torch.empty_like if scores.shape[1] == columns else torch.zeros_like
+            self.gradients = new(scores, dtype=torch.float8_e5m2)
+        return fused.cross_entropy_(scores, targets, columns, self.gradients, STEEP)
+
+    def back(self, scores: Tensor, out: Tensor) -> None:
+        """From the gradients of scores to those of the rows."""
+        assert self.gradients is not None
+        low, scale = self.gradients[: len(scores)], self.weight.scale
+        product(
+            low,
+            self.weight.sideways,
+            torch.full_like(scale, 1 / STEEP),
+            scale,
+            exact=EXACT,
+            out=out,
+        )
