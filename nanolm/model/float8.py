@@ -49,7 +49,7 @@ def available() -> bool:
 
 
 @dataclass(frozen=True)
-class Eighth:
+class Rounded:
     """A matrix of weights in float8, (outputs, inputs), and on its side, with one scale."""
 
     weight: Tensor
@@ -93,7 +93,7 @@ def rows_kernel(x, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # ty
 
 
 @torch.no_grad()
-def rounded_weights(weights: list[Tensor], kept: list[Eighth | None]) -> list[Eighth]:
+def rounded_weights(weights: list[Tensor], kept: list[Rounded | None]) -> list[Rounded]:
     """As they are now, in the place of those that were `kept` from before."""
     found = []
     for weight, largest, place in zip(
@@ -103,7 +103,7 @@ def rounded_weights(weights: list[Tensor], kept: list[Eighth | None]) -> list[Ei
         if place is None:
             low = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
             scales = weight.new_empty(max(rows, columns), dtype=torch.float32)
-            place = Eighth(low, low.new_empty(columns, rows), scales.new_empty(()), scales)
+            place = Rounded(low, low.new_empty(columns, rows), scales.new_empty(()), scales)
         grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
         results = (place.weight, place.sideways, place.scale, place.scales)
         weight_kernel[grid](weight, largest, *results, rows, columns, TILE=TILE)
@@ -141,7 +141,7 @@ class Product(torch.autograd.Function):
     """x @ weight.T + bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Eighth) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Rounded) -> Tensor:
         ctx.save_for_backward(x)
         ctx.low, ctx.bias = low, bias is not None
         rows, scales = rounded_rows(x)
@@ -161,7 +161,7 @@ class Product(torch.autograd.Function):
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """What `layer` makes of x."""
-    low = getattr(layer, "eighth", None)
+    low = getattr(layer, "rounded", None)
     if low is None or x.dtype != torch.bfloat16:
         return fused.linear(layer, x)
     y: Tensor = Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-untyped-call]
@@ -173,10 +173,10 @@ def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
     able = [layer for layer in layers if not any(side % 16 for side in layer.weight.shape)]
     if len(able) < len(layers):
         fused.refresh([layer for layer in layers if layer not in able], dtype)
-    kept = [getattr(layer, "eighth", None) for layer in able]
+    kept = [getattr(layer, "rounded", None) for layer in able]
     found = rounded_weights([layer.weight for layer in able], kept)
     for layer, low in zip(able, found, strict=True):
-        layer.eighth = low  # type: ignore[assignment]
+        layer.rounded = low  # type: ignore[assignment]
 
 
 class Scores:
@@ -206,6 +206,6 @@ class Scores:
             self.weight.sideways,
             torch.full_like(scale, 1 / STEEP),
             scale,
-            exact=EXACT,
+            exact=True,
             out=out,
         )

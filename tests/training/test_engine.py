@@ -9,17 +9,31 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY_MODEL
+from models import gpt_config
 
 import nanolm
 from nanolm import files
 from nanolm.errors import DiskFull, OutOfMemory, UsageError
 from nanolm.model import huggingface
+from nanolm.model.build import build_model
+from nanolm.model.config import configure
 from nanolm.runs import checkpoint
 from nanolm.training import language, loop, tuning
 from nanolm.training.events import Progressed
+from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [gpt_config(norm_place="post"), configure("lstm", vocab_size=40, layers=1, dim=16, context=8)],
+)
+def test_float8_is_refused_by_models_without_kernels_for_it(config: Any) -> None:
+    settings = TrainSettings((), dtype="float8", context=8, batch=2, device="cuda")
+    with pytest.raises(UsageError, match="--dtype float8: only for Transformers with norms before"):
+        tuning.fit_to_machine(settings, build_model(config))
 
 
 def weights(run: Path) -> str:

@@ -6,7 +6,7 @@ import torch
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.config import configure
-from nanolm.model.device import choose_device
+from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.tokenizer import ByteLevel, Characters
 from nanolm.training.planner import choose_settings, model_config
 from nanolm.training.settings import TrainSettings
@@ -77,6 +77,8 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="there is auto"):
         choose_device("tpu")
     assert choose_device("cpu")[0] == "cpu"
+    with pytest.raises(UsageError, match="--dtype float8: needs a GPU"):
+        choose_dtype("float8", "cpu")
 
 
 def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

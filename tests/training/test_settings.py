@@ -42,6 +42,7 @@ def test_everything_wrong_is_named_at_once() -> None:
         ({"steps": 5, "minutes": 1.0}, "give one of --steps and --minutes"),
         ({"tokenizer": "char", "vocab_size": 300}, "--vocab-size is for --tokenizer bpe"),
         ({"seed": -1}, "--seed -1"),
+        ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be together"),
         ({"val": "a.txt"}, "--val a.txt is trained on too"),
         ({"corpus": ["a.txt", "a.txt"]}, "named twice"),
         ({"layers": 0, "dropout": 1.0}, "--layers 0.*\n.*--dropout 1.0"),
