@@ -5,7 +5,7 @@
 Numbers have four bits for their size and three behind the point, so every row of what is multiplied
 is scaled to their range, and so is every matrix of weights. What goes forward and the gradients of
 what went in are such products; the gradients of weights are summed from bfloat16, for they add up
-over all tokens. Rounding happens in the kernels of `fused.py`, where the numbers are at hand; what
+over all tokens. Rounding happens in the kernels of `fused`, where the numbers are at hand; what
 comes from elsewhere is rounded here. Layers whose sides cannot be divided by 16 stay in bfloat16.
 """
 # ruff: noqa: N803
@@ -20,7 +20,10 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from nanolm.model import fused
-from nanolm.model.fused import embedding, in_float8, padded, row_scale, turned, width
+from nanolm.model.fused import embedding, turned
+from nanolm.model.fused.launch import for_row, width
+from nanolm.model.fused.matrices import padded, weight_gradients
+from nanolm.model.fused.rounding import in_float8, room_for_rounded, row_scale
 
 __all__ = [
     "Scores",
@@ -116,10 +119,10 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     low, scales = x.__dict__.pop("rounded", (None, None))
     if low is None:
         x = x.contiguous()
-        low, scales = fused.room_for_rounded(x, True)
+        low, scales = room_for_rounded(x, True)
         wide = x.shape[-1]
         rows_kernel[(x.numel() // wide,)](
-            x, low, scales, WIDTH=wide, BLOCK=width(wide), num_warps=fused.for_row(width(wide))
+            x, low, scales, WIDTH=wide, BLOCK=width(wide), num_warps=for_row(width(wide))
         )
     return low.flatten(0, -2), scales.view(-1, 1)
 
@@ -156,7 +159,7 @@ class Product(torch.autograd.Function):
         rows, scales = rounded_rows(grad)
         columns = ctx.low.scales[None, : x.shape[-1]]
         dx = product(rows, ctx.low.sideways, scales, columns, exact=True)
-        return dx.view_as(x), *fused.weight_gradients(x, grad, ctx.bias), None
+        return dx.view_as(x), *weight_gradients(x, grad, ctx.bias), None
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class GPT(Model):
                 module.written = wanted
 
     def use_kernels(self, kernels: Any) -> None:
-        """Train through those of `fused.py`, as far as they can do what this model does."""
+        """Train through those of `fused`, as far as they can do what this model does."""
         if self.config.norm_place == "pre":
             self.kernels = kernels
         if hasattr(kernels, "Scores"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nanolm.model.cache import Cache
-from nanolm.model.fused import halves
+from nanolm.model.fused.heads import halves
 from nanolm.model.gpt import GPT, Attention, Block
 
 NO_NORM, RMS, LAYER = 0, 1, 2

@@ -2,7 +2,7 @@
 
     >>> Normed.apply(x, weight, 1e-6), Gated.apply(gate_and_up), Turned.apply(x, cosines, sines)
 
-On a CPU each step is a pass over memory. On a GPU `fused.py` has kernels for the same.
+On a CPU each step is a pass over memory. On a GPU `fused` has kernels for the same.
 """
 
 from typing import Any

@@ -1,23 +1,16 @@
 """Products in float8: what kernels round, and what comes out of the products."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
+from triton_here import DEVICE, GPU
 
-pytest.importorskip("triton")
-GPU = torch.cuda.is_available()
-if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs a CUDA GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
-from nanolm.model import float8, fused  # noqa: E402
-from nanolm.model.config import configure  # noqa: E402
-from nanolm.training import loss  # noqa: E402
-from nanolm.training.trial import Trial  # noqa: E402
+from nanolm.model import float8, fused
+from nanolm.model.config import configure
+from nanolm.training import loss
+from nanolm.training.trial import Trial
 
 pytestmark = pytest.mark.gpu
-DEVICE = "cuda" if GPU else "cpu"
 needs_products = pytest.mark.skipif(
     not GPU or not float8.available(), reason="needs a GPU with float8"
 )

@@ -1,6 +1,5 @@
 """The kernels for training against their plain twins; without a GPU under TRITON_INTERPRET=1."""
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +9,16 @@ import torch
 import torch.nn.functional as F
 from models import every_gpt, gpt_config, lively
 from torch import Tensor
+from triton_here import DEVICE, GPU
 
+from nanolm.model import fused
 from nanolm.model.config import GPTConfig
+from nanolm.model.fused import launch
 from nanolm.model.gpt import GPT, RMSNorm, nonlinearity
 from nanolm.model.positions import rotate, rotation_table
 from nanolm.training.loss import next_token_loss
 
-pytest.importorskip("triton")
-GPU = torch.cuda.is_available()
-if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs a CUDA GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
-from nanolm.model import fused  # noqa: E402
-
 pytestmark = pytest.mark.gpu
-DEVICE = "cuda" if GPU else "cpu"
 EPSILON = 1e-5
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16] if GPU else [torch.float32]
@@ -114,7 +108,7 @@ def test_tables_that_are_views() -> None:
 def test_norms(
     kind: str, add: bool, dim: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "PROCESSORS", 1)  # fewer programs than rows, or more
+    monkeypatch.setattr(launch, "PROCESSORS", 1)  # fewer programs than rows, or more
     bias = [some(dim)] if kind == "layer with bias" else []
 
     def split(inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor, Tensor | None]:
