@@ -20,7 +20,7 @@ from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.size import preset_sizes, training_bytes
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
-from nanolm.training.optim import AdamW
+from nanolm.training.optim import Optimizer
 from nanolm.training.trial import Trial
 
 pytestmark = [
@@ -175,7 +175,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return F.cross_entropy(model(ids, lengths), truth) * spoil.mean(), {}
 
-        update = step.Step(loss, AdamW(parameters, 0.1), "float32")
+        update = step.Step(loss, Optimizer(parameters, 0.1), "float32")
         losses = []
         for number in range(30):
             torch.manual_seed(number)

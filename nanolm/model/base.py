@@ -56,6 +56,11 @@ class Model(nn.Module, ABC):
         With `fixed` it stays in one place, so that one step can be captured and repeated.
         """
 
+    def matrices(self) -> dict[str, list[int]]:
+        """The parameters that turn vectors inside the model into others; each with the rows of the
+        matrices that lie in it, one below the other."""
+        return {}
+
     @abstractmethod
     def initialise(self) -> None:
         """Draw fresh weights."""

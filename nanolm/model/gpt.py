@@ -179,6 +179,18 @@ class GPT(Model):
         numbers = 2 * config.layers * config.kv_heads * config.head_dim  # keys and values
         return numbers * min(length, config.context) * self.token_embedding.weight.element_size()
 
+    def matrices(self) -> dict[str, list[int]]:
+        found = {}
+        for name, module in self.blocks.named_modules(prefix="blocks"):
+            if isinstance(module, Attention):
+                rows = [part * module.head_dim for part in module.parts]
+                found |= {f"{name}.qkv.weight": rows, f"{name}.out.weight": [self.config.dim]}
+            if isinstance(module, FeedForward):
+                hidden = self.config.hidden
+                rows = [hidden] * (len(module.up.weight) // hidden)
+                found |= {f"{name}.up.weight": rows, f"{name}.out.weight": [self.config.dim]}
+        return found
+
     def initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

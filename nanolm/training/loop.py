@@ -29,7 +29,7 @@ from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.optim import AdamW, load_tensors
+from nanolm.training.optim import Optimizer, load_tensors
 from nanolm.training.schedule import DECAY, rate
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step, out_of_memory
@@ -146,7 +146,7 @@ class Trainer:
         assert settings.lr
         self.lr = settings.lr
         workers = getattr(settings, "workers", None) or 1
-        self.optimizer = AdamW(task.parameters(), task.weight_decay, task.rate, workers)
+        self.optimizer = Optimizer(task.parameters(), task.weight_decay, task.rate, workers)
         self.optimizer.prepare()  # what is left is for the batches
         self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
         self.launched: deque[Launched] = deque()

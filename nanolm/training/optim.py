@@ -1,14 +1,15 @@
-"""AdamW, and its state as plain tensors.
+"""What turns gradients into better weights, and its state as plain tensors.
 
-    >>> optimizer = AdamW(dict(model.named_parameters()), weight_decay=0.1)
+    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.matrices())
     >>> optimizer.step(lr=1e-3)
 
-Weight decay is for the matrices alone: pulling norms, biases and single vectors towards zero helps
-nothing. The parameters can be had in several shares, so that as many threads can work on them.
+AdamW is for everything; the matrices inside a Transformer, if they are named, are for Muon. Weight
+decay is for matrices alone: pulling norms, biases and single vectors towards zero helps nothing. The
+parameters can be had in several shares, so that as many threads can work on them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,24 +18,115 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nanolm.errors import ModelError
+from nanolm.training.muon import MOMENTUM, Pieces
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 BETA1, BETA2 = 0.9, 0.95  # the second shorter than Adam's 0.999: runs here are short
 EPSILON = 1e-10
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(ABC):
     """Parameters that are treated alike."""
 
-    parameters: list[nn.Parameter]
-    weight_decay: float
-    scale: float  # what to multiply the learning rate by
-    lr: Tensor | None  # on a GPU it lives there, where a captured step can find it
+    moments: tuple[str, ...]  # names of what is remembered of each parameter
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        weight_decay: float,
+        scale: float,  # what to multiply the learning rate by
+        lr: Tensor | None,  # on a GPU it lives there, where a captured step can find it
+    ) -> None:
+        self.parameters, self.weight_decay = parameters, weight_decay
+        self.scale, self.lr = scale, lr
+        self.remembered: dict[nn.Parameter, list[Tensor]] = {}
+
+    def prepare(self) -> None:
+        """Make room for all that is remembered."""
+        if not self.remembered:
+            for parameter in self.parameters:
+                self.remembered[parameter] = [torch.zeros_like(parameter) for _ in self.moments]
+
+    @abstractmethod
+    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
+        """Gradients are divided by the one; where the other is 1, nothing changes."""
 
 
-class AdamW:
-    """Torch's own kernel: one for all parameters that are treated alike."""
+class AdamW(Group):
+    """Torch's own kernel: one for all parameters of a group."""
+
+    moments = ("exp_avg", "exp_avg_sq")
+
+    def prepare(self) -> None:
+        super().prepare()
+        if not hasattr(self, "steps"):
+            device = self.parameters[0].device
+            self.steps = {p: torch.zeros((), device=device) for p in self.parameters}
+
+    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
+        learning = [p for p in self.parameters if p.grad is not None]
+        if not learning:
+            return
+        adamw(
+            learning,  # type: ignore[arg-type]
+            [p.grad for p in learning if p.grad is not None],
+            [self.remembered[p][0] for p in learning],
+            [self.remembered[p][1] for p in learning],
+            [],
+            [self.steps[p] for p in learning],
+            fused=True,
+            capturable=self.lr is not None,
+            grad_scale=divisor,
+            found_inf=overflow,
+            amsgrad=False,
+            beta1=BETA1,
+            beta2=BETA2,
+            lr=lr * self.scale if self.lr is None else self.lr,
+            weight_decay=self.weight_decay,
+            eps=EPSILON,
+            maximize=False,
+        )
+
+
+class Muon(Group):
+    """Momentum, made orthogonal (see `nanolm.training.muon`): all of a shape at a time."""
+
+    moments = ("momentum",)
+
+    def __init__(self, parts: Mapping[nn.Parameter, Sequence[int]], *rest: object) -> None:
+        """`parts` is how many rows each matrix has that belongs together within a parameter."""
+        super().__init__(list(parts), *rest)  # type: ignore[arg-type]
+        self.parts = parts
+
+    def prepare(self) -> None:
+        if not self.remembered:
+            super().prepare()
+            moments = {p: moments[0] for p, moments in self.remembered.items()}
+            self.pieces = Pieces(moments, self.parts)
+
+    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
+        momenta = [self.remembered[p][0] for p in self.parameters]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            return
+        rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
+        if divisor is not None:
+            gradients = torch._foreach_div(gradients, divisor)
+        if overflow is not None:  # as if the gradient were the momentum, and the rate zero
+            if self.lr is None:
+                if overflow.item():
+                    return
+            else:
+                bad = overflow > 0
+                pairs = zip(momenta, gradients, strict=True)
+                gradients = [torch.where(bad, m, g) for m, g in pairs]
+                rate = rate * (1 - overflow)
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
+        self.pieces.update(self.parameters, gradients, rate, self.weight_decay)
+
+
+class Optimizer:
+    """All parameters of a model, in shares of groups."""
 
     def __init__(
         self,
@@ -42,40 +134,37 @@ class AdamW:
         weight_decay: float,
         scale: Callable[[str], float] = lambda name: 1.0,
         shares: int = 1,
+        matrices: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """`scale` is what to multiply the learning rate of each parameter by."""
+        """`scale` is what to multiply the learning rate of each parameter by; `matrices` are those
+        for Muon, each with the rows of the matrices that lie in it one below the other."""
         self.names = parameters
-        self.moments: dict[nn.Parameter, list[Tensor]] = {}
-        self.steps: dict[nn.Parameter, Tensor] = {}
         self.shares: list[list[Group]] = []
         self.rates: dict[float, Tensor] = {}  # by scale
+        matrices = matrices or {}
         on_gpu = next(iter(parameters.values())).is_cuda
         for share in shared(parameters, shares):
-            groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+            groups: dict[tuple[bool, bool, float], dict[nn.Parameter, Sequence[int]]] = {}
             for name, parameter in share.items():
-                groups.setdefault((parameter.dim() >= 2, scale(name)), []).append(parameter)
-            self.shares.append(
-                [
-                    Group(
-                        members,
-                        weight_decay if matrix else 0.0,
-                        times,
-                        self.rate(times) if on_gpu else None,
-                    )
-                    for (matrix, times), members in groups.items()
-                ]
-            )
+                kind = (name in matrices, parameter.dim() >= 2, scale(name))
+                groups.setdefault(kind, {})[parameter] = matrices.get(name, ())
+            self.shares.append([])
+            for (by_muon, matrix, times), members in groups.items():
+                rest = (weight_decay if matrix else 0.0, times, self.rate(times) if on_gpu else None)
+                group = Muon(members, *rest) if by_muon else AdamW(list(members), *rest)
+                self.shares[-1].append(group)
 
     def rate(self, scale: float) -> Tensor:
         """Where those of a scale find what it makes of the learning rate."""
         return self.rates.setdefault(scale, torch.zeros((), device="cuda"))
 
+    def groups(self) -> list[Group]:
+        return [group for share in self.shares for group in share]
+
     def prepare(self) -> None:
-        """Make room for all that is remembered, twice as much as the parameters take."""
-        for parameter in self.names.values():
-            if parameter not in self.moments:
-                self.steps[parameter] = torch.zeros((), device=parameter.device)
-                self.moments[parameter] = [torch.zeros_like(parameter) for _ in MOMENTS]
+        """Make room for all that is remembered: with AdamW, twice what the parameters take."""
+        for group in self.groups():
+            group.prepare()
 
     def set_rate(self, lr: float) -> None:
         """For what is captured: the rest is told with every step."""
@@ -93,28 +182,7 @@ class AdamW:
         """Of one share. Gradients are divided by the one; where the other is 1, nothing changes."""
         self.prepare()
         for group in self.shares[share]:
-            learning = [p for p in group.parameters if p.grad is not None]
-            if not learning:
-                continue
-            adamw(
-                learning,  # type: ignore[arg-type]
-                [p.grad for p in learning if p.grad is not None],
-                [self.moments[p][0] for p in learning],
-                [self.moments[p][1] for p in learning],
-                [],
-                [self.steps[p] for p in learning],
-                fused=True,
-                capturable=group.lr is not None,
-                grad_scale=divisor,
-                found_inf=overflow,
-                amsgrad=False,
-                beta1=BETA1,
-                beta2=BETA2,
-                lr=lr * group.scale if group.lr is None else group.lr,
-                weight_decay=group.weight_decay,
-                eps=EPSILON,
-                maximize=False,
-            )
+            group.step(lr, divisor, overflow)
 
     def zero_grad(self) -> None:
         for parameter in self.names.values():
@@ -123,20 +191,25 @@ class AdamW:
     def tensors(self) -> dict[str, Tensor]:
         """All that changes with each step, by name."""
         self.prepare()
-        tensors = {
-            f"{name}.{moment}": value
-            for name, parameter in self.names.items()
-            for moment, value in zip(MOMENTS, self.moments[parameter], strict=True)
-        }
-        return {**tensors, "step": next(iter(self.steps.values()))}
+        names = {parameter: name for name, parameter in self.names.items()}
+        tensors = {}
+        for group in self.groups():
+            for parameter, values in group.remembered.items():
+                for moment, value in zip(group.moments, values, strict=True):
+                    tensors[f"{names[parameter]}.{moment}"] = value
+        steps = [step for group in self.adamw() for step in group.steps.values()]
+        return {**tensors, **({"step": steps[0]} if steps else {})}
+
+    def adamw(self) -> list[AdamW]:
+        return [group for group in self.groups() if isinstance(group, AdamW)]
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what `tensors` gave."""
-        self.prepare()
-        for name, parameter in self.names.items():
-            self.steps[parameter].copy_(tensors["step"])
-            for moment, value in zip(MOMENTS, self.moments[parameter], strict=True):
-                value.copy_(tensors[f"{name}.{moment}"])
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+        for group in self.adamw():
+            for step in group.steps.values():
+                step.copy_(tensors["step"])
 
 
 def shared(parameters: dict[str, nn.Parameter], shares: int) -> list[dict[str, nn.Parameter]]:

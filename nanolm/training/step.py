@@ -1,6 +1,6 @@
 """One update: forward, backward, clip, AdamW.
 
-    >>> norm, loss = Step(task.loss, AdamW(parameters, 0.1), "float32")(batch, lr=1e-3)
+    >>> norm, loss = Step(task.loss, Optimizer(parameters, 0.1), "float32")(batch, lr=1e-3)
 
 A batch that does not fit into memory goes through in parts; their gradients add up to the same.
 On a CPU, parts can go through side by side, each on a thread of its own: threads that share every
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanolm.training.optim import AdamW
+from nanolm.training.optim import Optimizer
 
 MAX_GRADIENT_NORM = 1.0
 CAPTURED = 16_384  # tokens in a batch; with more of them, launching is not what takes the time
@@ -49,7 +49,7 @@ class Step:
     def __init__(
         self,
         loss: Loss,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         dtype: str,
         tokens: Callable[[Batch], int] = lambda batch: batch[0].numel(),
         save_memory: Callable[[], bool] = lambda: False,

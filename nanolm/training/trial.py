@@ -15,7 +15,7 @@ from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_dtype
 from nanolm.training.language import compile_model, with_kernels
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import AdamW
+from nanolm.training.optim import Optimizer
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 from nanolm.training.tuning import (
@@ -57,7 +57,7 @@ class Trial:
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)
         self.tokens = rows * config.context
-        optimizer = AdamW(dict(self.model.named_parameters()), 0.1, shares=settings.workers or 1)
+        optimizer = Optimizer(dict(self.model.named_parameters()), 0.1, shares=settings.workers or 1)
         with threads_for(settings.threads, settings.workers):
             self.update = Step(self.loss, optimizer, settings.dtype, lambda batch: self.tokens)
         shape = (BATCHES, rows, config.context + 1)

@@ -24,7 +24,7 @@ from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import AdamW
+from nanolm.training.optim import Optimizer
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import LOW, Step
 
@@ -156,7 +156,7 @@ def step_seconds(ways: list[TrainSettings], model: Model) -> list[float]:
     for way in ways:
         with threads_for(way.threads, way.workers):
             shares = way.workers or 1
-            optimizer = AdamW(dict(model.named_parameters()), 0.0, shares=shares)
+            optimizer = Optimizer(dict(model.named_parameters()), 0.0, shares=shares)
             steps.append(Step(loss, optimizer, known(way.dtype)))
     pairs = list(zip(ways, steps, strict=True))
     first = [once(*pair) for pair in pairs]

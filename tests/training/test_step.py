@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanolm.model.gpt import GPT
 from nanolm.training import loss as losses
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import AdamW, shared
+from nanolm.training.optim import Optimizer, shared
 from nanolm.training.step import Scale, Step
 
 Made = tuple[Step, nn.Module]
@@ -26,7 +26,7 @@ def made(workers: int = 1, dtype: str = "float32", **rest: Any) -> Made:
         x = model.body(ids[:, :-1])
         return next_token_loss(model.head, x, ids[:, 1:]), {"size": x.detach().norm()}
 
-    optimizer = AdamW(dict(model.named_parameters()), 0.1, shares=workers)
+    optimizer = Optimizer(dict(model.named_parameters()), 0.1, shares=workers)
     return Step(loss, optimizer, dtype, **rest), model
 
 
