@@ -58,7 +58,7 @@ TABLE: Table = {
         "dim": ("", "Width of the model; a multiple of --heads."),
         "hidden": ("", "Width inside the feed-forward layer.  [default: by the width]"),
         "context": ("", "Tokens the model can look back on."),
-        "dropout": ("", "Raise (0.1 to 0.3) when the validation loss turns up.  [default: 0]"),
+        "dropout": ("", "Left out at random while learning.  [default: by passes over the text]"),
     },
     "Switches of the model  [default: as its family has them]": {
         "positions": ("|".join(CHOICES["positions"]), "How a token knows where it stands."),
@@ -73,18 +73,30 @@ TABLE: Table = {
         "bias": ("", "Biases in linear layers and layer norms."),
         "tied": ("", "Use the token embedding as the output layer."),
     },
-    "Budget (one of them)": {
+    "Budget": {
         "steps": (
             "",
             "Updates; on as many threads, the same ones give the same model, bit for bit.",
         ),
-        "minutes": ("", "Time to train for.  [default: 3, for all but tiny texts]"),
+        "minutes": (
+            "",
+            "Time for all of it; also beside the others, as a limit.  "
+            "[default: 3, for all but tiny texts]",
+        ),
         "epochs": ("", "Passes over the text."),
+        "tokens": ("", "Tokens to learn from, as often as they come."),
     },
     "Learning": {
-        "batch": ("", "Sequences a step.  [default: by the preset]"),
-        "lr": ("", "Peak learning rate.  [default: by the width]"),
-        "weight_decay": ("", "Pull of the weight matrices towards zero."),
+        "batch": ("", "Sequences a step.  [default: by preset, or by time]"),
+        "optimizer": (
+            "|".join(CHOICES["optimizer"]),
+            "What makes updates of gradients.  [default: muon, where it pays]",
+        ),
+        "lr": ("", "Peak learning rate.  [default: by width and optimizer]"),
+        "weight_decay": (
+            "",
+            "Pull of the matrices towards zero.  [default: by passes over the text]",
+        ),
         "seed": ("", "Another seed, another model."),
     },
     "Machine": {
@@ -109,9 +121,10 @@ TABLE: Table = {
 MEASURED = ("threads", "workers", "attention", "compile")  # for a model and a machine
 # Given on the command line, these make the others void in the environment or a --config file.
 DISPLACES = {
-    "steps": ("minutes", "epochs"),
-    "minutes": ("steps", "epochs"),
-    "epochs": ("steps", "minutes"),
+    "steps": ("minutes", "epochs", "tokens"),
+    "minutes": ("steps", "epochs", "tokens"),
+    "epochs": ("steps", "minutes", "tokens"),
+    "tokens": ("steps", "minutes", "epochs"),
     "preset": (*SIZES, "context", "batch", "lr", *MEASURED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
     "start_from": (*ARCHITECTURE, "context", "batch", "lr", *MEASURED, "tokenizer", "vocab_size"),

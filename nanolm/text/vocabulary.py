@@ -91,21 +91,21 @@ def measure_sizes(corpus: Corpus, part: Range, report: Report) -> dict[int, floa
         tokenizer = ByteLevel(merges[: number - 256])
         train, val = ("".join(texts) for texts in (seen, held_out))
         coded = tokenizer.encode_array(train), tokenizer.encode_array(val)
-        bits[number] = three_token_bits(*coded, number) / size
+        bits[number] = counted_bits(*coded, number) / size
         report("measuring vocabularies", done, len(SIZES))
         if bits[number] > TOLERANCE * min(bits.values()):
             break  # from here on it gets worse
     return bits
 
 
-def three_token_bits(train: Ids, val: Ids, vocab_size: int) -> float:
-    """Bits of `val` when each token is predicted from the two before, by counts in `train`.
+def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> float:
+    """Bits of `val` when each token is predicted from the `longest` before, by counts in `train`.
 
-    What was seen n times counts n - DISCOUNT; what that frees goes to the shorter context, from
-    two tokens down to none and at last to all tokens alike.
+    What was seen n times counts n - DISCOUNT; what that frees goes to the shorter context, down to
+    none and at last to all tokens alike.
     """
     chance = np.full(len(val), 1 / vocab_size)
-    for length in (0, 1, 2):  # of the context
+    for length in range(longest + 1):  # of the context
         contexts, val_contexts = (
             _contexts(train, length, vocab_size),
             _contexts(val, length, vocab_size),

@@ -19,6 +19,16 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """All that was chosen before the first step."""
+
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        return "the plan\n" + "\n".join(f"  {choice}" for choice in self.choices)
+
+
+@dataclass(frozen=True)
 class Preparing:
     """How far the text has come before training can begin."""
 
@@ -50,6 +60,7 @@ class Progressed:
     record: dict[str, Any]
     progress: float  # 0 to 1
     seconds_left: float
+    expected: float | None = None  # bits per byte, by the plan
 
 
 @dataclass(frozen=True)
@@ -61,5 +72,5 @@ class Wrote:
     text: str
 
 
-Event = Choice | Note | Preparing | Started | Progressed | Wrote
+Event = Choice | Note | Planned | Preparing | Started | Progressed | Wrote
 Notify = Callable[[Event], None]

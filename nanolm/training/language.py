@@ -3,9 +3,8 @@
 >>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
 """
 
-import os
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor
 
 from nanolm.generation.language_model import LanguageModel
-from nanolm.machine import cache_folder
-from nanolm.model.base import Model
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import copied, load_model, save_model
 from nanolm.runs.folder import append
 from nanolm.text.tokens import Batches
+from nanolm.training import recipe
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
@@ -37,11 +35,20 @@ from nanolm.training.prepare import (
 )
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import LOW
-from nanolm.training.tuning import attention_by, missing_compiler, threads_for, use_attention
+from nanolm.training.tuning import (
+    attention_by,
+    compile_model,
+    missing_compiler,
+    threads_for,
+    use_attention,
+    with_kernels,
+)
 
 COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
 SAMPLE_TOKENS = 80
+PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
+ENDING = 0.5  # seconds, when all is done
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,13 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     notify: Notify = lambda event: None,
+    started: float | None = None,
 ) -> Result:
-    """Train on `settings.corpus`, or go on with an unfinished run of the same settings."""
+    """Train on `settings.corpus`, or go on with an unfinished run of the same settings.
+
+    A time to train for is counted from `started`, by `time.monotonic`, or from now.
+    """
+    elapsed = stopwatch(started)
     settings.check()
     settings = with_absolute_paths(settings)
     # What is not there is better told at once.
@@ -77,19 +89,22 @@ def train(
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
-        job = prepare(settings, run, base, text, notify)
+        job = prepare(settings, run, base, text, elapsed, notify)
         with (
             threads_for(job.settings.threads, job.settings.workers),
             attention_by(job.settings.attention),
             StopRequest() as stop,
         ):
             task = NextToken(job, notify)
-            trainer = Trainer(run, job.settings, task, job.checkpoint, notify)
+            spent = elapsed()
+            trainer = Trainer(run, job.settings, task, job.checkpoint, notify, spent)
             stopped = trainer.loop(stop)
             scores = trainer.state.scores
             if stopped != "interrupted":
                 trainer.take_best()
-                scores = as_metrics(task.score())  # of all that was held out
+                if not (task.all_seen and trainer.state.best_step == trainer.state.step):
+                    scores = as_metrics(task.score())  # of all that was held out
+                trainer.tick()
             state = trainer.state
             result = Result(
                 run=str(run.path),
@@ -107,6 +122,12 @@ def train(
             return result
 
 
+def stopwatch(started: float | None) -> Callable[[], float]:
+    """Seconds since then, or since now."""
+    begin = time.monotonic() if started is None else started
+    return lambda: time.monotonic() - begin
+
+
 class NextToken(Task):
     """A language model on a text."""
 
@@ -119,7 +140,12 @@ class NextToken(Task):
         self.network = self.model = job.model.to(settings.device)
         with_kernels(self.network, settings.dtype)
         use_attention(self.network, settings)
+        assert settings.weight_decay is not None
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
+        if not job.counted:
+            self.patience = PATIENCE
+        self.all_seen = False  # of the held-out text, by the last evaluation
+        self.scoring = 0.0  # seconds for a token of it
         missing: str | None = "recurrent layers gain nothing from it"
         if isinstance(self.network, GPT):
             missing = missing_compiler(settings.device)
@@ -131,6 +157,21 @@ class NextToken(Task):
     def started(self, run: Path, step: int) -> Started:
         parameters = self.network.parameter_count()
         return Started(run, parameters, f"{len(self.job.text.train):,} training tokens", step)
+
+    def rate(self, name: str) -> float:
+        if self.settings.start_from is not None or not isinstance(self.network, GPT):
+            return 1.0
+        return recipe.rates(self.network.config.tied).get(name, 1.0)
+
+    def matrices(self) -> dict[str, list[int]]:
+        return self.network.matrices() if self.settings.optimizer == "muon" else {}
+
+    def expected(self, progress: float) -> float | None:
+        return self.job.forecast.expected(progress) if self.job.forecast else None
+
+    def seconds_after(self) -> float:
+        tokens = 0 if self.all_seen else len(self.job.text.val)
+        return ENDING + self.scoring * tokens
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         return (self.source.batch(index),)
@@ -166,7 +207,10 @@ class NextToken(Task):
             budget = state.tokens / progress
             affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
             state.evaluated_tokens = max(1, min(affordable, len(text.val) - 1))
+        self.all_seen = state.evaluated_tokens == len(text.val) - 1
+        start = time.monotonic()
         score = self.score(state.evaluated_tokens)
+        self.scoring = (time.monotonic() - start) / state.evaluated_tokens
         writer = LanguageModel(self.network, text.tokenizer)
         sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
         heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"
@@ -189,25 +233,6 @@ class NextToken(Task):
 
     def take_back(self, folder: Path) -> None:
         self.network.load_state_dict(load_model(folder).state_dict())
-
-
-def with_kernels(model: Model, dtype: str) -> None:
-    """Let a model on a GPU be trained through kernels made for it."""
-    if isinstance(model, GPT) and model.device.type == "cuda":
-        with suppress(ImportError):  # no Triton
-            from nanolm.model import float8, fused
-
-            if fused.available():
-                model.use_kernels(float8 if dtype == "float8" else fused)
-
-
-def compile_model(model: Model, device: str) -> None:
-    """Let it be compiled when it is next trained; the model itself stays as it is."""
-    assert isinstance(model, GPT)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    model.use_kernels(None)  # torch makes its own
-    # Blocks are all alike: one is compiled for all.
-    model.compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
 
 
 def as_metrics(score: Score) -> dict[str, float]:

@@ -63,6 +63,9 @@ class State:
     beyond: int = 0  # evaluations in a row since the best that were clearly worse
     decay_step: int | None = None  # where the learning rate began to fall
     bad_steps: int = 0  # in a row without a finite gradient
+    reserve: float = 0.0  # seconds that looking at held-out data takes when the steps are done
+    first_loss: float | None = None  # in the first line of metrics
+    told: list[str] = field(default_factory=list)  # what was warned of
     parts: int = 1  # that a batch goes through in, so that it fits into memory
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
@@ -87,6 +90,18 @@ class Task(ABC):
     def rate(self, name: str) -> float:
         """What to multiply the learning rate of a parameter by."""
         return 1.0
+
+    def matrices(self) -> dict[str, list[int]]:
+        """Those of the parameters that are for Muon, each with the rows of its matrices."""
+        return {}
+
+    def expected(self, progress: float) -> float | None:
+        """The bits per byte that a plan foretold for now."""
+        return None
+
+    def seconds_after(self) -> float:
+        """What is done when the steps are done, and not by the loop, takes."""
+        return 0.0
 
     @abstractmethod
     def batch(self, index: int) -> tuple[Tensor, ...]:
@@ -140,20 +155,29 @@ class Trainer:
     """A task, its optimizer and its state."""
 
     def __init__(
-        self, run: Run, settings: Settings, task: Task, saved: Path | None, notify: Notify
+        self,
+        run: Run,
+        settings: Settings,
+        task: Task,
+        saved: Path | None,
+        notify: Notify,
+        spent: float = 0.0,
     ) -> None:
+        """`spent` are seconds of the budget that are used up before a first step."""
         self.run, self.settings, self.task, self.notify = run, settings, task, notify
         assert settings.lr
         self.lr = settings.lr
         workers = getattr(settings, "workers", None) or 1
-        self.optimizer = Optimizer(task.parameters(), task.weight_decay, task.rate, workers)
+        self.optimizer = Optimizer(
+            task.parameters(), task.weight_decay, task.rate, workers, task.matrices()
+        )
         self.optimizer.prepare()  # what is left is for the batches
         self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
         self.launched: deque[Launched] = deque()
         self.ahead = 0
         self.saver = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
-        self.state = State()
+        self.state = State(seconds=spent)
         self.saved_step = -1
         if saved:
             text = (saved / "state.json").read_text(encoding="utf-8")
@@ -161,6 +185,12 @@ class Trainer:
             self.saved_step = self.state.step
             load_tensors(saved / "optimizer.safetensors", self.load)
             self.step.parts = self.state.parts
+            self.state.seconds += spent
+        # Where time was spent before, or more of it was given, the run is not where it was.
+        progress = self.progress()
+        self.state.evaluations = int(min(1, progress) * task.evaluations + 1e-9)
+        if progress < 1 - DECAY:
+            self.state.decay_step = None
         run.cut_back(self.state.lengths)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -187,6 +217,7 @@ class Trainer:
                 save = save or state.step > 0
             if state.decay_step is None and progress >= 1 - DECAY:
                 state.decay_step, save = state.step, True  # the place to extend the run from
+            begin = time.monotonic()
             if save:
                 self.save()
                 last_save = time.monotonic()
@@ -196,11 +227,13 @@ class Trainer:
             if due:
                 self.finish_saving()  # what is found is about a checkpoint that is there
                 self.evaluate(progress)
+                state.reserve = time.monotonic() - begin + task.seconds_after()
                 if task.patience is not None and state.beyond >= task.patience:
                     return "enough"
             if progress >= 1:
                 self.finish_saving()
-                return "steps" if self.settings.steps else "minutes"
+                all_steps = self.settings.steps and state.step >= self.settings.steps
+                return "steps" if all_steps else "minutes"
 
             lr = self.lr * rate(progress)
             numbers = self.train_step(lr)
@@ -316,10 +349,13 @@ class Trainer:
 
     def progress(self) -> float:
         """How much of the budget is used: 0 to 1."""
+        used = []
         if self.settings.steps:
-            return self.state.step / self.settings.steps
-        assert self.settings.minutes
-        return self.state.seconds / (60 * self.settings.minutes)
+            used.append(self.state.step / self.settings.steps)
+        if self.settings.minutes:
+            time_ = max(60 * self.settings.minutes - self.state.reserve, 1e-3)
+            used.append(self.state.seconds / time_)
+        return max(used)
 
     def tick(self) -> None:
         """Add the time since the last call to what the run has cost."""
@@ -340,7 +376,8 @@ class Trainer:
         append(self.run.metrics, json.dumps(line) + "\n")
         progress = self.progress()
         left = state.seconds / progress * max(0, 1 - progress) if progress else math.inf
-        self.notify(Progressed(line, min(1, progress), left))
+        expected = self.task.expected(min(1, progress)) if "val_loss" in values else None
+        self.notify(Progressed(line, min(1, progress), left, expected))
 
     def evaluate(self, progress: float) -> None:
         """Look at what was held out, and keep the best."""

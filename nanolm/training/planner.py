@@ -1,95 +1,238 @@
-"""Settings that were left open, chosen: each choice with its reason."""
+"""Settings that were left open, chosen: each choice with its reason.
 
-from dataclasses import replace
+    >>> plan = make_plan(settings, text)
+    >>> plan.settings, plan.choices, plan.forecast
 
-from nanolm.choice import Choice
+What is set by hand is kept, and the rest is planned around it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nanolm.choice import Choice, Report
 from nanolm.errors import UsageError
-from nanolm.model.config import PRESETS, RECURRENT, ModelConfig, configure
+from nanolm.model.build import build_model
+from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import TINY
+from nanolm.training import recipe
+from nanolm.training.law import Forecast, Law
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
+from nanolm.training.sizes import Outlook, Text, pick
+from nanolm.training.tuning import fit_to_machine
+
+MINUTES = 3.0  # a first try
+TINY_STEPS = 1_000
+SHORT = 20.0  # seconds; too few to try anything
+AFTERWARDS = 0.05  # of the time, for looking at held-out text
+OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
 
 
-def choose_settings(
+@dataclass
+class Plan:
+    """Everything but the tokenizer."""
+
+    settings: TrainSettings
+    choices: list[Choice] = field(default_factory=list)
+    forecast: Forecast | None = None
+
+    def choose(self, name: str, value: object, reason: str, shown: object = None) -> None:
+        self.settings = replace(self.settings, **{name: value})  # type: ignore[arg-type]
+        self.choices.append(Choice(name, value if shown is None else shown, reason))
+
+    def fill(self, **values: Any) -> None:
+        """What needs no reason, where it was left open."""
+        left = {name: value for name, value in values.items() if self.open(name)}
+        self.settings = replace(self.settings, **left)
+
+    def open(self, name: str) -> bool:
+        return getattr(self.settings, name) is None
+
+
+def make_plan(
     settings: TrainSettings,
-    tokenizer: Tokenizer,
-    size: int,
-    tokens: int,
+    text: Text,
     base: ModelConfig | None = None,
-) -> tuple[TrainSettings, list[Choice]]:
-    """Everything but the tokenizer, for `size` bytes of text that are `tokens` training tokens.
-
-    `base` is the model that training starts from, if it does not start from nothing.
-    """
-    choices = []
-
-    def choose(name: str, value: object, reason: str) -> None:
-        nonlocal settings
-        settings = replace(settings, **{name: value})  # type: ignore[arg-type]
-        choices.append(Choice(name, value, reason))
-
-    if base is None:
-        settings = replace(settings, tokenizer=settings.tokenizer or tokenizer.kind)
-    if settings.tokenizer == "bpe":
-        settings = replace(settings, vocab_size=tokenizer.vocab_size)
-    device, reason = choose_device(settings.device)
-    if device != settings.device:
-        choose("device", device, reason)
-    if settings.dtype == "auto" and settings.device != "cpu":  # there it is measured
-        choose("dtype", *choose_dtype(settings.dtype, settings.device))
-    small = settings.device == "cpu"
+    elapsed: Callable[[], float] = lambda: 0.0,
+    report: Report = lambda *how_far: None,
+) -> Plan:
+    """Choose what is open. `base` is the model that training starts from, if it does not start from
+    nothing; `elapsed` are the seconds that were spent already of a time that is asked for."""
+    plan = Plan(settings)
+    choose_device_and_budget(plan, text)
+    outlook = None
     if base is not None:
-        preset = PRESETS["micro" if small else "mini"]  # for the tokens a step alone
-        if settings.context is None:
-            context = min(base.context, 256 if small else 1024)
-            choose("context", context, f"the model looks back on {base.context:,}")
-        dim = base.dim
+        choose_reach(plan, base)
     else:
-        family = settings.family or DEFAULT_FAMILY
-        needed = ("layers", "dim") if family in RECURRENT else ("layers", "heads", "dim")
-        if settings.preset is None and any(getattr(settings, name) is None for name in needed):
-            if size < TINY:
-                choose("preset", "nano", f"under {TINY // 1000} kB of text")
-            elif small:
-                choose("preset", "micro", "the most a CPU can train in minutes")
-            else:
-                choose("preset", "mini", "a few minutes on a GPU")
-        preset = PRESETS[settings.preset or "micro"]
-        for name in (*needed, "context"):
-            if getattr(settings, name) is None:
-                settings = replace(settings, **{name: getattr(preset, name)})
-        settings = with_switches(replace(settings, family=family))
-        assert settings.dim is not None
-        dim = settings.dim
-    if settings.context and settings.context >= tokens:
-        choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
-    if settings.dropout is None:
-        settings = replace(settings, dropout=0.0)
-    if settings.batch is None:
-        # As many tokens a step as the preset has, whatever the context.
-        assert settings.context is not None
-        batch = max(1, preset.batch * preset.context // settings.context)
-        settings = replace(settings, batch=batch)
-    if settings.lr is None:
-        # Twice as much was worse at width 128 (docs/experiments.md); wider models want less.
-        lr = 3e-3 * min(1, 128 / dim) ** 0.5
+        plan.fill(family=DEFAULT_FAMILY)
+        asked = 60 * (1 - AFTERWARDS) * (plan.settings.minutes or 0)
+        if asked - elapsed() >= SHORT and text.size >= TINY and undecided(plan):
+            outlook = choose_size(plan, text, lambda: asked - elapsed(), report)
+        else:
+            choose_preset(plan, text)
+        plan.settings = with_switches(plan.settings)
+    context, tokens = plan.settings.context, text.tokens
+    if context and context >= tokens:
+        plan.choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
+    choose_learning(plan, text, base, outlook)
+    return plan
+
+
+def choose_device_and_budget(plan: Plan, text: Text) -> None:
+    device, reason = choose_device(plan.settings.device)
+    if device != plan.settings.device:
+        plan.choose("device", device, reason)
+    if plan.settings.dtype == "auto" and device != "cpu":  # there it is measured
+        plan.choose("dtype", *choose_dtype("auto", device))
+    if all(plan.open(name) for name in ("steps", "minutes", "epochs", "tokens")):
+        if text.size < TINY:
+            plan.choose("steps", TINY_STEPS, f"the text is tiny, {text.size:,} bytes; {OR_SAY}")
+        else:
+            plan.choose("minutes", MINUTES, f"a first try; {OR_SAY}")
+
+
+def undecided(plan: Plan) -> bool:
+    """Is there anything that a trial of the machine could decide?"""
+    if plan.settings.family in RECURRENT or plan.settings.minutes is None:
+        return False
+    return any(plan.open(name) for name in ("layers", "heads", "dim", "batch", "weight_decay"))
+
+
+def choose_size(
+    plan: Plan, text: Text, seconds: Callable[[], float], report: Report
+) -> Outlook:
+    """By trying some."""
+
+    def make(settings: TrainSettings) -> GPTConfig:
+        config = model_config(settings, text.vocab_size, check=False)
+        assert isinstance(config, GPTConfig)
+        return config
+
+    def fit(
+        settings: TrainSettings, config: GPTConfig
+    ) -> tuple[TrainSettings, list[Choice]]:
+        batch = settings.batch or max(1, 2_048 // config.context)
+        asked = replace(settings, batch=batch, context=config.context)
+        found, choices = fit_to_machine(asked, build_model(config))
+        return replace(found, batch=settings.batch, context=settings.context), choices
+
+    asked = plan.settings
+    picked = pick(asked, text, make, seconds, fit, report)
+    plan.settings, outlook = picked.settings, picked.outlook
+    plan.choices += picked.choices
+    config = outlook.config
+    reason = "there is no time to try others"
+    if len(picked.tried) > 1:
+        tried = ", ".join(str(found) for found in picked.tried)
+        reason = f"in that time, bits per byte should be {tried}"
+    if any(getattr(asked, name) is None for name in ("layers", "heads", "dim")) and not asked.preset:
+        shape = f"{config.layers} layers, {config.heads} heads, width {config.dim}"
+        plan.choices.append(Choice("model", shape, reason))
+    for name in ("layers", "heads", "dim"):
+        plan.fill(**{name: getattr(config, name)})
+    if plan.open("context"):
+        plan.choose("context", config.context, "suits that size")
+    if plan.open("batch"):
+        each = f"{outlook.batch * config.context:,} tokens a step, {1000 * outlook.step:.3g} ms"
+        plan.choose("batch", outlook.batch, each)
+    return outlook
+
+
+def choose_preset(plan: Plan, text: Text) -> None:
+    """A size with a name, where nothing is tried."""
+    small = plan.settings.device == "cpu"
+    recurrent = plan.settings.family in RECURRENT
+    needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
+    if plan.open("preset") and any(plan.open(name) for name in needed):
+        if text.size < TINY:
+            plan.choose("preset", "nano", f"under {TINY // 1000} kB of text")
+        elif small:
+            plan.choose("preset", "micro", "the most a CPU can train in minutes")
+        else:
+            plan.choose("preset", "mini", "a few minutes on a GPU")
+    preset = PRESETS[plan.settings.preset or "micro"]
+    plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
+    # As many tokens a step as the preset has, whatever the context.
+    assert plan.settings.context is not None
+    plan.fill(batch=max(1, preset.batch * preset.context // plan.settings.context))
+
+
+def choose_reach(plan: Plan, base: ModelConfig) -> None:
+    """How far a model that is there is to look back."""
+    small = plan.settings.device == "cpu"
+    if plan.open("context"):
+        context = min(base.context, 256 if small else 1024)
+        plan.choose("context", context, f"the model looks back on {base.context:,}")
+    preset = PRESETS["micro" if small else "mini"]  # for the tokens a step alone
+    assert plan.settings.context is not None
+    plan.fill(batch=max(1, preset.batch * preset.context // plan.settings.context))
+
+
+def choose_learning(
+    plan: Plan, text: Text, base: ModelConfig | None, outlook: Outlook | None
+) -> None:
+    """The optimizer, its numbers, and how often the text is seen."""
+    settings = plan.settings
+    assert settings.batch is not None and settings.context is not None
+    each = settings.batch * settings.context
+    config = base or model_config(plan.settings, text.vocab_size)
+    if plan.open("optimizer"):
+        found, reason = recipe.optimizer(config, settings.batch)
+        if base is not None:
+            found, reason = "adamw", "gentle with what is learned already"
+        plan.choose("optimizer", found, reason)
+    assert plan.settings.optimizer
+    if plan.open("lr"):
+        lr = recipe.learning_rate(plan.settings.optimizer, config.dim)
         if base is None:
-            choose("lr", round(lr, 6), f"for width {dim}")
+            plan.choose("lr", lr, f"for width {config.dim}")
         else:
-            choose("lr", round(lr / 10, 7), "a tenth of what fresh weights would take")
-    if settings.epochs is not None:
-        assert settings.batch is not None and settings.context is not None
-        steps = max(1, round(settings.epochs * tokens / (settings.batch * settings.context)))
-        reason = f"{settings.epochs:g} epochs of {tokens:,} tokens"
-        settings = replace(settings, epochs=None)
-        choose("steps", steps, reason)
-    elif settings.steps is None and settings.minutes is None:
-        if size < TINY:
-            choose("steps", 1000, "enough for a tiny corpus; or say --steps, --minutes or --epochs")
-        else:
-            choose("minutes", 3.0, "a first try; or say --steps, --minutes or --epochs")
-    return settings, choices
+            lr = float(f"{recipe.CONTINUED * lr:.2g}")
+            plan.choose("lr", lr, "a seventh of what fresh weights would take")
+    count_steps(plan, text, each)
+    steps = plan.settings.steps
+    if steps is None and outlook is not None:
+        steps = outlook.steps
+        if outlook.passes >= recipe.MOST_PASSES:
+            reason = f"{recipe.MOST_PASSES} passes over the text: more would teach nothing new"
+            plan.choose("steps", steps, reason)
+    if steps is None:
+        plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0)
+        return
+    passes = steps * each / text.tokens
+    assert plan.settings.lr
+    if plan.open("weight_decay"):
+        decay = recipe.LEAST_DECAY
+        if base is None:
+            decay = recipe.weight_decay(passes, plan.settings.lr, steps)
+        plan.choose("weight_decay", decay, f"for {passes:.2g} passes over the text")
+    if plan.open("dropout"):
+        alone = base is not None or (plan.settings.workers or 1) > 1
+        dropout, reason = recipe.dropout(passes, alone)
+        if dropout:
+            plan.choose("dropout", dropout, reason)
+        plan.fill(dropout=dropout)
+    if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
+        law = Law(text.hard(), text.size)
+        parameters = recipe.body_parameters(config)
+        bits = law.bits_per_byte(parameters, passes * text.size, steps)
+        plan.forecast = Forecast(bits, outlook and outlook.seconds, passes)
+        if outlook:
+            reason = f"held-out bits per byte, after {steps:,} steps in {outlook.seconds:.0f} s"
+            plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))
+
+
+def count_steps(plan: Plan, text: Text, each: int) -> None:
+    """Epochs and tokens as steps."""
+    epochs, tokens = plan.settings.epochs, plan.settings.tokens
+    if epochs is None and tokens is None:
+        return
+    all_ = tokens if tokens is not None else (epochs or 0) * text.tokens
+    reason = f"{tokens:,} tokens" if tokens else f"{epochs:g} epochs of {text.tokens:,} tokens"
+    plan.settings = replace(plan.settings, epochs=None, tokens=None)
+    plan.choose("steps", max(1, round(all_ / each)), reason)
 
 
 def with_switches(settings: TrainSettings) -> TrainSettings:
@@ -101,12 +244,12 @@ def with_switches(settings: TrainSettings) -> TrainSettings:
     return replace(settings, **given)  # type: ignore[arg-type]
 
 
-def model_config(settings: TrainSettings, vocab_size: int) -> ModelConfig:
+def model_config(settings: TrainSettings, vocab_size: int, check: bool = True) -> ModelConfig:
     """The model that resolved settings describe, or a UsageError that says what does not fit."""
     assert settings.family
     names = ("context", "dropout", *SIZES, *SWITCHES)
     asked = {name: getattr(settings, name) for name in names}
     config = configure(settings.family, vocab_size=vocab_size, **asked)
-    if problems := config.problems():
+    if check and (problems := config.problems()):
         raise UsageError("\n".join(problems))
     return config

@@ -4,7 +4,8 @@ import platform
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +25,11 @@ from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.text.store import Prepared, Request, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
-from nanolm.training.events import Note, Notify, Preparing
-from nanolm.training.planner import choose_settings, model_config
+from nanolm.training.events import Note, Notify, Planned, Preparing
+from nanolm.training.law import Forecast, how_hard
+from nanolm.training.planner import Plan, make_plan, model_config
 from nanolm.training.settings import Settings, TrainSettings, option
+from nanolm.training.sizes import Text
 from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
@@ -42,6 +45,8 @@ class Job:
     text: Prepared
     model: Model
     checkpoint: Path | None  # to go on from
+    forecast: Forecast | None
+    counted: bool  # somebody asked for a number of steps
 
 
 def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
@@ -114,8 +119,34 @@ def run_name(corpus: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name.partition(".")[0]).strip("-") or "run"
 
 
+def plan_for(
+    settings: TrainSettings,
+    base: Path | None,
+    text: Prepared,
+    elapsed: Callable[[], float],
+    notify: Notify,
+) -> Plan:
+    """What to do with a text, `elapsed` seconds of the time for it being gone."""
+    tokenizer = text.tokenizer
+    hard = cache(partial(how_hard, text.train, text.val, tokenizer))
+    facts = Text(tokenizer.vocab_size, text.size, len(text.train), hard)
+    given = load_config(base) if base else None
+    plan = make_plan(settings, facts, given, elapsed, reports(notify)[1])
+    if given is None:
+        plan.fill(tokenizer=tokenizer.kind)
+    if plan.settings.tokenizer == "bpe":
+        plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
+    plan.choices[:0] = text.choices
+    return plan
+
+
 def prepare(
-    settings: TrainSettings, run: Run, base: Path | None, text: Prepared, notify: Notify
+    settings: TrainSettings,
+    run: Run,
+    base: Path | None,
+    text: Prepared,
+    elapsed: Callable[[], float],
+    notify: Notify,
 ) -> Job:
     """Settings and model: new, from another one, or as the last checkpoint of the run has them."""
     request, folder = settings, None
@@ -124,12 +155,11 @@ def prepare(
         settings = TrainSettings.from_dict(run.settings())
         settings.check()
         folder = resume_from(run, text.fingerprints, notify)
-    given = load_config(base) if base else None
-    settings, choices = choose_settings(settings, text.tokenizer, text.size, len(text.train), given)
-    choices = text.choices + choices
-    if given:
+    plan = plan_for(settings, base, text, elapsed, notify)
+    settings, choices, forecast = plan.settings, plan.choices, plan.forecast
+    if base:
         assert settings.dropout is not None
-        config = replace(given, dropout=settings.dropout)
+        config = replace(load_config(base), dropout=settings.dropout)
     else:
         config = model_config(settings, text.tokenizer.vocab_size)
     if folder:
@@ -148,8 +178,13 @@ def prepare(
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
     if fresh:
         parameters = model.parameter_count()
-        begin(run, request, settings, choices, text.fingerprints, parameters, notify)
-    return Job(settings=settings, run=run, text=text, model=model, checkpoint=folder)
+        more = {"forecast": asdict(forecast)} if forecast else {}
+        begin(run, request, settings, choices, text.fingerprints, parameters, notify, more)
+    facts = run.facts()
+    if not fresh and isinstance(facts.get("forecast"), dict):
+        forecast = Forecast(**facts["forecast"])
+    counted = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
+    return Job(settings, run, text, model, folder, forecast, counted)
 
 
 def resume_from(run: Run, fingerprints: dict[str, str], notify: Notify) -> Path | None:
@@ -177,10 +212,10 @@ def begin(
     fingerprints: dict[str, str],
     parameters: int,
     notify: Notify,
+    more: dict[str, Any] | None = None,
 ) -> None:
     """Tell every choice, and write down what is known before the first step."""
-    for choice in choices:
-        notify(choice)
+    notify(Planned(tuple(choices)))
     facts = {
         "nanolm": __version__,
         "torch": torch.__version__,
@@ -192,6 +227,7 @@ def begin(
         "choices": [vars(choice) for choice in choices],
         "fingerprints": fingerprints,
         "parameters": parameters,
+        **(more or {}),
     }
     run.begin(settings.to_dict(), facts)
 

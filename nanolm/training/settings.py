@@ -25,6 +25,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
 KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
+OPTIMIZERS = ("muon", "adamw")
 DEFAULT_FAMILY = "modern"
 
 CHOICES = {  # what a setting may be; besides, it may be left open
@@ -37,6 +38,7 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "device": DEVICES,
     "dtype": OWN_DTYPES,
     "attention": KERNELS,
+    "optimizer": OPTIMIZERS,
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
@@ -57,9 +59,10 @@ RANGES = {  # what is possible; what is sensible is for the user to say
     "steps": (1, 10**12),
     "minutes": (0.001, 10**6),
     "epochs": (0.001, 10**6),
+    "tokens": (1, 10**15),
     "batch": (1, 1_000_000),
     "lr": (1e-9, 10),
-    "weight_decay": (0, 10),
+    "weight_decay": (0, 1_000),
     "evaluations": (1, 100_000),
     "save_every": (1, 10**12),
     "seed": (0, (1 << 63) - 1),
@@ -155,7 +158,9 @@ class Settings:
                 f"--vocab-size {self.vocab_size}: must be at least 258 (every byte and two special "
                 "tokens) and at most 1048576"
             )
-        budgets = [name for name in ("steps", "minutes", "epochs") if getattr(self, name)]
+        # Minutes can stand beside the others: what is used up first ends the run.
+        counts = ("steps", "epochs", "tokens")
+        budgets = [name for name in counts if getattr(self, name, None)]
         if len(budgets) > 1:
             problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
         return problems
@@ -184,7 +189,9 @@ class TrainSettings(Settings):
     feed_forward: str | None = None
     bias: bool | None = None
     tied: bool | None = None
-    weight_decay: float = 0.1
+    tokens: int | None = None
+    optimizer: str | None = None
+    weight_decay: float | None = None
     evaluations: int = 10
     workers: int | None = None
     attention: str | None = None

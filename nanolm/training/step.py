@@ -1,4 +1,4 @@
-"""One update: forward, backward, clip, AdamW.
+"""One update: forward, backward, clip, and what the optimizer makes of it.
 
     >>> norm, loss = Step(task.loss, Optimizer(parameters, 0.1), "float32")(batch, lr=1e-3)
 
@@ -113,7 +113,8 @@ class Step:
         if self.scale:
             divisor = divisor * self.scale.factor
         overflow = (0 * norm).nan_to_num(nan=1)  # 0 times what is not finite is not a number
-        self.each(lambda share: self.optimizer.step(self.lr, divisor, overflow, share))
+        with products_in(self.products):
+            self.each(lambda share: self.optimizer.step(self.lr, divisor, overflow, share))
         if self.scale:
             self.scale.adapt(overflow)
         self.optimizer.zero_grad()

@@ -13,17 +13,19 @@ from torch import Tensor
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_dtype
-from nanolm.training.language import compile_model, with_kernels
+from nanolm.training import recipe
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizer
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 from nanolm.training.tuning import (
     attention_by,
+    compile_model,
     fit_to_machine,
     missing_compiler,
     threads_for,
     use_attention,
+    with_kernels,
 )
 
 BATCHES = 4  # different ones, so that nothing learns a single one by heart
@@ -41,12 +43,16 @@ class Trial:
         dtype: str = "auto",
         threads: int | None = None,
         compiled: bool = False,
+        settings: TrainSettings | None = None,
     ) -> None:
+        """`settings` are what is known already of how this machine does it best."""
         torch.manual_seed(1)
-        asked = {"context": config.context, "batch": rows, "device": device, "dtype": dtype}
-        settings = TrainSettings((), threads=threads, **asked)  # type: ignore[arg-type]
-        if dtype == "auto" and device != "cpu":
-            settings = replace(settings, dtype=choose_dtype(dtype, device)[0])
+        asked = {"context": config.context, "batch": rows, "device": device}
+        settings = settings or TrainSettings((), threads=threads, dtype=dtype)
+        settings = replace(settings, **asked)  # type: ignore[arg-type]
+        optimizer = settings.optimizer or recipe.optimizer(config, rows)[0]
+        if settings.dtype == "auto" and device != "cpu":
+            settings = replace(settings, dtype=choose_dtype("auto", device)[0])
         self.model = build_model(config).train()
         self.settings, self.choices = fit_to_machine(settings, self.model)
         settings = self.settings
@@ -57,9 +63,11 @@ class Trial:
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)
         self.tokens = rows * config.context
-        optimizer = Optimizer(dict(self.model.named_parameters()), 0.1, shares=settings.workers or 1)
+        matrices = self.model.matrices() if optimizer == "muon" else None
+        parameters, shares = dict(self.model.named_parameters()), settings.workers or 1
         with threads_for(settings.threads, settings.workers):
-            self.update = Step(self.loss, optimizer, settings.dtype, lambda batch: self.tokens)
+            learner = Optimizer(parameters, 0.1, shares=shares, matrices=matrices)
+            self.update = Step(self.loss, learner, settings.dtype, lambda batch: self.tokens)
         shape = (BATCHES, rows, config.context + 1)
         self.batches = torch.randint(config.vocab_size, shape)
         if device == "cuda":

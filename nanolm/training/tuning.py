@@ -6,6 +6,7 @@ A second or two before the first step of a run; what is found is saved with its 
 """
 
 import contextlib
+import os
 import shutil
 import statistics
 import time
@@ -19,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
-from nanolm.machine import available_threads
+from nanolm.machine import available_threads, cache_folder
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
@@ -235,6 +236,25 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def with_kernels(model: Model, dtype: str) -> None:
+    """Let a model on a GPU be trained through kernels made for it."""
+    if isinstance(model, GPT) and model.device.type == "cuda":
+        with contextlib.suppress(ImportError):  # no Triton
+            from nanolm.model import float8, fused
+
+            if fused.available():
+                model.use_kernels(float8 if dtype == "float8" else fused)
+
+
+def compile_model(model: Model, device: str) -> None:
+    """Let it be compiled when it is next trained; the model itself stays as it is."""
+    assert isinstance(model, GPT)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    model.use_kernels(None)  # torch makes its own
+    # Blocks are all alike: one is compiled for all.
+    model.compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
 
 
 def missing_compiler(device: str) -> str | None:

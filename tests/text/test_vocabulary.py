@@ -7,7 +7,7 @@ import pytest
 from conftest import corpus_of
 
 from nanolm.text import vocabulary
-from nanolm.text.vocabulary import choose_vocabulary, make_tokenizer, three_token_bits
+from nanolm.text.vocabulary import choose_vocabulary, make_tokenizer, counted_bits
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -50,7 +50,7 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
     assert "raised for" in choice.reason
 
 
-def test_three_token_bits_by_hand() -> None:
+def test_counted_bits_by_hand() -> None:
     """Token by token, with dictionaries."""
     dice = np.random.default_rng(3)
     train, val = dice.integers(0, 6, 300), dice.integers(0, 7, 80)  # 6 was never seen
@@ -75,7 +75,7 @@ def test_three_token_bits_by_hand() -> None:
     for n in range(len(val)):
         tokens = val[max(0, n - 2) : n + 1].tolist()
         bits -= math.log2(chance(tokens, len(tokens) - 1))
-    assert three_token_bits(train, val, 7) == pytest.approx(bits)
+    assert counted_bits(train, val, 7) == pytest.approx(bits)
 
 
 def test_the_measurement_is_the_same_every_time() -> None:

@@ -1,0 +1,85 @@
+"""What a model will come to on a text, told before it is trained.
+
+    >>> how_hard(prepared.train, prepared.val, prepared.tokenizer)  # bits per byte, by counting
+    2.34
+    >>> Law(2.34, size=1_000_000).bits_per_byte(parameters=800_000, learned=8e6, steps=1500)
+    2.05
+
+How hard a text is, a model that counts what follows a few tokens tells in a moment. A Transformer
+does better by a share that grows with its size and with how much text it has learned from: a power
+of each. Text that is seen again teaches less each time, and after some passes nothing. The numbers
+were fitted to 55 runs on four texts (docs/experiments.md).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.tokens import Store
+from nanolm.text.vocabulary import counted_bits
+
+COUNTED = 1_000_000  # bytes that are counted
+CHUNK = 4_096  # tokens in a row
+TESTED = 50_000  # tokens of held-out text
+CONTEXTS = (1, 2, 3, 4)  # tokens to count what follows; which is best depends on the tokenizer
+
+SIZE, BY_SIZE = 0.0656, 0.243  # of a million parameters, without the first and last layer
+TEXT, BY_TEXT = 0.763, 0.0744  # of ten million bytes
+WORTH = 3.22  # passes that all further ones together are worth
+SMALL = 0.058  # counting suffers more from a small text than a Transformer does
+FEW_STEPS = 2.0  # the same text in fewer, larger steps
+
+
+AHEAD, BEND = 0.12, 0.45
+
+
+def how_hard(train: Store, val: Store, tokenizer: Tokenizer) -> float:
+    """Bits per byte of held-out text when it is foretold by counts of at most a megabyte."""
+    sizes, val = tokenizer.byte_lengths(), val[:TESTED]
+    size = max(1, int(sizes[val].sum()))
+    chunks = max(1, len(train) // CHUNK)
+    wanted = min(chunks, 1 + COUNTED * len(val) // (size * CHUNK))
+    places = np.linspace(0, chunks - 1, num=wanted, dtype=int)  # from all over the text
+    text = np.concatenate([train[CHUNK * place :][:CHUNK] for place in places]).astype(np.int64)
+    most = int(62 / math.log2(tokenizer.vocab_size)) - 1  # contexts are numbers of 62 bits
+    held_out = val.astype(np.int64)
+    bits = [
+        counted_bits(text, held_out, tokenizer.vocab_size, length)
+        for length in CONTEXTS
+        if length <= max(1, most)
+    ]
+    return min(bits) / size
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run should come to."""
+
+    bits_per_byte: float
+    seconds: float | None  # of steps; None where nobody measured
+    passes: float  # over the text
+
+    def expected(self, progress: float) -> float:
+        """Bits per byte on the way: they fall fastest at the beginning, and when the rate does."""
+        return self.bits_per_byte * (1 + AHEAD * (1 - progress) * progress**-BEND)
+
+
+@dataclass(frozen=True)
+class Law:
+    """For one text."""
+
+    hard: float  # bits per byte by counting
+    size: int  # bytes of training text
+
+    def bits_per_byte(self, parameters: float, learned: float, steps: float) -> float:
+        """Of held-out text, for a model without its first and last layer, after `learned` bytes."""
+        share = SIZE * (parameters / 1e6) ** -BY_SIZE + TEXT * (self.worth(learned) / 1e7) ** -BY_TEXT
+        small = (min(self.size, COUNTED) / COUNTED) ** SMALL
+        return self.hard * share * small * (1 + FEW_STEPS / max(1.0, steps))
+
+    def worth(self, learned: float) -> float:
+        """How much new text would teach the same."""
+        again = max(0.0, learned / self.size - 1)
+        return min(learned, self.size) + self.size * WORTH * (1 - math.exp(-again / WORTH))

@@ -1,0 +1,67 @@
+"""How a model is taught unless somebody knows better: the numbers, each from trials.
+
+>>> learning_rate("muon", dim=384)
+0.003
+
+What was tried, and what it gave, is in docs/experiments.md. What matters most on a text that is seen
+again and again is weight decay: pulled towards zero the harder the more often it sees the text, a
+model can go over it twenty times and still get better at what it has not seen.
+"""
+
+from nanolm.model.config import GPTConfig, ModelConfig
+
+EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
+HEAD_RATE = 0.3  # the last layer would run ahead of what it reads; also where it is the embedding
+WIDTH, RATE = 384, {"muon": 3e-3, "adamw": 1.15e-3}  # wider models want less, as 1 / √width
+PULL = 0.08  # learning rate × weight decay × steps, for one pass; twice the passes, four times it
+LEAST_DECAY = 0.1
+MOST_PASSES = 20  # more teach nothing new, however hard the pull
+MANY_PASSES = 10  # from here on dropout helps too
+DROPOUT = 0.1
+ITERATIONS = 15  # products that make an update orthogonal
+CONTINUED = 0.15  # of the learning rate, for a model that has learned before
+DEAR = 1.0  # of what a step takes without them; AdamW is then as good in the same time
+
+
+def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
+    """Muon, unless making its updates takes longer than what it saves; and why."""
+    if not isinstance(config, GPTConfig):
+        return "adamw", "recurrent layers"
+    wide = config.hidden / config.dim
+    inner = 3 if config.feed_forward == "swiglu" else 2
+    products = config.layers * config.dim**3 * (4 + inner * (1 + 2 * wide) / 3) * 2 * ITERATIONS
+    share = products / (6 * body_parameters(config) * batch * config.context)
+    if share > DEAR:
+        return "adamw", f"muon's updates would take {share:.1f} times the rest of such a step"
+    return "muon", f"makes updates orthogonal, {share:.0%} more arithmetic a step"
+
+
+def body_parameters(config: GPTConfig) -> int:
+    """Of the matrices inside."""
+    inner = 3 if config.feed_forward == "swiglu" else 2
+    heads = 2 * (config.heads + config.kv_heads) * config.head_dim
+    return config.layers * config.dim * (heads + inner * config.hidden)
+
+
+def learning_rate(optimizer: str, dim: int) -> float:
+    return float(f"{RATE[optimizer] * (WIDTH / dim) ** 0.5:.2g}")
+
+
+def weight_decay(passes: float, lr: float, steps: int) -> float:
+    """For so many passes over the text."""
+    return float(f"{max(LEAST_DECAY, PULL * passes**2 / (lr * steps)):.2g}")
+
+
+def dropout(passes: float, never: bool) -> tuple[float, str]:
+    """`never`, because what drops out is one sequence of numbers, and threads work side by side."""
+    if passes < MANY_PASSES or never:
+        return 0.0, f"fewer than {MANY_PASSES} passes"
+    return DROPOUT, f"more than {MANY_PASSES} passes"
+
+
+def rates(tied: bool) -> dict[str, float]:
+    """What to multiply the learning rate of the first and the last layer by."""
+    return {
+        "token_embedding.weight": HEAD_RATE if tied else EMBEDDING_RATE,
+        "head.weight": HEAD_RATE,
+    }

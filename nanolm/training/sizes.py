@@ -1,0 +1,213 @@
+"""Which size of model learns most in the time there is: a few are tried, the others reckoned.
+
+    >>> pick(settings, text, seconds=170).outlook
+    Outlook(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
+
+Each is trained on noise for about a second. What it would come to with as many steps as the time
+allows is told by a law (`nanolm.training.law`). Of those that come about as far, the smallest is
+taken: it writes faster, and needs less room.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from nanolm.choice import Choice
+from nanolm.model.config import PRESETS, GPTConfig
+from nanolm.model.size import training_bytes
+from nanolm.training import recipe
+from nanolm.training.law import Law
+from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
+from nanolm.training.trial import Trial
+
+SHARE = 0.04  # of the time may go into trying sizes,
+EACH = 1.0  # seconds for one of them, about,
+MOST = 4  # and so many are enough
+LEAST_TOKENS = {"cpu": 2_048}  # a step; elsewhere more, or a GPU has nothing to do
+LEAST_ON_GPU = 8_192
+MOST_TOKENS = 1 << 19
+STEPS = 1_200  # about; with more of them, larger ones
+A_TOKEN = 30  # parameters for each token of the text: more would learn it by heart
+CLOSE = 1.004  # what comes so near to the best is as good
+FULL = 0.7  # of the memory of a GPU
+WITH_SIZE = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
+# Layers, heads, width, context. The first one to be tried is that of a preset.
+LADDER = (
+    (2, 2, 64, 128),
+    (3, 3, 96, 128),
+    (4, 4, 128, 128),
+    (4, 6, 192, 128),
+    (6, 4, 256, 256),
+    (6, 6, 384, 256),
+    (8, 8, 512, 512),
+    (12, 12, 768, 512),
+    (16, 16, 1024, 1024),
+    (24, 16, 1024, 1024),
+    (24, 20, 1280, 1024),
+    (32, 25, 1600, 1024),
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a plan has to know of a text."""
+
+    vocab_size: int
+    size: int  # bytes of training text
+    tokens: int
+    hard: Callable[[], float]  # bits per byte by counting; asked only where it is needed
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What training a model for the time there is would come to."""
+
+    config: GPTConfig
+    batch: int
+    step: float  # seconds
+    steps: int
+    seconds: float
+    passes: float
+    bits_per_byte: float
+
+    def __str__(self) -> str:
+        return f"{self.config.layers} x {self.config.dim}: {self.bits_per_byte:.3f}"
+
+
+@dataclass(frozen=True)
+class Picked:
+    outlook: Outlook
+    tried: list[Outlook]  # by size
+    settings: TrainSettings  # with what the machine does best
+    choices: list[Choice]  # about the machine
+
+
+Make = Callable[[TrainSettings], GPTConfig]
+
+
+def pick(
+    settings: TrainSettings,
+    text: Text,
+    make: Make,
+    seconds: Callable[[], float],
+    fit: Callable[[TrainSettings, GPTConfig], tuple[TrainSettings, list[Choice]]],
+    report: Callable[[str, int, int], None],
+) -> Picked:
+    """The best of the sizes that `settings` leave open. `make` gives the model that settings
+    describe, `fit` what the machine does best with it; `seconds` are those left for training."""
+    configs = candidates(settings, text, make)
+    first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
+    settings, choices = fit(settings, configs[first])
+    law = Law(text.hard(), text.size)
+    start, share = time.monotonic(), SHARE * seconds()
+    measured: dict[int, float] = {}  # seconds a step
+    tokens = LEAST_TOKENS.get(settings.device, LEAST_ON_GPU)
+
+    def measure(index: int) -> None:
+        report("trying sizes", len(measured), MOST)
+        measured[index] = step_seconds(configs[index], batch_of(configs[index]), settings)
+
+    def batch_of(config: GPTConfig) -> int:
+        return settings.batch or max(1, tokens // config.context)
+
+    def outlook(index: int) -> Outlook:
+        known = min(measured, key=lambda other: abs(other - index))
+        ratio = arithmetic(configs[index]) / arithmetic(configs[known])
+        step = measured[known] * ratio**WITH_SIZE
+        return foresee(configs[index], batch_of(configs[index]), step, text, law, seconds())
+
+    measure(first)
+    larger = round(math.log2(max(1.0, seconds() / measured[first] / STEPS)))
+    if larger > 0 and settings.batch is None:
+        tokens = min(MOST_TOKENS, tokens << larger)
+        measured.clear()
+        measure(first)
+    while len(measured) < MOST and time.monotonic() - start < share:
+        outlooks = [outlook(index) for index in range(len(configs))]
+        best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
+        near = [n for n in (best, best - 1, best + 1) if 0 <= n < len(configs)]
+        open_ = [n for n in near if n not in measured]
+        if not open_:
+            break
+        measure(open_[0])
+    report("trying sizes", MOST, MOST)
+    tried = [outlook(index) for index in sorted(measured)]
+    least = min(found.bits_per_byte for found in tried)
+    chosen = next(found for found in tried if found.bits_per_byte <= CLOSE * least)
+    return Picked(chosen, tried, settings, choices)
+
+
+def candidates(settings: TrainSettings, text: Text, make: Make) -> list[GPTConfig]:
+    """Models from small to large, with all that was asked for."""
+    sizes: Iterable[tuple[int, int, int, int]] = LADDER
+    if settings.preset is not None:
+        preset = PRESETS[settings.preset]
+        sizes = [(preset.layers, preset.heads, preset.dim, preset.context)]
+    found: dict[GPTConfig, None] = {}
+    for layers, heads, dim, context in sizes:
+        values = {"layers": layers, "heads": heads, "dim": dim, "context": context}
+        values = {name: getattr(settings, name) or value for name, value in values.items()}
+        values["context"] = min(values["context"], max(1, text.tokens - 1))
+        config = make(replace(settings, **values))  # type: ignore[arg-type]
+        if not config.problems():
+            found[config] = None
+    fitting = [config for config in found if fits(config, settings, text)]
+    return fitting or list(found)[:1]
+
+
+def fits(config: GPTConfig, settings: TrainSettings, text: Text) -> bool:
+    parameters = recipe.body_parameters(config)
+    if settings.device == "cuda":
+        tokens = max(LEAST_ON_GPU, (settings.batch or 1) * config.context)
+        all_ = parameters + 2 * config.vocab_size * config.dim
+        if training_bytes(config, all_, tokens) > FULL * torch.cuda.mem_get_info()[0]:
+            return False
+    return parameters <= A_TOKEN * text.tokens
+
+
+def nearest(configs: list[GPTConfig], dim: int) -> int:
+    return min(range(len(configs)), key=lambda index: abs(configs[index].dim - dim))
+
+
+def foresee(
+    config: GPTConfig, batch: int, step: float, text: Text, law: Law, seconds: float
+) -> Outlook:
+    """What comes of as many steps as there are seconds for; but no more than help."""
+    tokens = batch * config.context
+    enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
+    steps = max(1, min(int(seconds / step), enough))
+    passes = steps * tokens / text.tokens
+    found = law.bits_per_byte(recipe.body_parameters(config), passes * text.size, steps)
+    return Outlook(config, batch, step, steps, steps * step, passes, found)
+
+
+def arithmetic(config: GPTConfig) -> float:
+    """Of a token, in products."""
+    seen = config.layers * config.context * config.dim
+    return float(recipe.body_parameters(config) + config.vocab_size * config.dim + seen)
+
+
+def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings) -> float:
+    """Of one update."""
+    with closing(Trial(config, batch, settings.device, settings=settings)) as trial:
+        for _ in range(1 if settings.device == "cpu" else 4):  # kernels are made, steps captured
+            trial.step()
+        trial.wait()
+        start, count = time.perf_counter(), 0
+        while count < 2 or time.perf_counter() - start < EACH / 2:
+            trial.step()
+            count += 1
+            if count % 8 == 0 or settings.device == "cpu":
+                trial.wait()
+        trial.wait()
+        seconds = (time.perf_counter() - start) / count
+    del trial
+    if settings.device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    return seconds
