@@ -138,17 +138,22 @@ def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Ro
         text = read(file, Path(folder))[1].replace(SEPARATOR, "")
     size = len(text.encode())
     if name == "nanolm":
-        bits = answer["val_bits_per_byte"]
+        nats = answer["val_bits_per_byte"] * size * math.log(2)
         facts = {"seconds": round(seconds, 1), "training_seconds": round(answer["seconds"], 1)}
         facts |= {"steps": answer["steps"], "best_step": answer["best_step"]}
     else:
-        if answer["bytes"] != size:
-            raise SystemExit(f"{name} was scored on {answer['bytes']:,} bytes, not on {size:,}")
-        bits, facts = answer["nats"] / math.log(2) / size, answer["facts"]
-    row: Row = {"what": name, "file": Path(file).name, "device": device, "minutes": minutes}
-    row |= {"bits_per_byte": round(bits, 4)}
-    row |= {"nats_per_character": round(bits * math.log(2) * size / len(text), 4)}
-    return row | facts
+        nats, scored, facts = answer["nats"], answer["bytes"], answer["facts"]
+        if scored != size:
+            raise SystemExit(f"{name} was scored on {scored:,} bytes of {file}, not on {size:,}")
+    return {
+        "what": name,
+        "file": Path(file).name,
+        "device": device,
+        "minutes": round(minutes, 4),
+        "bits_per_byte": round(nats / math.log(2) / size, 4),
+        "nats_per_character": round(nats / len(text), 4),
+        **facts,
+    }
 
 
 def read(file: str, folder: Path) -> tuple[str, str]:
@@ -166,7 +171,7 @@ def peer(name: str, file: str, minutes: float, device: str, exact: bool) -> Row:
     if exact:
         recipe = replace(recipe, evaluated=0, steps=MATCHED_STEPS)
     make, prepare = (NanoGPT, characters) if name == "nanogpt" else (GPT2, tokens)
-    make(recipe, 2)  # what it imports is not counted
+    make(recipe, 2)  # so that what it imports is not counted
     torch.manual_seed(1)
     started = time.perf_counter()
     train, held_out, sizes = prepare(file)
@@ -187,10 +192,12 @@ def peer(name: str, file: str, minutes: float, device: str, exact: bool) -> Row:
         scorer.keep_best(learner.count)
         model.load_state_dict(scorer.weights)
     nats, size = scorer.score(scorer.everything)
-    each = (ended - begun) / max(1, learner.count - before)
+    training = ended - begun
+    if exact:  # all steps as fast as those after threads were chosen
+        training *= learner.count / (learner.count - before)
     facts = {
         "seconds": round(ended - started, 1),
-        "training_seconds": round(each * learner.count, 1),
+        "training_seconds": round(training, 1),
         "steps": learner.count,
         "best_step": scorer.best_step or learner.count,
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -216,10 +223,9 @@ def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
 def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same in tokens, the held-out ones after one that begins a text."""
     prepared = prepare_tokens(Request((file,), tokenizer="bpe", vocab_size=2048))
-    train, held_out = (
-        torch.from_numpy(part.astype(np.int64)) for part in (prepared.train, prepared.val)
-    )
-    return train, held_out, torch.from_numpy(prepared.tokenizer.byte_lengths())
+    parts = (prepared.train, prepared.val, prepared.tokenizer.byte_lengths())
+    train, held_out, sizes = (torch.from_numpy(part.astype(np.int64)) for part in parts)
+    return train, held_out, sizes
 
 
 def choose_threads(learner: "Learner") -> int:
@@ -263,9 +269,8 @@ class Learner:
         self.end = max(self.end, self.begun + least)
 
     def step(self) -> None:
-        starts = torch.randint(
-            len(self.ids) - self.recipe.context, (self.recipe.batch, 1), device=self.device
-        )
+        last = len(self.ids) - self.recipe.context
+        starts = torch.randint(last, (self.recipe.batch, 1), device=self.device)
         ids = self.ids[starts + self.window]  # (batch, context + 1)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             _, loss = self.network(ids[:, :-1], ids[:, 1:])
@@ -308,9 +313,9 @@ class Scorer:
         # The last window may reach beyond the text: what fills it up is not counted.
         self.windows = ids[places.clamp(max=len(ids) - 1)]
         self.inside = places[:, 1:] < len(ids)
-        self.everything = torch.arange(len(starts))
         # The same sample every time, so that chance does not choose among the weights.
-        self.sample = torch.randperm(len(starts))[: recipe.evaluated * recipe.batch]
+        self.everything = torch.randperm(len(starts))
+        self.sample = self.everything[: recipe.evaluated * recipe.batch]
         self.best, self.best_step = math.inf, 0
         self.weights: dict[str, Tensor] = {}
 

@@ -14,6 +14,8 @@ class Choice:
     value: object
     reason: str
 
+    def shown(self) -> str:
+        return f"{self.value:,}" if isinstance(self.value, int) else str(self.value)
+
     def __str__(self) -> str:
-        value = f"{self.value:,}" if isinstance(self.value, int) else self.value
-        return f"{self.what}: {value} ({self.reason})"
+        return f"{self.what}: {self.shown()} ({self.reason})"

@@ -2,14 +2,17 @@
 
 import os
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from typing import Self
 
 from rich.live import Live
 from rich.text import Text
 
+from nanolm.choice import Choice
 from nanolm.cli.console import error_console, printable
-from nanolm.training.events import Event, Preparing, Progressed, Started, Wrote
+from nanolm.training.events import Event, Planned, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 LIVE_SECONDS = 0.1  # between two pictures of a bar
@@ -22,6 +25,7 @@ class TrainingView:
         self.console = error_console()
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
+        self.expected: float | None = None  # bits per byte, by the plan, when it was last looked
         self.last_line = 0.0
         self.phase, self.phase_start = "", 0.0  # of the preparation
 
@@ -50,6 +54,9 @@ class TrainingView:
                     sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
                     sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
                     self.console.print(sample)
+            case Planned() if self.live:
+                for line in plan_lines(event.choices, self.console.width):
+                    self.line(line)
             case _:
                 self.line(str(event))
                 if self.live and isinstance(event, Started):
@@ -77,6 +84,7 @@ class TrainingView:
 
     def progressed(self, event: Progressed) -> None:
         self.values.update(event.record)
+        self.expected = event.expected or self.expected
         measured = "val_loss" in event.record
         if self.live:
             if measured:
@@ -114,7 +122,8 @@ class TrainingView:
         if "loss" in self.values:
             parts.append(f"loss {self.values['loss']:.3f}")
         if "val_bits_per_byte" in self.values:
-            parts.append(f"val {self.values['val_bits_per_byte']:.3f} bits/byte")
+            planned = f" (plan {self.expected:.2f})" if self.expected else ""
+            parts.append(f"val {self.values['val_bits_per_byte']:.3f} bits/byte{planned}")
         if "val_accuracy" in self.values:
             parts.append(f"val {self.values['val_accuracy']:.1%} right")
         return "  ".join(parts)
@@ -128,6 +137,23 @@ class TrainingView:
 
     def line(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)
+
+
+def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:
+    """What was chosen, and why, as a table that fits."""
+    rows = [(choice.what.replace("_", " "), choice.shown(), choice.reason) for choice in choices]
+    names, values = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    before = names + values + 4
+    lines = []
+    for name, value, reason in rows:
+        if width - before < 30:  # no room beside it
+            lines += [f"{name:<{names}}  {value}"]
+            lines += textwrap.wrap(reason, width, initial_indent="    ", subsequent_indent="    ")
+            continue
+        first, *rest = textwrap.wrap(reason, width - before) or [""]
+        lines += [f"{name:<{names}}  {value:<{values}}  {first}"]
+        lines += [" " * before + line for line in rest]
+    return lines
 
 
 def clock(seconds: float) -> str:

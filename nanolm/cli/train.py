@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -145,6 +147,21 @@ NO_CORPUS = "\n".join(
 @options_of(TrainSettings, TABLE)
 @run_options(TrainSettings)
 @click.option(
+    "--extend",
+    cls=Option,
+    heading="Run",
+    metavar="RUN",
+    help="Train a finished run for another --minutes, --steps or --tokens.",
+)
+@click.option(
+    "--plan",
+    "plan_only",
+    cls=Option,
+    heading="Run",
+    is_flag=True,
+    help="Show what would be done, and end.",
+)
+@click.option(
     "--list-presets",
     cls=Option,
     heading="Run",
@@ -159,6 +176,8 @@ def command(
     resume: bool,
     as_json: bool,
     list_presets: bool,
+    extend: str | None,
+    plan_only: bool,
     **options: Any,
 ) -> int:
     """Train a language model on text.
@@ -168,7 +187,8 @@ def command(
 
     \b
     nanolm train novel.txt                        three minutes, everything chosen for you
-    nanolm train novel.txt --minutes 20
+    nanolm train novel.txt --minutes 20 --plan    what that would be
+    nanolm train --extend runs/novel --minutes 10
     nanolm train small.txt --preset nano --steps 1000
     nanolm train novel.txt --from runs/stories    go on from another model; or --from gpt2
     nanolm train novel.txt --family lstm          something to compare with
@@ -176,20 +196,38 @@ def command(
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """
+    started = time.monotonic()  # what a time to train for is counted from
     settings = TrainSettings.from_dict(without_displaced(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()
         show_presets(settings.family or DEFAULT_FAMILY, as_json)
         return 0
-    if not settings.corpus:
+    if extend is not None:
+        refuse_others(context)
+    elif not settings.corpus:
         raise UsageError(NO_CORPUS)
     settings.check()
 
-    from nanolm.cli.progress import TrainingView
-    from nanolm.training.language import train
+    from nanolm.cli.progress import TrainingView, plan_lines
+    from nanolm.training import extend as extension
+    from nanolm.training import language
 
     with TrainingView() as view:
-        result = train(settings, out, resume, view.show)
+        if plan_only:
+            plan = language.plan_only(settings, view.show, started)
+        elif extend is not None:
+            budget = {name: getattr(settings, name) for name in extension.BUDGETS}
+            budget = {name: value for name, value in budget.items() if value is not None}
+            result = extension.extend(extend, budget, view.show, started)
+        else:
+            result = language.train(settings, out, resume, view.show, started)
+    if plan_only:
+        if as_json:
+            click.echo(json.dumps(plan.as_object()))
+        else:
+            width = shutil.get_terminal_size().columns
+            click.echo("\n".join(plan_lines(plan.choices, width)))
+        return 0
     if as_json:
         click.echo(json.dumps(asdict(result)))
     if result.stopped == "interrupted":
@@ -203,6 +241,21 @@ def command(
         )
         note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0
+
+
+def refuse_others(context: click.Context) -> None:
+    """A run that is extended has its own settings."""
+    given = [
+        max(parameter.opts, key=len)
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        and parameter.name not in ("extend", "as_json", "minutes", "steps", "tokens")
+    ]
+    if given:
+        raise UsageError(
+            f"--extend goes on with a run as it is: leave out {', '.join(given)}, or train from "
+            "its model with --from"
+        )
 
 
 def show_presets(family: str, as_json: bool) -> None:

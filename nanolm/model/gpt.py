@@ -180,7 +180,7 @@ class GPT(Model):
         return numbers * min(length, config.context) * self.token_embedding.weight.element_size()
 
     def matrices(self) -> dict[str, list[int]]:
-        found = {}
+        found: dict[str, list[int]] = {}
         for name, module in self.blocks.named_modules(prefix="blocks"):
             if isinstance(module, Attention):
                 rows = [part * module.head_dim for part in module.parts]

@@ -24,10 +24,12 @@ from nanolm.training.interrupt import StopRequest
 from nanolm.training.loop import State, Task, Trainer, also_to_log
 from nanolm.training.loss import next_token_loss
 from nanolm.training.metrics import Score, evaluate
+from nanolm.training.planner import Plan
 from nanolm.training.prepare import (
     Job,
     choose_run,
     find_base,
+    plan_for,
     prepare,
     prepare_text,
     refuse_finished,
@@ -122,6 +124,17 @@ def train(
             return result
 
 
+def plan_only(
+    settings: TrainSettings, notify: Notify = lambda event: None, started: float | None = None
+) -> Plan:
+    """What `train` would do, without doing it."""
+    elapsed = stopwatch(started)
+    settings.check()
+    settings = with_absolute_paths(settings)
+    base = find_base(settings, notify)
+    return plan_for(settings, base, prepare_text(settings, base, notify), elapsed, notify)
+
+
 def stopwatch(started: float | None) -> Callable[[], float]:
     """Seconds since then, or since now."""
     begin = time.monotonic() if started is None else started
@@ -206,8 +219,8 @@ class NextToken(Task):
             # Looking at a token costs a third of learning from it.
             budget = state.tokens / progress
             affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
-            state.evaluated_tokens = max(1, min(affordable, len(text.val) - 1))
-        self.all_seen = state.evaluated_tokens == len(text.val) - 1
+            state.evaluated_tokens = max(1, min(affordable, len(text.val)))
+        self.all_seen = state.evaluated_tokens == len(text.val)
         start = time.monotonic()
         score = self.score(state.evaluated_tokens)
         self.scoring = (time.monotonic() - start) / state.evaluated_tokens
@@ -220,7 +233,7 @@ class NextToken(Task):
         return [score.loss], as_metrics(score)
 
     def score(self, limit: int | None = None) -> Score:
-        """How good the model is on held-out text, or on its first `limit` tokens."""
+        """How good the model is on held-out text, or on about `limit` tokens of it."""
         assert self.settings.context
         text = self.job.text
         low = LOW.get(self.settings.dtype) if self.settings.device != "cpu" else None

@@ -40,6 +40,7 @@ PATIENCE = 10  # steps in a row without a finite gradient before giving up
 AHEAD = 10  # steps that a GPU may be behind what it was told,
 AHEAD_SECONDS = 0.25  # and for how long
 COMPILED_FROM = 10  # the step; those before tell what there is to gain
+STUCK, STILL = 0.2, 0.98  # so far into the run, the loss should be below so much of the first
 GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
 
 
@@ -287,6 +288,8 @@ class Trainer:
                 self.last_log = (found.tokens, state.seconds)
                 means = {name: value / state.summed for name, value in state.sums.items()}
                 state.sums, state.summed, state.train_loss = {}, 0, means["loss"]
+                if state.first_loss is None:
+                    state.first_loss = means["loss"]
                 speed = round(tokens / max(seconds, 1e-9))
                 means |= {"lr": found.lr, "grad_norm": norm, "tokens_per_second": speed}
                 self.record(found.step, found.tokens, means)
@@ -393,6 +396,27 @@ class Trainer:
             state.beyond += 1
         self.record(state.step, state.tokens, state.scores)
         self.last_log = (state.tokens, state.seconds)
+        self.warn(progress)
+
+    def warn(self, progress: float) -> None:
+        """Say what does not look right, once."""
+        state = self.state
+        found = {}
+        if state.beyond:
+            found["by heart"] = (
+                "it gets worse at what it has not seen: it learns by heart, and was best at step "
+                f"{state.best_step:,}; try a higher --weight-decay or --dropout, or more text"
+            )
+        first, now = state.first_loss, state.train_loss
+        if progress >= STUCK and first and now and now > STILL * first:
+            found["stuck"] = (
+                f"the loss does not move: {first:.3f} at first, {now:.3f} now; try a higher --lr, "
+                "or look at the text with `nanolm data check`"
+            )
+        for name, text in found.items():
+            if name not in state.told:
+                state.told.append(name)
+                self.notify(Note(text))
 
     def save(self) -> None:
         """Copy out what a checkpoint of this step needs, unless it is there already; another

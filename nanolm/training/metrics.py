@@ -117,7 +117,7 @@ def evaluate(
     ranked: bool = False,
     keep: int = 0,
 ) -> Score:
-    """Score `ids` (or its first `limit` tokens) in windows that begin `stride` tokens apart.
+    """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart.
 
     Without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
     likeliest, and the first `keep` kept one by one.
@@ -127,9 +127,10 @@ def evaluate(
     text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
     nats, tokens, top_1, top_5 = 0.0, 0, 0, 0
     kept, room = [np.empty(0, SURPRISE)], keep
-    ids = ids[: limit and limit + 1]
+    every = -(-len(ids) // limit) if limit else 1
     with model.at_rest():
-        for targets, losses, ranks in scored(model, ids, window, stride or window, ranked, report):
+        parts = scored(model, ids, window, stride or window, ranked, report, every)
+        for targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
             nats += losses[counted].sum().item()
             tokens += int(counted.sum())
@@ -161,17 +162,24 @@ def evaluate(
 
 
 def scored(
-    model: Model, ids: Store, window: int, stride: int, ranked: bool, report: Report
+    model: Model,
+    ids: Store,
+    window: int,
+    stride: int,
+    ranked: bool,
+    report: Report,
+    every: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """(id, nats, rank) of every token but the first, in order, each an array for a batch.
 
     Every `stride` tokens a window begins, and it scores what no earlier one has: the first one
-    all its targets, the others their last `stride`, which have the rest to look back on.
+    all its targets, the others their last `stride`, which have the rest to look back on. Of these
+    windows, every so many are looked at.
     """
     targets = len(ids) - 1
     window = max(1, min(window, targets))
     stride = min(stride, window)
-    starts = range(0, targets - window + stride, stride)
+    starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, LOGITS // (window * model.config.vocab_size))
     for done in range(0, len(starts), rows):
         begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)

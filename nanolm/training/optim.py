@@ -4,8 +4,8 @@
     >>> optimizer.step(lr=1e-3)
 
 AdamW is for everything; the matrices inside a Transformer, if they are named, are for Muon. Weight
-decay is for matrices alone: pulling norms, biases and single vectors towards zero helps nothing. The
-parameters can be had in several shares, so that as many threads can work on them.
+decay is for matrices alone: pulling norms, biases and single vectors towards zero helps nothing.
+The parameters can be had in several shares, so that as many threads can work on them.
 """
 
 from abc import ABC, abstractmethod
@@ -100,8 +100,7 @@ class Muon(Group):
     def prepare(self) -> None:
         if not self.remembered:
             super().prepare()
-            moments = {p: moments[0] for p, moments in self.remembered.items()}
-            self.pieces = Pieces(moments, self.parts)
+            self.pieces = Pieces(self.parts)
 
     def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
         momenta = [self.remembered[p][0] for p in self.parameters]
@@ -110,7 +109,7 @@ class Muon(Group):
             return
         rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
         if divisor is not None:
-            gradients = torch._foreach_div(gradients, divisor)
+            gradients = list(torch._foreach_div(gradients, divisor))
         if overflow is not None:  # as if the gradient were the momentum, and the rate zero
             if self.lr is None:
                 if overflow.item():
@@ -150,7 +149,11 @@ class Optimizer:
                 groups.setdefault(kind, {})[parameter] = matrices.get(name, ())
             self.shares.append([])
             for (by_muon, matrix, times), members in groups.items():
-                rest = (weight_decay if matrix else 0.0, times, self.rate(times) if on_gpu else None)
+                rest = (
+                    weight_decay if matrix else 0.0,
+                    times,
+                    self.rate(times) if on_gpu else None,
+                )
                 group = Muon(members, *rest) if by_muon else AdamW(list(members), *rest)
                 self.shares[-1].append(group)
 

@@ -6,9 +6,8 @@
 What is set by hand is kept, and the rest is planned around it.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nanolm.choice import Choice, Report
@@ -20,12 +19,12 @@ from nanolm.text.vocabulary import TINY
 from nanolm.training import recipe
 from nanolm.training.law import Forecast, Law
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
-from nanolm.training.sizes import Outlook, Text, pick
+from nanolm.training.sizes import A_TOKEN, Outlook, Text, pick
 from nanolm.training.tuning import fit_to_machine
 
 MINUTES = 3.0  # a first try
 TINY_STEPS = 1_000
-SHORT = 20.0  # seconds; too few to try anything
+SHORT = 8.0  # seconds; too few to try anything
 AFTERWARDS = 0.05  # of the time, for looking at held-out text
 OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
 
@@ -46,6 +45,14 @@ class Plan:
         """What needs no reason, where it was left open."""
         left = {name: value for name, value in values.items() if self.open(name)}
         self.settings = replace(self.settings, **left)
+
+    def as_object(self) -> dict[str, Any]:
+        """What a program may want to know."""
+        return {
+            "settings": self.settings.to_dict(),
+            "choices": [vars(choice) for choice in self.choices],
+            "forecast": self.forecast and asdict(self.forecast),
+        }
 
     def open(self, name: str) -> bool:
         return getattr(self.settings, name) is None
@@ -77,7 +84,22 @@ def make_plan(
     if context and context >= tokens:
         plan.choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
     choose_learning(plan, text, base, outlook)
+    if base is None:
+        warn_of_little_text(plan, text)
     return plan
+
+
+def warn_of_little_text(plan: Plan, text: Text) -> None:
+    config = model_config(plan.settings, text.vocab_size)
+    size = f"{text.size:,} bytes"
+    if text.size < TINY:
+        reason = "tiny: good for seeing how it works, too little for a language"
+        plan.choices.append(Choice("text", size, reason))
+    elif isinstance(config, GPTConfig):
+        parameters = recipe.body_parameters(config)
+        if parameters > A_TOKEN * text.tokens:
+            reason = f"little for {parameters:,} parameters: they could learn it by heart"
+            plan.choices.append(Choice("text", size, reason))
 
 
 def choose_device_and_budget(plan: Plan, text: Text) -> None:
@@ -100,9 +122,7 @@ def undecided(plan: Plan) -> bool:
     return any(plan.open(name) for name in ("layers", "heads", "dim", "batch", "weight_decay"))
 
 
-def choose_size(
-    plan: Plan, text: Text, seconds: Callable[[], float], report: Report
-) -> Outlook:
+def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Report) -> Outlook:
     """By trying some."""
 
     def make(settings: TrainSettings) -> GPTConfig:
@@ -110,9 +130,7 @@ def choose_size(
         assert isinstance(config, GPTConfig)
         return config
 
-    def fit(
-        settings: TrainSettings, config: GPTConfig
-    ) -> tuple[TrainSettings, list[Choice]]:
+    def fit(settings: TrainSettings, config: GPTConfig) -> tuple[TrainSettings, list[Choice]]:
         batch = settings.batch or max(1, 2_048 // config.context)
         asked = replace(settings, batch=batch, context=config.context)
         found, choices = fit_to_machine(asked, build_model(config))
@@ -126,9 +144,12 @@ def choose_size(
     reason = "there is no time to try others"
     if len(picked.tried) > 1:
         tried = ", ".join(str(found) for found in picked.tried)
-        reason = f"in that time, bits per byte should be {tried}"
-    if any(getattr(asked, name) is None for name in ("layers", "heads", "dim")) and not asked.preset:
-        shape = f"{config.layers} layers, {config.heads} heads, width {config.dim}"
+        reason = f"layers x width; bits per byte in that time: {tried}"
+    if (
+        any(getattr(asked, name) is None for name in ("layers", "heads", "dim"))
+        and not asked.preset
+    ):
+        shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
     for name in ("layers", "heads", "dim"):
         plan.fill(**{name: getattr(config, name)})
@@ -185,7 +206,7 @@ def choose_learning(
         plan.choose("optimizer", found, reason)
     assert plan.settings.optimizer
     if plan.open("lr"):
-        lr = recipe.learning_rate(plan.settings.optimizer, config.dim)
+        lr = recipe.learning_rate(plan.settings.optimizer, config)
         if base is None:
             plan.choose("lr", lr, f"for width {config.dim}")
         else:
@@ -198,7 +219,11 @@ def choose_learning(
         if outlook.passes >= recipe.MOST_PASSES:
             reason = f"{recipe.MOST_PASSES} passes over the text: more would teach nothing new"
             plan.choose("steps", steps, reason)
-    if steps is None:
+    if steps is None:  # nobody knows how many there will be
+        most = math.ceil(recipe.MOST_PASSES * text.tokens / each)
+        plan.choose(
+            "steps", most, f"{recipe.MOST_PASSES} passes at most, if there is time for them"
+        )
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0)
         return
     passes = steps * each / text.tokens
@@ -218,7 +243,7 @@ def choose_learning(
         law = Law(text.hard(), text.size)
         parameters = recipe.body_parameters(config)
         bits = law.bits_per_byte(parameters, passes * text.size, steps)
-        plan.forecast = Forecast(bits, outlook and outlook.seconds, passes)
+        plan.forecast = Forecast(bits, outlook.seconds if outlook else None, passes)
         if outlook:
             reason = f"held-out bits per byte, after {steps:,} steps in {outlook.seconds:.0f} s"
             plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))

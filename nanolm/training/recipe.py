@@ -1,19 +1,21 @@
 """How a model is taught unless somebody knows better: the numbers, each from trials.
 
->>> learning_rate("muon", dim=384)
-0.003
+>>> weight_decay(passes=8, lr=0.003, steps=400)
+4.3
 
-What was tried, and what it gave, is in docs/experiments.md. What matters most on a text that is seen
-again and again is weight decay: pulled towards zero the harder the more often it sees the text, a
-model can go over it twenty times and still get better at what it has not seen.
+What was tried, and what it gave, is in docs/experiments.md. What matters most on a text that is
+seen again and again is weight decay: pulled towards zero the harder the more often it sees the
+text, a model can go over it twenty times and still get better at what it has not seen.
 """
 
 from nanolm.model.config import GPTConfig, ModelConfig
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
-HEAD_RATE = 0.3  # the last layer would run ahead of what it reads; also where it is the embedding
-WIDTH, RATE = 384, {"muon": 3e-3, "adamw": 1.15e-3}  # wider models want less, as 1 / √width
-PULL = 0.08  # learning rate × weight decay × steps, for one pass; twice the passes, four times it
+HEAD_RATE = 0.6  # the last layer would run ahead of what it reads; also where it is the embedding
+WIDTH = 384
+RATE = {"muon": 3e-3, "adamw": 1.15e-3}  # for that width; wider ones want less, as 1 / √width
+RECURRENT = 2  # times as much
+PULL = 0.08  # learning rate * weight decay * steps for one pass; twice the passes, four times it
 LEAST_DECAY = 0.1
 MOST_PASSES = 20  # more teach nothing new, however hard the pull
 MANY_PASSES = 10  # from here on dropout helps too
@@ -43,13 +45,15 @@ def body_parameters(config: GPTConfig) -> int:
     return config.layers * config.dim * (heads + inner * config.hidden)
 
 
-def learning_rate(optimizer: str, dim: int) -> float:
-    return float(f"{RATE[optimizer] * (WIDTH / dim) ** 0.5:.2g}")
+def learning_rate(optimizer: str, config: ModelConfig) -> float:
+    rate = RATE[optimizer] * (WIDTH / config.dim) ** 0.5
+    return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT):.2g}")
 
 
 def weight_decay(passes: float, lr: float, steps: int) -> float:
     """For so many passes over the text."""
-    return float(f"{max(LEAST_DECAY, PULL * passes**2 / (lr * steps)):.2g}")
+    pull = PULL * min(passes, 2 * MOST_PASSES) ** 2
+    return float(f"{max(LEAST_DECAY, pull / (lr * steps)):.2g}")
 
 
 def dropout(passes: float, never: bool) -> tuple[float, str]:

@@ -3,8 +3,8 @@
 The constant part can be any length, so a run can be extended from just before its decay.
 """
 
-WARM_UP = 0.02  # of the run
-DECAY = 0.5  # of the run
+WARM_UP = 0.03  # of the run
+DECAY = 0.4  # of the run
 
 
 def rate(progress: float) -> float:

@@ -22,7 +22,7 @@ from nanolm.model.config import PRESETS, GPTConfig
 from nanolm.model.size import training_bytes
 from nanolm.training import recipe
 from nanolm.training.law import Law
-from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
+from nanolm.training.settings import TrainSettings
 from nanolm.training.trial import Trial
 
 SHARE = 0.04  # of the time may go into trying sizes,
@@ -122,7 +122,9 @@ def pick(
         return foresee(configs[index], batch_of(configs[index]), step, text, law, seconds())
 
     measure(first)
-    larger = round(math.log2(max(1.0, seconds() / measured[first] / STEPS)))
+    # As many steps as are good, and larger ones where there is time for more.
+    most = min(seconds() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
+    larger = round(math.log2(max(1.0, most / STEPS)))
     if larger > 0 and settings.batch is None:
         tokens = min(MOST_TOKENS, tokens << larger)
         measured.clear()

@@ -1,46 +1,121 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
-from nanolm.model.config import configure
+from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.text.tokenizer import ByteLevel, Characters
-from nanolm.training.planner import choose_settings, model_config
+from nanolm.training import planner, recipe, sizes
+from nanolm.training.law import Law
+from nanolm.training.planner import make_plan, model_config
 from nanolm.training.settings import TrainSettings
+from nanolm.training.sizes import Text
 
-OPEN = TrainSettings(corpus=("a.txt",))
-BPE = ByteLevel([(97, 98), (256, 99)])
+OPEN = TrainSettings(corpus=("a.txt",), device="cpu")
+
+
+def a_text(size: int, tokens: int | None = None) -> Text:
+    return Text(vocab_size=512, size=size, tokens=tokens or size // 3, hard=lambda: 2.3)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine that takes as long as its arithmetic; the widths that were tried."""
+    tried: list[int] = []
+
+    def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings) -> float:
+        tried.append(config.dim)
+        return 1e-9 * batch * config.context * sizes.arithmetic(config) / 16
+
+    monkeypatch.setattr(sizes, "step_seconds", step_seconds)
+    monkeypatch.setattr(
+        planner, "fit_to_machine", lambda settings, model: (replace(settings, workers=2), [])
+    )
+    return tried
 
 
 def test_what_is_asked_for_is_kept() -> None:
     asked = TrainSettings(
         corpus=("a.txt",), tokenizer="char", preset="mini", dim=60, lr=1e-4, steps=5, threads=3
     )
-    settings, _ = choose_settings(asked, Characters(["a"]), 10**6, 10**6)
+    settings = make_plan(asked, a_text(10**6)).settings
     assert (settings.dim, settings.lr, settings.steps, settings.threads) == (60, 1e-4, 5, 3)
     assert (settings.layers, settings.vocab_size) == (6, None)
 
 
 @pytest.mark.parametrize("size", [4_000, 2_000_000])
-def test_nothing_is_left_open_and_a_second_look_changes_nothing(size: int) -> None:
-    settings, choices = choose_settings(OPEN, BPE, size, size // 3)
-    assert all(choice.reason for choice in choices)
-    assert (settings.tokenizer, settings.vocab_size) == ("bpe", BPE.vocab_size)
-    assert (settings.minutes is None) != (settings.steps is None)
-    assert choose_settings(settings, BPE, size, size // 3) == (settings, [])
+@pytest.mark.parametrize("budget", [{}, {"steps": 50}, {"epochs": 0.5}, {"tokens": 10_000}])
+def test_nothing_is_left_open_and_a_second_look_changes_nothing(
+    size: int, budget: dict[str, Any], timed: list[int]
+) -> None:
+    plan = make_plan(replace(OPEN, **budget), a_text(size))
+    settings = plan.settings
+    assert all(choice.reason for choice in plan.choices)
+    assert settings.minutes is not None or settings.steps is not None
+    again = make_plan(settings, a_text(size))
+    assert again.settings == settings
+    assert {choice.what for choice in again.choices} <= {"text"}
     assert model_config(settings, 400).problems() == []
+    settings.check()
+
+
+def test_more_time_is_for_a_larger_model(timed: list[int]) -> None:
+    found = []
+    for minutes in (1.0, 10.0, 100.0):
+        plan = make_plan(replace(OPEN, minutes=minutes), a_text(20_000_000))
+        assert plan.forecast and plan.settings.dim
+        assert plan.forecast.seconds == pytest.approx(60 * minutes, rel=0.06)
+        found.append((plan.settings.dim, -plan.forecast.bits_per_byte))
+        shown = next(choice for choice in plan.choices if choice.what == "model")
+        assert f"{plan.settings.layers} x {plan.settings.dim}: " in shown.reason
+    assert found == sorted(found)
+    assert found[0][0] < found[-1][0]
+    assert 1 < len(timed) <= 3 * (sizes.MOST + 1)
+
+
+def test_what_is_set_by_hand_is_planned_around(timed: list[int]) -> None:
+    asked = replace(OPEN, minutes=10.0, layers=5, context=64, batch=4)
+    settings = make_plan(asked, a_text(20_000_000)).settings
+    assert (settings.layers, settings.context, settings.batch) == (5, 64, 4)
+    assert settings.dim and settings.heads
+    timed.clear()
+    settings = make_plan(replace(OPEN, minutes=10.0, preset="nano"), a_text(10**7)).settings
+    assert (settings.layers, settings.dim, timed) == (3, 48, [48, 48])
+
+
+def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
+    plan = make_plan(replace(OPEN, minutes=300.0), a_text(200_000))
+    settings, config = plan.settings, model_config(plan.settings, 512)
+    assert settings.steps and settings.batch and settings.context and settings.minutes == 300
+    passes = settings.steps * settings.batch * settings.context / (200_000 // 3)
+    assert passes == pytest.approx(recipe.MOST_PASSES, rel=0.05)
+    assert isinstance(config, GPTConfig)
+    assert recipe.body_parameters(config) <= sizes.A_TOKEN * 200_000 / 3
+    assert settings.weight_decay and settings.weight_decay > 1
+    little = make_plan(replace(OPEN, preset="mini", steps=5), a_text(200_000))
+    assert any("by heart" in choice.reason for choice in little.choices)
+
+
+def test_muon_only_where_it_pays() -> None:
+    config = configure("modern", vocab_size=512, layers=4, heads=4, dim=128, context=64)
+    assert recipe.optimizer(config, batch=32)[0] == "muon"
+    assert recipe.optimizer(config, batch=2)[0] == "adamw"
+    lstm = configure("lstm", vocab_size=512, layers=4, dim=128, context=64)
+    assert recipe.optimizer(lstm, batch=32)[0] == "adamw"
 
 
 def test_a_family_fills_in_its_switches() -> None:
-    asked = TrainSettings(corpus=("a.txt",), family="gpt2", preset="nano", tied=False, kv_heads=1)
-    settings, _ = choose_settings(asked, BPE, 10**5, 50_000)
+    asked = TrainSettings(
+        corpus=("a.txt",), family="gpt2", preset="nano", tied=False, kv_heads=1, steps=3
+    )
+    settings = make_plan(asked, a_text(10**5)).settings
     assert (settings.positions, settings.norm, settings.bias) == ("learned", "layer", True)
     assert (settings.hidden, settings.rope_base) == (192, None)
     assert (settings.tied, settings.kv_heads) == (False, 1)
-    settings, _ = choose_settings(replace(OPEN, family="lstm"), BPE, 10**5, 50_000)
+    settings = make_plan(replace(OPEN, family="lstm"), a_text(10**5)).settings
     assert (settings.layers, settings.dim, settings.tied) == (4, 128, False)
     assert (settings.heads, settings.positions, settings.hidden) == (None, None, None)
     settings.check()
@@ -48,26 +123,36 @@ def test_a_family_fills_in_its_switches() -> None:
 
 def test_a_model_to_start_from_decides_its_own_shape() -> None:
     base = configure("gpt2", vocab_size=50_257, layers=12, heads=12, dim=768, context=1024)
-    settings, choices = choose_settings(
-        replace(OPEN, start_from="gpt2", device="cpu"), BPE, 10**6, 10**5, base
-    )
+    plan = make_plan(replace(OPEN, start_from="gpt2"), a_text(10**6), base)
+    settings = plan.settings
     assert (settings.layers, settings.family, settings.tokenizer) == (None, None, None)
-    assert (settings.context, settings.batch) == (256, 4)
-    assert settings.lr == pytest.approx(3e-4 * (128 / 768) ** 0.5, rel=1e-3)
-    assert all(choice.reason for choice in choices)
+    assert (settings.context, settings.batch, settings.optimizer) == (256, 4, "adamw")
+    assert settings.lr and 1e-4 < settings.lr < 1.5e-4
+    assert all(choice.reason for choice in plan.choices)
     settings.check()
 
 
 def test_a_text_shorter_than_the_context() -> None:
-    settings, choices = choose_settings(OPEN, BPE, 20, 12)
-    assert settings.context == 11
-    assert any("only 12 training tokens" in choice.reason for choice in choices)
+    plan = make_plan(OPEN, a_text(20, tokens=12))
+    assert plan.settings.context == 11
+    assert any("only 12 training tokens" in choice.reason for choice in plan.choices)
 
 
-def test_epochs_become_steps() -> None:
-    asked = TrainSettings(corpus=("a.txt",), preset="nano", epochs=2)
-    settings, _ = choose_settings(asked, BPE, 10**5, 50_000)
-    assert (settings.steps, settings.epochs) == (round(2 * 50_000 / 1024), None)
+@pytest.mark.parametrize("budget", [{"epochs": 2.0}, {"tokens": 66_666}])
+def test_epochs_and_tokens_become_steps(budget: dict[str, Any]) -> None:
+    asked = TrainSettings(corpus=("a.txt",), preset="nano", **budget)
+    settings = make_plan(asked, a_text(10**5)).settings
+    assert (settings.steps, settings.epochs, settings.tokens) == (round(66_666 / 1024), None, None)
+
+
+def test_the_law_knows_size_text_and_passes() -> None:
+    law = Law(hard=2.3, size=1_000_000)
+    base = law.bits_per_byte(1e6, 5e6, 1000)
+    assert law.bits_per_byte(4e6, 5e6, 1000) < base < law.bits_per_byte(1e6, 1e6, 1000)
+    assert law.bits_per_byte(1e6, 5e6, 100) > base
+    assert Law(2.3, 10_000_000).bits_per_byte(1e6, 5e6, 1000) < base  # nothing seen twice
+    assert law.worth(1e6) == 1e6
+    assert law.worth(1e9) == pytest.approx(law.worth(1e8), rel=1e-6)
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from nanolm.training.step import Scale, Step
 Made = tuple[Step, nn.Module]
 
 
-def made(workers: int = 1, dtype: str = "float32", **rest: Any) -> Made:
+def made(workers: int = 1, dtype: str = "float32", muon: bool = False, **rest: Any) -> Made:
     torch.manual_seed(3)
     model = of_family("modern", dim=32).train()
 
@@ -26,7 +26,8 @@ def made(workers: int = 1, dtype: str = "float32", **rest: Any) -> Made:
         x = model.body(ids[:, :-1])
         return next_token_loss(model.head, x, ids[:, 1:]), {"size": x.detach().norm()}
 
-    optimizer = Optimizer(dict(model.named_parameters()), 0.1, shares=workers)
+    matrices = model.matrices() if muon else None
+    optimizer = Optimizer(dict(model.named_parameters()), 0.1, shares=workers, matrices=matrices)
     return Step(loss, optimizer, dtype, **rest), model
 
 
@@ -53,8 +54,11 @@ def test_parts_add_up_to_the_whole(parts: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_side_by_side_is_the_same_and_the_same_bits_again(workers: int) -> None:
-    (alone, one), (together, two), (again, three) = made(), made(workers), made(workers)
+@pytest.mark.parametrize("muon", [False, True])
+def test_side_by_side_is_the_same_and_the_same_bits_again(workers: int, muon: bool) -> None:
+    (alone, one), (together, two), (again, three) = (
+        made(count, muon=muon) for count in (1, workers, workers)
+    )
     assert trained(alone) == pytest.approx(trained(together), abs=1e-5)
     same(one, two, 1e-4)
     trained(again)

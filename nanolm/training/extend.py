@@ -1,0 +1,101 @@
+"""More training for a run that is finished, as if it had been asked for at the beginning.
+
+    >>> extend("runs/novel", {"minutes": 10.0})
+
+The learning rate of a finished run has fallen to zero. So it goes back to the checkpoint from
+before it fell, and on from there; the model that the run came to is kept in its folder `earlier`.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nanolm import files
+from nanolm.errors import DataError, UsageError
+from nanolm.runs import checkpoint
+from nanolm.runs.folder import Run
+from nanolm.training.events import Note, Notify
+from nanolm.training.language import Result, train
+from nanolm.training.settings import TrainSettings, option
+
+BUDGETS = ("minutes", "steps", "tokens")
+
+
+def extend(
+    path: str | Path,
+    more: dict[str, float],
+    notify: Notify = lambda event: None,
+    started: float | None = None,
+) -> Result:
+    """Train the run at `path` for one more budget; if that was begun before, go on with it."""
+    run = Run(Path(path))
+    if len(more) != 1:
+        names = ", ".join(option(name) for name in BUDGETS)
+        raise UsageError(f"--extend {path}: say how much more, by one of {names}")
+    if not run.exists():
+        raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
+    TrainSettings((), **more).check()  # type: ignore[arg-type]
+    with run.locked():
+        if run.finished():
+            go_back(run, more, notify)
+        elif run.facts().get("extension") != more:
+            raise DataError(
+                f"{path} is not finished; go on with it first: "
+                f"nanolm train --config {run.config_file} --out {path}"
+            )
+    return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
+
+
+def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
+    """Let the run be what it was before its learning rate fell, with the larger budget."""
+    facts = run.facts()
+    settings = TrainSettings.from_dict(run.settings())
+    folder = before_the_fall(run)
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    best = checkpoint.follow(run.path / "best")
+    here = best is not None and best.parent.resolve() == run.checkpoints.resolve()
+    if best is not None and here and best.name > folder.name:
+        kept = run.path / "earlier" / best.name
+        kept.parent.mkdir(exist_ok=True)
+        best.rename(kept)
+        checkpoint.point(run.path / "best", kept)
+        notify(Note(f"the model that it came to is kept in {kept}"))
+    checkpoint.discard_after(run.checkpoints, folder)
+    checkpoint.point(run.path / "last", folder)
+    settings = enlarged(settings, more, state)
+    facts = {**facts, "request": settings.to_dict(), "extension": more}
+    earlier = facts.get("earlier", [])
+    facts["earlier"] = [*earlier, facts.pop("result")]
+    facts.pop("forecast", None)  # it was about the time before
+    run.configure(settings.to_dict())
+    run.update(facts)
+
+
+def before_the_fall(run: Run) -> Path:
+    """The checkpoint at which the learning rate began to fall."""
+    last = checkpoint.follow(run.path / "last")
+    decay = None
+    if last is not None and (last / "state.json").is_file():
+        decay = json.loads((last / "state.json").read_text(encoding="utf-8")).get("decay_step")
+    folder = run.checkpoints / f"step-{decay or 0:08}"
+    if decay is None or not folder.is_dir():
+        raise DataError(
+            f"{run.path} has no checkpoint from before its learning rate fell; "
+            f"train on from its model instead: nanolm train CORPUS --from {run.path}"
+        )
+    files.verify(folder)
+    return folder
+
+
+def enlarged(
+    settings: TrainSettings, more: dict[str, float], state: dict[str, Any]
+) -> TrainSettings:
+    """With so much more to do: minutes from now on, or steps as if asked for at once."""
+    if "minutes" in more:
+        return replace(settings, minutes=state["seconds"] / 60 + more["minutes"], steps=None)
+    steps = more.get("steps", 0)
+    if "tokens" in more:
+        steps = more["tokens"] * state["step"] / max(1, state["tokens"])
+    before = settings.steps or state["step"]
+    return replace(settings, steps=max(before + 1, round(before + steps)), minutes=None)

@@ -1,0 +1,111 @@
+"""Updates made orthogonal: the same as torch's, whatever lies where."""
+
+import pytest
+import torch
+from models import of_family
+from torch import Tensor, nn
+
+from nanolm.training import muon
+from nanolm.training.muon import MOMENTUM, STEPS, orthogonal
+from nanolm.training.optim import Muon, Optimizer
+
+SHAPES = {"square": (48, 48), "tall": (96, 48), "wide": (32, 80)}
+
+
+def gradients(parameters: dict[str, nn.Parameter], step: int) -> dict[str, Tensor]:
+    torch.manual_seed(step)
+    return {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+
+
+@pytest.mark.parametrize("steps", [STEPS, 5])
+def test_torch_has_the_same_muon(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon.orthogonal, "__defaults__", (steps,))
+    torch.manual_seed(1)
+    ours = {name: nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
+    theirs = {name: nn.Parameter(value.detach().clone()) for name, value in ours.items()}
+    rows = {name: [len(value)] for name, value in ours.items()}
+    optimizer = Optimizer(ours, 0.1, matrices=rows)
+    torchs = torch.optim.Muon(
+        theirs.values(),
+        lr=1e-2,
+        weight_decay=0.1,
+        momentum=MOMENTUM,
+        ns_steps=steps,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    before = {name: value.detach().clone() for name, value in ours.items()}
+    for step in range(5):
+        for name, value in gradients(ours, step).items():
+            ours[name].grad, theirs[name].grad = value, value.clone()
+        optimizer.step(1e-2)
+        torchs.step()
+    for name in SHAPES:
+        moved = (theirs[name] - before[name]).norm()
+        assert (ours[name] - theirs[name]).norm() < 0.01 * moved  # theirs is in bfloat16
+
+
+def test_fused_matrices_are_each_their_own() -> None:
+    """Queries, keys, values, gate and up, stored one below the other."""
+    model = of_family("modern", dim=32, heads=4, kv_heads=2).train()
+    rows = model.matrices()
+    parameters = {name: dict(model.named_parameters())[name] for name in rows}
+    apart = {
+        f"{name} {number}": nn.Parameter(piece.detach().clone())
+        for name, parameter in parameters.items()
+        for number, piece in enumerate(parameter.split(rows[name]))
+    }
+    assert any(len(pieces) == 3 for pieces in rows.values())
+    assert any(len(pieces) == 2 for pieces in rows.values())
+    optimizer = Optimizer(parameters, 0.1, matrices=rows)
+    other = Optimizer(apart, 0.1, matrices={name: [len(p)] for name, p in apart.items()})
+    for step in range(3):
+        for name, value in gradients(parameters, step).items():
+            parameters[name].grad = value
+            for number, piece in enumerate(value.split(rows[name])):
+                apart[f"{name} {number}"].grad = piece.clone()
+        optimizer.step(1e-2)
+        other.step(1e-2)
+    for name, parameter in parameters.items():
+        pieces = [apart[f"{name} {number}"] for number in range(len(rows[name]))]
+        torch.testing.assert_close(parameter, torch.cat(pieces), atol=1e-6, rtol=1e-5)
+
+
+def test_singular_values_come_near_one() -> None:
+    torch.manual_seed(2)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(6, 32, 64)))
+    assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_what_overflows_changes_nothing() -> None:
+    weight = nn.Parameter(torch.randn(8, 8))
+    optimizer = Optimizer({"weight": weight}, 0.1, matrices={"weight": [8]})
+    before = weight.detach().clone()
+    weight.grad = torch.full((8, 8), torch.nan)
+    optimizer.step(1e-2, torch.tensor(1.0), torch.tensor(1.0))
+    assert torch.equal(weight, before)
+    (group,) = optimizer.groups()
+    assert isinstance(group, Muon)
+    assert all(bool((m == 0).all()) for values in group.remembered.values() for m in values)
+
+
+def test_its_state_goes_on_elsewhere() -> None:
+    one, two = (of_family("modern", dim=32).train() for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    optimizers = [
+        Optimizer(dict(model.named_parameters()), 0.1, matrices=model.matrices())
+        for model in (one, two)
+    ]
+
+    def step(index: int, number: int) -> None:
+        names = optimizers[index].names
+        for name, value in gradients(names, number).items():
+            names[name].grad = value
+        optimizers[index].step(1e-2)
+
+    step(0, 1)
+    two.load_state_dict(one.state_dict())
+    optimizers[1].load(optimizers[0].tensors())
+    for index in (0, 1):
+        step(index, 2)
+    for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
