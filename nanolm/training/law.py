@@ -51,7 +51,7 @@ def how_hard(train: Store, val: Store, tokenizer: Tokenizer) -> float:
         for length in CONTEXTS
         if length <= max(1, most)
     ]
-    return float(min(bits) / size)
+    return min(float(found) for found in bits) / size
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Forecast:
 
     def expected(self, progress: float) -> float:
         """Bits per byte on the way: they fall fastest at the beginning, and when the rate does."""
-        return self.bits_per_byte * (1 + AHEAD * (1 - progress) / max(progress, 1e-3) ** BEND)
+        above: float = AHEAD * (1 - progress) / max(progress, 1e-3) ** BEND
+        return self.bits_per_byte * (1 + above)
 
 
 @dataclass(frozen=True)

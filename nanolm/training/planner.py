@@ -6,6 +6,7 @@
 What is set by hand is kept, and the rest is planned around it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -220,10 +221,10 @@ def choose_learning(
             reason = f"{recipe.MOST_PASSES} passes over the text: more would teach nothing new"
             plan.choose("steps", steps, reason)
     if steps is None:  # nobody knows how many there will be
-        most = math.ceil(recipe.MOST_PASSES * text.tokens / each)
-        plan.choose(
-            "steps", most, f"{recipe.MOST_PASSES} passes at most, if there is time for them"
-        )
+        if plan.open("weight_decay"):
+            most = math.ceil(recipe.MOST_PASSES * text.tokens / each)
+            reason = f"{recipe.MOST_PASSES} passes at most, if there is time for them"
+            plan.choose("steps", most, reason)
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0)
         return
     passes = steps * each / text.tokens

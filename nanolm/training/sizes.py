@@ -25,7 +25,8 @@ from nanolm.training.law import Law
 from nanolm.training.settings import TrainSettings
 from nanolm.training.trial import Trial
 
-SHARE = 0.04  # of the time may go into trying sizes,
+SHARE = {"cpu": 0.04}  # of the time may go into trying further sizes,
+SHARE_ON_GPU = 0.12  # where kernels are made for each of them at first,
 EACH = 1.0  # seconds for one of them, about,
 MOST = 4  # and so many are enough
 LEAST_TOKENS = {"cpu": 2_048}  # a step; elsewhere more, or a GPU has nothing to do
@@ -104,7 +105,6 @@ def pick(
     first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
     settings, choices = fit(settings, configs[first])
     law = Law(text.hard(), text.size)
-    start, share = time.monotonic(), SHARE * seconds()
     measured: dict[int, float] = {}  # seconds a step
     tokens = LEAST_TOKENS.get(settings.device, LEAST_ON_GPU)
 
@@ -129,7 +129,8 @@ def pick(
         tokens = min(MOST_TOKENS, tokens << larger)
         measured.clear()
         measure(first)
-    while len(measured) < MOST and time.monotonic() - start < share:
+    end = time.monotonic() + SHARE.get(settings.device, SHARE_ON_GPU) * seconds()
+    while len(measured) < MOST and time.monotonic() < end:
         outlooks = [outlook(index) for index in range(len(configs))]
         best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
         near = [n for n in (best, best - 1, best + 1) if 0 <= n < len(configs)]

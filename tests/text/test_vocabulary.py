@@ -7,7 +7,7 @@ import pytest
 from conftest import corpus_of
 
 from nanolm.text import vocabulary
-from nanolm.text.vocabulary import choose_vocabulary, make_tokenizer, counted_bits
+from nanolm.text.vocabulary import choose_vocabulary, counted_bits, make_tokenizer
 
 
 def quiet(what: str, done: int, total: int) -> None:

@@ -66,7 +66,7 @@ def test_fused_matrices_are_each_their_own() -> None:
         optimizer.step(1e-2)
         other.step(1e-2)
     for name, parameter in parameters.items():
-        pieces = [apart[f"{name} {number}"] for number in range(len(rows[name]))]
+        pieces: list[Tensor] = [apart[f"{name} {number}"] for number in range(len(rows[name]))]
         torch.testing.assert_close(parameter, torch.cat(pieces), atol=1e-6, rtol=1e-5)
 
 

@@ -1,0 +1,518 @@
+"""Which settings learn most: many are tried for a little while, the better ones for longer.
+
+    >>> sweep(Request(TrainSettings(("novel.txt",), minutes=30.0), over="lr,dropout=0:0.1:0.2"))
+
+This is successive halving, by thirds: all trials get a short time, the best third of them three
+times as much, the best third of those three times that. So every round takes about as long, and
+most of the time goes to what is good. A trial is a normal run; a longer one goes on from where its
+learning rate began to fall. FOLDER/sweep.json holds all that is known, so the same request goes on
+after a kill.
+"""
+
+import gc
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from nanolm import files
+from nanolm.errors import DataError, DiskFull, NanolmError, UsageError, did_you_mean
+from nanolm.model.build import build_model
+from nanolm.model.config import PRESETS, RECURRENT
+from nanolm.model.device import choose_device, choose_dtype
+from nanolm.model.huggingface import load_model
+from nanolm.report.sweep import Dot, sweep_svg
+from nanolm.runs.folder import Run
+from nanolm.text.sources import STDIN
+from nanolm.training.events import Event, Planned, Preparing, Progressed
+from nanolm.training.extend import extend
+from nanolm.training.language import Result, stopwatch, train
+from nanolm.training.planner import model_config
+from nanolm.training.prepare import (
+    ROOT,
+    find_base,
+    plan_for,
+    prepare_text,
+    run_name,
+    with_absolute_paths,
+)
+from nanolm.training.schedule import DECAY
+from nanolm.training.settings import OPTIMIZERS, SIZES, SWITCHES, TrainSettings, option
+from nanolm.training.tuning import fit_to_machine
+
+FACTOR = 3  # one of so many goes on, for so many times as long
+COUNTS = (27, 9, 3)  # trials, as many as the time bears; each fills its rounds exactly
+LEAST = 10.0  # seconds of a first round: less says little
+SHORTEST = 1.0  # seconds, where even that was asked for
+
+# What is tried where no values are given: so many times what the plan has, so much more, or these.
+TIMES = {
+    **dict.fromkeys(("lr", "weight_decay"), (1 / 4, 1 / 2, 1, 2, 4)),
+    **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
+}
+PLUS = {"layers": (-1, 0, 1), "seed": (0, 1, 2)}
+THESE: dict[str, tuple[Any, ...]] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer": OPTIMIZERS}
+AROUND: dict[str, tuple[Any, ...]] = {**TIMES, **PLUS, **THESE}
+
+BUDGETS = ("steps", "epochs", "tokens")
+OTHER_TEXT = (  # with another of these, another text is held out
+    *("corpus", "val", "val_fraction"),
+    *("encoding", "document_separator", "text_field", "text_column"),
+)
+PRESET = ("layers", "heads", "dim", "context", "batch")  # what one says
+FOLLOWS = {  # what was chosen to go with a setting, and is chosen anew with another value of it
+    "preset": (*SIZES, "context", "batch", "lr"),
+    "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr"),
+    "dim": ("hidden", "lr"),
+    "heads": ("kv_heads",),
+    "feed_forward": ("hidden",),
+    "positions": ("rope_base",),
+    "optimizer": ("lr",),
+    "tokenizer": ("vocab_size",),
+}
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+Values = dict[str, list[Any]]  # of each setting; none: those around what the plan has
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: `settings.minutes` are for all of it."""
+
+    settings: TrainSettings
+    over: str  # lr,dropout=0:0.1
+    trials: int | None = None
+
+    def check(self) -> None:
+        """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        if problems := self.problems():
+            raise UsageError("\n".join(problems))
+
+    def problems(self) -> list[str]:
+        settings = replace(self.settings, **dict.fromkeys(BUDGETS))  # type: ignore[arg-type]
+        values, problems = parse(self.over)
+        problems = settings.problems() + problems
+        for name, each in values.items():
+            fixed = getattr(settings, name)
+            if each and fixed != getattr(TrainSettings(()), name):
+                problems.append(f"{option(name)} {fixed} and --over {name}=...: give one of them")
+                continue
+            for value in each:
+                tried = replace(settings, **{name: value})  # type: ignore[arg-type]
+                problems += [found for found in tried.problems() if found not in problems]
+        for name in BUDGETS:
+            if (value := getattr(self.settings, name)) is not None:
+                problems.append(f"{option(name)} {value:g}: a sweep shares out time; say --minutes")
+        if self.trials is not None and not 1 <= self.trials <= 1_000:
+            problems.append(f"--trials {self.trials}: must be from 1 to 1000")
+        problems += [
+            f"{path}: a pipe is read once, and a sweep reads its text for every trial; "
+            "write it to a file first"
+            for path in self.settings.corpus
+            if path == STDIN or Path(path).is_fifo()
+        ]
+        return problems
+
+    def to_dict(self) -> dict[str, Any]:
+        settings = with_absolute_paths(self.settings).to_dict()
+        return {"settings": settings, "over": self.over, "trials": self.trials}
+
+
+@dataclass
+class Trial:
+    """Some settings, and what they came to in each round."""
+
+    number: int
+    values: dict[str, Any]
+    results: list[dict[str, Any]] = field(default_factory=list)  # of `train`, by round
+    error: str | None = None
+
+    def bits(self) -> list[float]:
+        return [result["val_bits_per_byte"] for result in self.results]
+
+    def score(self) -> float:
+        """Bits per byte of the model that it has."""
+        return math.inf if self.error is not None else self.bits()[-1]
+
+
+@dataclass
+class State:
+    """All that is known of a sweep; sweep.json."""
+
+    asked: dict[str, Any]
+    base: dict[str, Any] | None = None  # resolved settings
+    trials: list[Trial] = field(default_factory=list)
+    budgets: list[float] = field(default_factory=list)  # seconds for a trial, by round
+    seconds: float = 0.0  # spent
+    run: str | None = None  # the best
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial came to the end of a round."""
+
+    round: int
+    rounds: int
+    number: int  # in this round
+    of: int
+    trial: Trial
+    seconds_left: float  # of the whole sweep
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep came to."""
+
+    folder: str
+    run: str | None  # None: it was interrupted
+    val_bits_per_byte: float | None
+    trials: list[Trial]  # the best first
+
+    def as_object(self) -> dict[str, Any]:
+        """The last line that `nanolm sweep --json` prints."""
+        trials = [
+            {
+                "trial": trial.number,
+                "settings": trial.values,
+                "val_bits_per_byte": trial.bits(),
+                "error": trial.error,
+            }
+            for trial in self.trials
+        ]
+        return {**asdict(self), "trials": trials}
+
+
+Watch = Callable[[Event | Tried], None]
+
+
+def sweep(
+    request: Request,
+    out: str | Path | None = None,
+    watch: Watch = lambda event: None,
+    started: float | None = None,
+) -> Outcome:
+    """Try settings, or go on with a sweep that was not finished; the best is a run as any other."""
+    request.check()
+    asked = json.loads(json.dumps(request.to_dict()))
+    folder, state = choose_folder(asked, Path(out) if out is not None else None)
+    try:
+        with files.locked(folder / ".lock"):
+            state = read_state(folder) or state
+            work = Sweep(folder, state, watch, time.monotonic() if started is None else started)
+            if state.base is None:
+                work.plan(request)
+            if not work.all_rounds():
+                return Outcome(str(folder), None, None, ranked(state.trials))
+            return work.finish(out is not None)
+    except files.InUse as owner:
+        raise DataError(f"{folder} is worked on by another process ({owner})") from None
+
+
+class Sweep:
+    """A sweep at work."""
+
+    def __init__(self, folder: Path, state: State, watch: Watch, started: float) -> None:
+        self.folder, self.state, self.watch, self.clock = folder, state, watch, started
+        self.asked = TrainSettings.from_dict(state.asked["settings"])
+
+    def save(self) -> None:
+        now = time.monotonic()
+        self.state.seconds += now - self.clock
+        self.clock = now
+        text = json.dumps(asdict(self.state), indent=1) + "\n"
+        files.write_atomically(self.folder / "sweep.json", text)
+
+    def left(self) -> float:
+        """Seconds."""
+        assert self.asked.minutes
+        return 60 * self.asked.minutes - self.state.seconds - (time.monotonic() - self.clock)
+
+    def plan(self, request: Request) -> None:
+        """Choose all settings that are the same in each trial, and what to try."""
+        self.save()
+        given, _ = parse(request.over)
+        middle = {name: each[(len(each) - 1) // 2] for name, each in given.items() if each}
+        settings = replace(self.asked, **middle)  # type: ignore[arg-type]
+        choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say it is not there
+        base = find_base(settings, self.watch)
+        text = prepare_text(settings, base, self.watch)
+        count = request.trials
+        if count is None:
+            size = math.prod(len(each or AROUND[name]) for name, each in given.items())
+            count = min(size, how_many(self.left()))
+        settings = replace(settings, minutes=longest(self.left(), count) / 60)
+        plan = plan_for(settings, base, text, stopwatch(None), self.watch)
+        vocab_size = text.tokenizer.vocab_size
+        model = load_model(base) if base else build_model(model_config(plan.settings, vocab_size))
+        settings, measured = fit_to_machine(plan.settings, model)
+        self.watch(Planned((*plan.choices, *measured)))
+        settings = replace(settings, steps=None)
+        prepare_text(settings, base, self.watch)  # by the size of its vocabulary, as trials do
+        values = {name: each or around(settings, name) for name, each in given.items()}
+        planned = {name: getattr(settings, name) for name in values}
+        own = {name: v if v in values[name] else middle[name] for name, v in planned.items()}
+        points = draw(values, own, count, settings.seed)
+        self.state.base = settings.to_dict()
+        self.state.trials = [Trial(number, point) for number, point in enumerate(points, start=1)]
+        self.save()
+
+    def all_rounds(self) -> bool:
+        """False if somebody wants it to stop."""
+        alive, state = self.state.trials, self.state
+        for number in itertools.count():
+            if len(state.budgets) == number:
+                state.budgets.append(max(SHORTEST, self.left() / cost(len(alive))))
+                self.save()
+            rounds = number + len(rungs(len(alive)))
+            for place, trial in enumerate(alive, start=1):
+                if trial.error is not None or len(trial.results) > number:
+                    continue
+                if not self.attempt(trial, number):
+                    return False
+                self.watch(Tried(number + 1, rounds, place, len(alive), trial, self.left()))
+            if len(alive) == 1:
+                return True
+            whole = [trial for trial in ranked(alive) if trial.error is None]
+            alive = whole[: max(1, len(alive) // FACTOR)]
+            if not alive:
+                return True
+
+    def attempt(self, trial: Trial, number: int) -> bool:
+        """Train it for a round, and save what came of it; False if it was interrupted."""
+        start, budget = time.monotonic(), self.state.budgets[number]
+        run = Run(self.folder / f"trial-{trial.number:02}")
+        begun = False
+        try:
+            facts = run.facts() if run.exists() else {}
+            begun = bool(facts) and len(facts.get("earlier", [])) == number
+            if begun and "result" in facts:  # killed before that was in sweep.json
+                result = Result(**facts["result"])
+            elif number == 0:
+                result = train(self.settings(trial), run.path, False, self.pass_on, start)
+            elif trial.results[-1]["stopped"] == "enough":
+                result = Result(**trial.results[-1])  # longer would be worse
+            else:
+                result = extend(run.path, {"minutes": budget / 60}, self.pass_on, start)
+            if result.stopped == "interrupted":
+                return False
+            trial.results.append(asdict(result))
+            if not math.isfinite(result.val_bits_per_byte or math.nan):
+                trial.error = "its loss on held-out text is no number"
+        except DiskFull:
+            raise
+        except NanolmError as error:
+            trial.error = str(error)
+        if begun:  # what it took before a kill counts too
+            self.state.seconds += max(0.0, budget - (time.monotonic() - start))
+        self.save()
+        if torch.cuda.is_available():
+            gc.collect()
+            torch.cuda.empty_cache()
+        return True
+
+    def pass_on(self, event: Event) -> None:
+        """How far a trial is; the rest is in its log.txt."""
+        if isinstance(event, Preparing | Progressed):
+            self.watch(event)
+
+    def settings(self, trial: Trial) -> TrainSettings:
+        """Those of the plan with the values of this trial, and what goes with them."""
+        assert self.state.base is not None
+        base = TrainSettings.from_dict(self.state.base)
+        values = trial.values
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            if value != getattr(base, name):
+                changes |= dict.fromkeys(FOLLOWS.get(name, ()))
+        if changes and "preset" in values:
+            changes |= {name: getattr(PRESETS[values["preset"]], name) for name in PRESET}
+        if "context" in values:  # as many tokens a step
+            assert base.batch and base.context
+            changes["batch"] = max(1, base.batch * base.context // values["context"])
+        if values.get("family") in RECURRENT:
+            changes["heads"] = None
+        if values.get("dropout"):
+            changes["workers"] = 1  # what drops out is one sequence of numbers
+        kept = {name for name in changes if getattr(self.asked, name) is not None}
+        changes = {name: value for name, value in changes.items() if name not in kept} | values
+        return replace(base, **changes, minutes=self.state.budgets[0] / 60)
+
+    def finish(self, inside: bool) -> Outcome:
+        """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
+        state = self.state
+        trials = ranked(state.trials)
+        best = trials[0]
+        if best.error is not None:
+            why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
+            raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
+        if state.run is None:
+            stem = run_name(self.asked.corpus[0])
+            free = (path for path in numbered(stem) if Run(path).free())
+            state.run = str(self.folder / "best" if inside else next(free))
+            self.save()
+        here = self.folder / f"trial-{best.number:02}"
+        if here.exists():
+            here.rename(state.run)
+        run = Run(Path(state.run))
+        facts = run.facts()
+        run.update({**facts, "result": {**facts["result"], "run": state.run}})
+        picture = self.folder / "sweep.svg"
+        picture.write_text(sweep_svg(dots(trials), picture_title(self.state)), encoding="utf-8")
+        state.finished = True
+        self.save()
+        return Outcome(str(self.folder), state.run, best.score(), trials)
+
+
+def parse(over: str) -> tuple[Values, list[str]]:
+    """The settings that `lr,dropout=0:0.1` names, with their values; and what is wrong with it."""
+    hints = get_type_hints(TrainSettings)
+    names = [name for name in TrainSettings(()).__dict__ if name not in OTHER_TEXT]
+    found: Values = {}
+    problems = []
+    for part in filter(None, (part.strip() for part in over.split(","))):
+        word, given, after = part.partition("=")
+        name = word.strip().removeprefix("--").replace("-", "_")
+        name = "start_from" if name == "from" else name
+        if name in OTHER_TEXT:
+            problems.append(f"--over {word}: trials with other texts cannot be compared")
+        elif name in ("minutes", *BUDGETS):
+            problems.append(f"--over {word}: a sweep shares out its time; say --minutes")
+        elif name not in names:
+            problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
+        elif name in found:
+            problems.append(f"--over {word}: named twice")
+        elif not given and name not in AROUND:
+            problems.append(f"--over {word}: which values? Type --over {word}=ONE:ANOTHER")
+        else:
+            kind = (get_args(hints[name]) or (hints[name],))[0]
+            found[name] = []
+            for value in (value.strip() for value in after.split(":")) if given else ():
+                try:
+                    found[name].append(WORDS[value.lower()] if kind is bool else kind(value))
+                except (ValueError, KeyError):
+                    what = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+                    problems.append(f"--over {word}: {value!r} is not {what}")
+            found[name] = list(dict.fromkeys(found[name]))
+    if not found and not problems:
+        problems.append(f"say what to try: --over {' or '.join(('lr', 'lr,dropout=0:0.1'))}")
+    return found, problems
+
+
+def around(settings: TrainSettings, name: str) -> list[Any]:
+    """Values to try, from small to large, or as they come; what the plan has is among them."""
+    value = getattr(settings, name)
+    if value is None:
+        raise UsageError(f"--over {name}: there is no such thing here; leave it out")
+    if name in THESE:
+        found = list(dict.fromkeys((*THESE[name], value)))
+        return found if isinstance(value, str) else sorted(found)
+    if name in PLUS:
+        return sorted({max(1, value + more) for more in PLUS[name]})
+    if isinstance(value, int):
+        return sorted({max(1, round(value * times)) for times in TIMES[name]})
+    return sorted({value if times == 1 else float(f"{value * times:.2g}") for times in TIMES[name]})
+
+
+def draw(values: Values, own: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]]:
+    """So many points of the grid, `own` first; no point twice, and all if they are few."""
+    size = math.prod(len(each) for each in values.values())
+
+    def point(index: int) -> dict[str, Any]:
+        found = {}
+        for name, each in values.items():
+            index, place = divmod(index, len(each))
+            found[name] = each[place]
+        return found
+
+    chosen = range(size) if size <= count else random.Random(seed).sample(range(size), count)
+    others = [found for index in chosen if (found := point(index)) != own]
+    return [own, *others][:count]
+
+
+def rungs(trials: int) -> list[int]:
+    """How many are in each round."""
+    counts = [trials]
+    while counts[-1] > 1:
+        counts.append(max(1, counts[-1] // FACTOR))
+    return counts
+
+
+def cost(trials: int) -> int:
+    """Of all rounds, in times that a trial takes in the first."""
+    return sum(count * FACTOR**number for number, count in enumerate(rungs(trials)))
+
+
+def how_many(seconds: float) -> int:
+    """Trials, in that time."""
+    return next((count for count in COUNTS if seconds / cost(count) >= LEAST), 1)
+
+
+def longest(seconds: float, trials: int) -> float:
+    """Seconds of training that the best will have: each round goes on from before the decay."""
+    each, total = max(SHORTEST, seconds / cost(trials)), 0.0
+    for number in range(len(rungs(trials))):
+        total = (1 - DECAY) * total + each * FACTOR**number
+    return total
+
+
+def ranked(trials: list[Trial]) -> list[Trial]:
+    """The best first; one that was not yet tried is like one that failed."""
+    return sorted(trials, key=lambda trial: trial.score() if trial.results else math.inf)
+
+
+def dots(trials: list[Trial]) -> list[Dot]:
+    """What came of the first round, for the picture."""
+    return [
+        Dot(trial.values, trial.bits()[0], len(trial.results) > 1, trial is trials[0])
+        for trial in trials
+        if trial.results and trial.error is None
+    ]
+
+
+def picture_title(state: State) -> str:
+    name = run_name(state.asked["settings"]["corpus"][0])
+    seconds = f"{state.budgets[0]:.0f} s" if state.budgets[0] >= 2 else f"{state.budgets[0]:.1f} s"
+    return f"{name}: bits per byte of held-out text after {seconds}"
+
+
+def numbered(stem: str) -> Iterator[Path]:
+    """runs/novel, runs/novel-2, ..."""
+    yield ROOT / stem
+    yield from (ROOT / f"{stem}-{number}" for number in itertools.count(2))
+
+
+def choose_folder(asked: dict[str, Any], out: Path | None) -> tuple[Path, State]:
+    """Where to work: `out`, or under runs/ a sweep to go on with, or a new name."""
+    stem = run_name(asked["settings"]["corpus"][0])
+    for folder in [out] if out is not None else numbered(f"{stem}-sweep"):
+        state = read_state(folder)
+        if state is None and Run(folder).free():
+            return folder, State(asked)
+        if state is not None and state.asked == asked and not state.finished:
+            return folder, state
+    what = "is no sweep" if state is None else "is a sweep of other settings"
+    if state is not None and state.finished:
+        what = "is a finished sweep"
+    raise DataError(f"{out} is there already and {what}; choose another --out")
+
+
+def read_state(folder: Path) -> State | None:
+    """What sweep.json says, if it is there."""
+    file = folder / "sweep.json"
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        state = State(**values)
+        state.trials = [Trial(**trial) for trial in values["trials"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read: {error!r}; remove {folder}") from None
+    return state
