@@ -20,6 +20,7 @@ from nanolm.errors import NanolmError
 
 VERBS = {  # the module of each, and the command in it where that has another name
     "train": "nanolm.cli.train",
+    "sweep": "nanolm.cli.sweep",
     "sample": "nanolm.cli.sample",
     "finetune-sentiment": "nanolm.cli.finetune:sentiment",
     "finetune": "nanolm.cli.finetune",

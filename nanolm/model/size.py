@@ -43,20 +43,29 @@ def parameters_by_part(model: Model | Classifier) -> dict[str, int]:
     return parts
 
 
-def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
-    """About what a GPU needs for steps of `tokens` in bfloat16, with AdamW.
+def body_parameters(config: GPTConfig) -> int:
+    """Of the matrices inside, without the first and the last layer."""
+    inner = 3 if config.feed_forward == "swiglu" else 2
+    heads = 2 * (config.heads + config.kv_heads) * config.head_dim
+    return config.layers * config.dim * (heads + inner * config.hidden)
 
-    Weights, their copy in bfloat16 and moments; the scores of tokens that are there at a time, and
+
+def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
+    """About what a GPU needs for steps of `tokens` in bfloat16.
+
+    Weights, their copy in bfloat16 and moments, of which Muon has one, AdamW two; the scores of tokens that are there at a time, and
     the gradient of the output layer; what each layer keeps for the way back, by the width. Fitted
     to what an H200 took (docs/performance.md).
     """
+    known = 14 * parameters
     if isinstance(config, GPTConfig):
+        known -= 4 * body_parameters(config)
         kept = 39.0 if config.feed_forward == "swiglu" else 33.5
     else:
         assert isinstance(config, RecurrentConfig)
         kept = {"rnn": 16.0, "lstm": 30.0}[config.cell]
     scores = 2 * min(SCORES, tokens * config.vocab_size) + 4 * config.vocab_size * config.dim
-    return round(14 * parameters + scores + tokens * kept * config.layers * config.dim)
+    return round(known + scores + tokens * kept * config.layers * config.dim)
 
 
 @dataclass(frozen=True)

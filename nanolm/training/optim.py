@@ -88,7 +88,10 @@ class AdamW(Group):
 
 
 class Muon(Group):
-    """Momentum, made orthogonal (see `nanolm.training.muon`): all of a shape at a time."""
+    """Momentum, made orthogonal (see `nanolm.training.muon`): all of a shape at a time.
+
+    It works in the gradients, which nobody needs any more.
+    """
 
     moments = ("momentum",)
 
@@ -109,15 +112,14 @@ class Muon(Group):
             return
         rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
         if divisor is not None:
-            gradients = list(torch._foreach_div(gradients, divisor))
+            torch._foreach_div_(gradients, divisor)
         if overflow is not None:  # as if the gradient were the momentum, and the rate zero
             if self.lr is None:
                 if overflow.item():
                     return
             else:
-                bad = overflow > 0
-                pairs = zip(momenta, gradients, strict=True)
-                gradients = [torch.where(bad, m, g) for m, g in pairs]
+                for momentum, gradient in zip(momenta, gradients, strict=True):
+                    gradient.copy_(torch.where(overflow > 0, momentum, gradient))
                 rate = rate * (1 - overflow)
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov

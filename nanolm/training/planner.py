@@ -16,6 +16,7 @@ from nanolm.errors import UsageError
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
+from nanolm.model.size import body_parameters
 from nanolm.text.vocabulary import TINY
 from nanolm.training import recipe
 from nanolm.training.law import Forecast, Law
@@ -97,7 +98,7 @@ def warn_of_little_text(plan: Plan, text: Text) -> None:
         reason = "tiny: good for seeing how it works, too little for a language"
         plan.choices.append(Choice("text", size, reason))
     elif isinstance(config, GPTConfig):
-        parameters = recipe.body_parameters(config)
+        parameters = body_parameters(config)
         if parameters > A_TOKEN * text.tokens:
             reason = f"little for {parameters:,} parameters: they could learn it by heart"
             plan.choices.append(Choice("text", size, reason))
@@ -242,7 +243,7 @@ def choose_learning(
         plan.fill(dropout=dropout)
     if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
         law = Law(text.hard(), text.size)
-        parameters = recipe.body_parameters(config)
+        parameters = body_parameters(config)
         bits = law.bits_per_byte(parameters, passes * text.size, steps)
         plan.forecast = Forecast(bits, outlook.seconds if outlook else None, passes)
         if outlook:

@@ -9,6 +9,7 @@ text, a model can go over it twenty times and still get better at what it has no
 """
 
 from nanolm.model.config import GPTConfig, ModelConfig
+from nanolm.model.size import body_parameters
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
 HEAD_RATE = 0.6  # the last layer would run ahead of what it reads; also where it is the embedding
@@ -36,13 +37,6 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
     if share > DEAR:
         return "adamw", f"muon's updates would take {share:.1f} times the rest of such a step"
     return "muon", f"makes updates orthogonal, {share:.0%} more arithmetic a step"
-
-
-def body_parameters(config: GPTConfig) -> int:
-    """Of the matrices inside."""
-    inner = 3 if config.feed_forward == "swiglu" else 2
-    heads = 2 * (config.heads + config.kv_heads) * config.head_dim
-    return config.layers * config.dim * (heads + inner * config.hidden)
 
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:

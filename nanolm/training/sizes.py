@@ -19,7 +19,7 @@ import torch
 
 from nanolm.choice import Choice
 from nanolm.model.config import PRESETS, GPTConfig
-from nanolm.model.size import training_bytes
+from nanolm.model.size import body_parameters, training_bytes
 from nanolm.training import recipe
 from nanolm.training.law import Law
 from nanolm.training.settings import TrainSettings
@@ -164,7 +164,7 @@ def candidates(settings: TrainSettings, text: Text, make: Make) -> list[GPTConfi
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: Text) -> bool:
-    parameters = recipe.body_parameters(config)
+    parameters = body_parameters(config)
     if settings.device == "cuda":
         tokens = max(LEAST_ON_GPU, (settings.batch or 1) * config.context)
         all_ = parameters + 2 * config.vocab_size * config.dim
@@ -185,14 +185,14 @@ def foresee(
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
     passes = steps * tokens / text.tokens
-    found = law.bits_per_byte(recipe.body_parameters(config), passes * text.size, steps)
+    found = law.bits_per_byte(body_parameters(config), passes * text.size, steps)
     return Outlook(config, batch, step, steps, steps * step, passes, found)
 
 
 def arithmetic(config: GPTConfig) -> float:
     """Of a token, in products."""
     seen = config.layers * config.context * config.dim
-    return float(recipe.body_parameters(config) + config.vocab_size * config.dim + seen)
+    return float(body_parameters(config) + config.vocab_size * config.dim + seen)
 
 
 def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings) -> float:

@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -31,7 +31,7 @@ from nanolm.model.huggingface import load_model
 from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.text.sources import STDIN
-from nanolm.training.events import Event, Planned, Preparing, Progressed
+from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
 from nanolm.training.extend import extend
 from nanolm.training.language import Result, stopwatch, train
 from nanolm.training.planner import model_config
@@ -44,13 +44,13 @@ from nanolm.training.prepare import (
     with_absolute_paths,
 )
 from nanolm.training.schedule import DECAY
-from nanolm.training.settings import OPTIMIZERS, SIZES, SWITCHES, TrainSettings, option
+from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings, option
 from nanolm.training.tuning import fit_to_machine
 
 FACTOR = 3  # one of so many goes on, for so many times as long
 COUNTS = (27, 9, 3)  # trials, as many as the time bears; each fills its rounds exactly
 LEAST = 10.0  # seconds of a first round: less says little
-SHORTEST = 1.0  # seconds, where even that was asked for
+SHORTEST = 0.2  # seconds, where --trials leaves no more
 
 # What is tried where no values are given: so many times what the plan has, so much more, or these.
 TIMES = {
@@ -105,11 +105,13 @@ class Request:
                 problems.append(f"{option(name)} {fixed} and --over {name}=...: give one of them")
                 continue
             for value in each:
-                tried = replace(settings, **{name: value})  # type: ignore[arg-type]
+                tried = replace(settings, **{name: value})
                 problems += [found for found in tried.problems() if found not in problems]
         for name in BUDGETS:
             if (value := getattr(self.settings, name)) is not None:
                 problems.append(f"{option(name)} {value:g}: a sweep shares out time; say --minutes")
+        if settings.minutes is None:
+            problems.append("say how long it may take: --minutes 30")
         if self.trials is not None and not 1 <= self.trials <= 1_000:
             problems.append(f"--trials {self.trials}: must be from 1 to 1000")
         problems += [
@@ -138,8 +140,8 @@ class Trial:
         return [result["val_bits_per_byte"] for result in self.results]
 
     def score(self) -> float:
-        """Bits per byte of the model that it has."""
-        return math.inf if self.error is not None else self.bits()[-1]
+        """Bits per byte of the model that it has, if it has one."""
+        return self.bits()[-1] if self.results and self.error is None else math.inf
 
 
 @dataclass
@@ -240,7 +242,7 @@ class Sweep:
         self.save()
         given, _ = parse(request.over)
         middle = {name: each[(len(each) - 1) // 2] for name, each in given.items() if each}
-        settings = replace(self.asked, **middle)  # type: ignore[arg-type]
+        settings = replace(self.asked, **middle)
         choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say it is not there
         base = find_base(settings, self.watch)
         text = prepare_text(settings, base, self.watch)
@@ -248,13 +250,14 @@ class Sweep:
         if count is None:
             size = math.prod(len(each or AROUND[name]) for name, each in given.items())
             count = min(size, how_many(self.left()))
+            if count == 1 < size:
+                self.watch(Note("there is time for one trial only; try --minutes 2, or --trials 3"))
         settings = replace(settings, minutes=longest(self.left(), count) / 60)
         plan = plan_for(settings, base, text, stopwatch(None), self.watch)
         vocab_size = text.tokenizer.vocab_size
         model = load_model(base) if base else build_model(model_config(plan.settings, vocab_size))
         settings, measured = fit_to_machine(plan.settings, model)
         self.watch(Planned((*plan.choices, *measured)))
-        settings = replace(settings, steps=None)
         prepare_text(settings, base, self.watch)  # by the size of its vocabulary, as trials do
         values = {name: each or around(settings, name) for name, each in given.items()}
         planned = {name: getattr(settings, name) for name in values}
@@ -266,8 +269,8 @@ class Sweep:
 
     def all_rounds(self) -> bool:
         """False if somebody wants it to stop."""
-        alive, state = self.state.trials, self.state
-        for number in itertools.count():
+        state, alive, number = self.state, self.state.trials, 0
+        while alive:
             if len(state.budgets) == number:
                 state.budgets.append(max(SHORTEST, self.left() / cost(len(alive))))
                 self.save()
@@ -279,11 +282,10 @@ class Sweep:
                     return False
                 self.watch(Tried(number + 1, rounds, place, len(alive), trial, self.left()))
             if len(alive) == 1:
-                return True
+                break
             whole = [trial for trial in ranked(alive) if trial.error is None]
-            alive = whole[: max(1, len(alive) // FACTOR)]
-            if not alive:
-                return True
+            alive, number = whole[: max(1, len(alive) // FACTOR)], number + 1
+        return True
 
     def attempt(self, trial: Trial, number: int) -> bool:
         """Train it for a round, and save what came of it; False if it was interrupted."""
@@ -297,14 +299,15 @@ class Sweep:
                 result = Result(**facts["result"])
             elif number == 0:
                 result = train(self.settings(trial), run.path, False, self.pass_on, start)
-            elif trial.results[-1]["stopped"] == "enough":
-                result = Result(**trial.results[-1])  # longer would be worse
+            elif trial.results[-1]["stopped"] in ("enough", "steps"):
+                result = Result(**trial.results[-1])  # more would teach nothing new
             else:
                 result = extend(run.path, {"minutes": budget / 60}, self.pass_on, start)
             if result.stopped == "interrupted":
                 return False
-            trial.results.append(asdict(result))
-            if not math.isfinite(result.val_bits_per_byte or math.nan):
+            if math.isfinite(result.val_bits_per_byte or math.nan):
+                trial.results.append(asdict(result))
+            else:
                 trial.error = "its loss on held-out text is no number"
         except DiskFull:
             raise
@@ -343,7 +346,11 @@ class Sweep:
             changes["workers"] = 1  # what drops out is one sequence of numbers
         kept = {name for name in changes if getattr(self.asked, name) is not None}
         changes = {name: value for name, value in changes.items() if name not in kept} | values
-        return replace(base, **changes, minutes=self.state.budgets[0] / 60)
+        settings = replace(base, **changes, minutes=self.state.budgets[0] / 60)
+        if base.steps:  # as many passes over the text as the plan has at most
+            tokens = [(each.batch or 1) * (each.context or 1) for each in (base, settings)]
+            settings = replace(settings, steps=max(1, round(base.steps * tokens[0] / tokens[1])))
+        return settings
 
     def finish(self, inside: bool) -> Outcome:
         """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
@@ -355,7 +362,7 @@ class Sweep:
             raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
         if state.run is None:
             stem = run_name(self.asked.corpus[0])
-            free = (path for path in numbered(stem) if Run(path).free())
+            free = (path for path in numbered(stem) if not path.exists())
             state.run = str(self.folder / "best" if inside else next(free))
             self.save()
         here = self.folder / f"trial-{best.number:02}"
@@ -374,7 +381,7 @@ class Sweep:
 def parse(over: str) -> tuple[Values, list[str]]:
     """The settings that `lr,dropout=0:0.1` names, with their values; and what is wrong with it."""
     hints = get_type_hints(TrainSettings)
-    names = [name for name in TrainSettings(()).__dict__ if name not in OTHER_TEXT]
+    names = [each.name for each in fields(TrainSettings)]
     found: Values = {}
     problems = []
     for part in filter(None, (part.strip() for part in over.split(","))):
@@ -402,7 +409,7 @@ def parse(over: str) -> tuple[Values, list[str]]:
                     problems.append(f"--over {word}: {value!r} is not {what}")
             found[name] = list(dict.fromkeys(found[name]))
     if not found and not problems:
-        problems.append(f"say what to try: --over {' or '.join(('lr', 'lr,dropout=0:0.1'))}")
+        problems.append("say what to try: --over lr,dropout, or --over lr=0.001:0.003:0.01")
     return found, problems
 
 
@@ -415,7 +422,7 @@ def around(settings: TrainSettings, name: str) -> list[Any]:
         found = list(dict.fromkeys((*THESE[name], value)))
         return found if isinstance(value, str) else sorted(found)
     if name in PLUS:
-        return sorted({max(1, value + more) for more in PLUS[name]})
+        return sorted({max(RANGES[name][0], value + more) for more in PLUS[name]})
     if isinstance(value, int):
         return sorted({max(1, round(value * times)) for times in TIMES[name]})
     return sorted({value if times == 1 else float(f"{value * times:.2g}") for times in TIMES[name]})
@@ -464,8 +471,8 @@ def longest(seconds: float, trials: int) -> float:
 
 
 def ranked(trials: list[Trial]) -> list[Trial]:
-    """The best first; one that was not yet tried is like one that failed."""
-    return sorted(trials, key=lambda trial: trial.score() if trial.results else math.inf)
+    """The best first."""
+    return sorted(trials, key=Trial.score)
 
 
 def dots(trials: list[Trial]) -> list[Dot]:
@@ -473,14 +480,13 @@ def dots(trials: list[Trial]) -> list[Dot]:
     return [
         Dot(trial.values, trial.bits()[0], len(trial.results) > 1, trial is trials[0])
         for trial in trials
-        if trial.results and trial.error is None
+        if trial.results
     ]
 
 
 def picture_title(state: State) -> str:
     name = run_name(state.asked["settings"]["corpus"][0])
-    seconds = f"{state.budgets[0]:.0f} s" if state.budgets[0] >= 2 else f"{state.budgets[0]:.1f} s"
-    return f"{name}: bits per byte of held-out text after {seconds}"
+    return f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
 
 
 def numbered(stem: str) -> Iterator[Path]:

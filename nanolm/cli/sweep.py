@@ -1,0 +1,164 @@
+"""`nanolm sweep`: which settings learn most, by trying them within a time."""
+
+import json
+import shlex
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nanolm.cli.console import note, printable
+from nanolm.cli.options import Command, Option, options_of
+from nanolm.cli.train import NO_CORPUS, TABLE
+from nanolm.errors import UsageError
+from nanolm.report.sweep import shown
+from nanolm.training.settings import TrainSettings, option
+
+if TYPE_CHECKING:
+    from nanolm.cli.progress import TrainingView
+    from nanolm.training.events import Event
+    from nanolm.training.sweep import Trial, Tried
+
+MINUTES = 30.0
+REASON = 60  # letters of why a trial failed, in the table
+COUNTED = {"steps": int, "epochs": float, "tokens": int}  # budgets of a run, and not of a sweep
+FIXED = {heading: part for heading, part in TABLE.items() if heading != "Budget"}
+
+
+def hidden(function: Any) -> Any:
+    """Options that are known only to say what to type instead."""
+    for name, kind in COUNTED.items():
+        function = click.option(option(name), cls=Option, type=kind, hidden=True)(function)
+    return function
+
+
+@click.command("sweep", cls=Command)
+@click.argument("corpus", nargs=-1, metavar="CORPUS...")
+@click.option(
+    "--over",
+    cls=Option,
+    heading="Sweep",
+    metavar="NAMES",
+    default="",
+    help="Settings to vary, by the names they have below: lr,dropout. With values of your own: "
+    "lr=0.001:0.003,norm=rms:layer.",
+)
+@click.option(
+    "--minutes",
+    cls=Option,
+    heading="Sweep",
+    type=float,
+    default=MINUTES,
+    show_default=True,
+    help="Time for all of it.",
+)
+@click.option(
+    "--trials",
+    cls=Option,
+    heading="Sweep",
+    type=int,
+    help="How many to begin with.  [default: up to 27, as many as the time bears]",
+)
+@click.option(
+    "--out",
+    cls=Option,
+    heading="Sweep",
+    metavar="FOLDER",
+    help="Where trials go, and the best as FOLDER/best.  "
+    "[default: runs/NAME-OF-CORPUS-sweep, and the best in runs/NAME-OF-CORPUS]",
+)
+@click.option(
+    "--json", "as_json", cls=Option, heading="Sweep", is_flag=True, help="Print the result as JSON."
+)
+@options_of(TrainSettings, FIXED)
+@hidden
+def command(over: str, trials: int | None, out: str | None, as_json: bool, **options: Any) -> int:
+    """Try settings, and train the best.
+
+    CORPUS is as for `nanolm train`, and so are the settings below: what is given is the same in
+    each trial. All trials get a short time, the best third of them three times as much, and so on;
+    the last one is a run as any other.
+
+    \b
+    nanolm sweep novel.txt --over lr,dropout                half an hour, values chosen for you
+    nanolm sweep novel.txt --over lr=0.001:0.003:0.01 --minutes 5
+    nanolm sweep novel.txt --over family=modern:gpt2:lstm --preset nano --minutes 10
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """
+    started = time.monotonic()
+    settings = TrainSettings.from_dict(options)
+    if not settings.corpus:
+        raise UsageError(NO_CORPUS.replace("nanolm train", "nanolm sweep --over lr"))
+
+    from nanolm.cli.progress import TrainingView
+    from nanolm.training.sweep import Request, sweep
+
+    request = Request(settings, over, trials)
+    request.check()
+    with TrainingView() as view:
+        outcome = sweep(request, out, lambda event: show(view, event), started)
+    if as_json:
+        click.echo(json.dumps(outcome.as_object()))
+    if outcome.run is None:
+        note("saved; run the same command again to go on")
+        return 75
+    if not as_json:
+        click.echo("\n".join(table(outcome.trials)))
+        click.echo(
+            f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on held-out text, "
+            f"the best of {len(outcome.trials)} trials: {printable(said(outcome.trials[0]))}"
+        )
+    note(f"picture: {outcome.folder}/sweep.svg")
+    note(f'next: nanolm sample {shlex.quote(outcome.run)} --prompt "..."')
+    return 0
+
+
+def show(view: "TrainingView", event: "Event | Tried") -> None:
+    """A line for each trial; how far it is only where that does not stay."""
+    from nanolm.cli.progress import clock
+    from nanolm.training.events import Note, Progressed
+    from nanolm.training.sweep import Tried
+
+    if isinstance(event, Tried):
+        trial = event.trial
+        found = trial.error or f"{trial.bits()[-1]:.3f} bits per byte"
+        text = (
+            f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
+            f"{said(trial)}: {found}, {clock(max(0, event.seconds_left))} left"
+        )
+        view.values.clear()  # the next one has its own
+        view.phase = ""
+        view.show(Note(text))
+    elif not isinstance(event, Progressed):
+        view.show(event)
+    elif view.live:
+        view.live.start()
+        record = {name: value for name, value in event.record.items() if name != "val_loss"}
+        view.show(replace(event, record=record))
+
+
+def said(trial: "Trial") -> str:
+    return ", ".join(f"{words(name)} {shown(value)}" for name, value in trial.values.items())
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def table(trials: list["Trial"]) -> list[str]:
+    """By rank: what was tried, and the bits per byte that came of it in each round."""
+    rounds = max(len(trial.results) for trial in trials)
+    rows = [["", *map(words, trials[0].values), *(f"round {n + 1}" for n in range(rounds))]]
+    for rank, trial in enumerate(trials, start=1):
+        bits = [f"{found:.3f}" for found in trial.bits()]
+        values = [printable(shown(value)) for value in trial.values.values()]
+        rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    why = [printable(" ".join((trial.error or "").split()))[:REASON] for trial in trials[1:]]
+    return [f"{line}  {end}".rstrip() for line, end in zip(lines, ["", "best", *why], strict=True)]
