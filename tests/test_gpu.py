@@ -155,7 +155,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     trial.close()
     taken = torch.cuda.max_memory_allocated() - before
     estimate = training_bytes(config, size.parameters, 16 * size.context)
-    rel = 0.2 if family == "rnn" else 0.12
+    rel = 0.2 if family == "rnn" else 0.15
     assert estimate == pytest.approx(taken, rel=rel), f"{taken / 1e9:.2f} GB"
 
 

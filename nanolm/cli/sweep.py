@@ -3,7 +3,8 @@
 import json
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,66 +14,45 @@ from nanolm.cli.options import Command, Option, options_of
 from nanolm.cli.train import NO_CORPUS, TABLE
 from nanolm.errors import UsageError
 from nanolm.report.sweep import shown
-from nanolm.training.settings import TrainSettings, option
+from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
     from nanolm.training.events import Event
     from nanolm.training.sweep import Trial, Tried
 
-MINUTES = 30.0
 REASON = 60  # letters of why a trial failed, in the table
-COUNTED = {"steps": int, "epochs": float, "tokens": int}  # budgets of a run, and not of a sweep
 FIXED = {heading: part for heading, part in TABLE.items() if heading != "Budget"}
-
-
-def hidden(function: Any) -> Any:
-    """Options that are known only to say what to type instead."""
-    for name, kind in COUNTED.items():
-        function = click.option(option(name), cls=Option, type=kind, hidden=True)(function)
-    return function
+own = partial(click.option, cls=Option, heading="Sweep")
+refused = partial(click.option, cls=Option, hidden=True)  # known to say what to type instead
 
 
 @click.command("sweep", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
-@click.option(
+@own(
     "--over",
-    cls=Option,
-    heading="Sweep",
     metavar="NAMES",
     default="",
     help="Settings to vary, by the names they have below: lr,dropout. With values of your own: "
     "lr=0.001:0.003,norm=rms:layer.",
 )
-@click.option(
-    "--minutes",
-    cls=Option,
-    heading="Sweep",
-    type=float,
-    default=MINUTES,
-    show_default=True,
-    help="Time for all of it.",
-)
-@click.option(
+@own("--minutes", type=float, default=30.0, show_default=True, help="Time for all of it.")
+@own(
     "--trials",
-    cls=Option,
-    heading="Sweep",
     type=int,
     help="How many to begin with.  [default: up to 27, as many as the time bears]",
 )
-@click.option(
+@own(
     "--out",
-    cls=Option,
-    heading="Sweep",
     metavar="FOLDER",
-    help="Where trials go, and the best as FOLDER/best.  "
-    "[default: runs/NAME-OF-CORPUS-sweep, and the best in runs/NAME-OF-CORPUS]",
+    help="Where trials go, and the best as FOLDER/best.  [default: runs/NAME-sweep, and the best "
+    "as runs/NAME]",
 )
-@click.option(
-    "--json", "as_json", cls=Option, heading="Sweep", is_flag=True, help="Print the result as JSON."
-)
+@own("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @options_of(TrainSettings, FIXED)
-@hidden
+@refused("--steps", type=int)
+@refused("--epochs", type=float)
+@refused("--tokens", type=int)
 def command(over: str, trials: int | None, out: str | None, as_json: bool, **options: Any) -> int:
     """Try settings, and train the best.
 
@@ -81,7 +61,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     the last one is a run as any other.
 
     \b
-    nanolm sweep novel.txt --over lr,dropout                half an hour, values chosen for you
+    nanolm sweep novel.txt --over lr,dropout        half an hour, values chosen for you
     nanolm sweep novel.txt --over lr=0.001:0.003:0.01 --minutes 5
     nanolm sweep novel.txt --over family=modern:gpt2:lstm --preset nano --minutes 10
 
@@ -95,12 +75,11 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     from nanolm.cli.progress import TrainingView
     from nanolm.training.sweep import Request, sweep
 
-    request = Request(settings, over, trials)
-    request.check()
     with TrainingView() as view:
+        request = Request(settings, over, trials)
         outcome = sweep(request, out, lambda event: show(view, event), started)
     if as_json:
-        click.echo(json.dumps(outcome.as_object()))
+        click.echo(json.dumps(asdict(outcome)))
     if outcome.run is None:
         note("saved; run the same command again to go on")
         return 75
@@ -122,11 +101,10 @@ def show(view: "TrainingView", event: "Event | Tried") -> None:
     from nanolm.training.sweep import Tried
 
     if isinstance(event, Tried):
-        trial = event.trial
-        found = trial.error or f"{trial.bits()[-1]:.3f} bits per byte"
+        found = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
         text = (
             f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
-            f"{said(trial)}: {found}, {clock(max(0, event.seconds_left))} left"
+            f"{said(event.trial)}: {found}, {clock(max(0, event.seconds_left))} left"
         )
         view.values.clear()  # the next one has its own
         view.phase = ""
@@ -150,15 +128,15 @@ def words(name: str) -> str:
 def table(trials: list["Trial"]) -> list[str]:
     """By rank: what was tried, and the bits per byte that came of it in each round."""
     rounds = max(len(trial.results) for trial in trials)
-    rows = [["", *map(words, trials[0].values), *(f"round {n + 1}" for n in range(rounds))]]
+    rows = [["", *map(words, trials[0].values), *(f"round {n + 1}" for n in range(rounds)), ""]]
     for rank, trial in enumerate(trials, start=1):
-        bits = [f"{found:.3f}" for found in trial.bits()]
         values = [printable(shown(value)) for value in trial.values.values()]
-        rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits))])
+        bits = [f"{found:.3f}" for found in trial.bits()]
+        end = "best" if rank == 1 else printable(" ".join((trial.error or "").split()))[:REASON]
+        rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits)), end])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    widths[-1] = 0  # the last stands to the left
+    return [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    why = [printable(" ".join((trial.error or "").split()))[:REASON] for trial in trials[1:]]
-    return [f"{line}  {end}".rstrip() for line, end in zip(lines, ["", "best", *why], strict=True)]

@@ -53,9 +53,9 @@ def body_parameters(config: GPTConfig) -> int:
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     """About what a GPU needs for steps of `tokens` in bfloat16.
 
-    Weights, their copy in bfloat16 and moments, of which Muon has one, AdamW two; the scores of tokens that are there at a time, and
-    the gradient of the output layer; what each layer keeps for the way back, by the width. Fitted
-    to what an H200 took (docs/performance.md).
+    Weights, their copy in bfloat16 and moments, of which Muon has one, AdamW two; the scores of
+    tokens that are there at a time, and the gradient of the output layer; what each layer keeps for
+    the way back, by the width. Fitted to what an H200 took (docs/performance.md).
     """
     known = 14 * parameters
     if isinstance(config, GPTConfig):

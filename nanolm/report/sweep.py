@@ -8,22 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanolm.report.curves import (
-    DARK,
-    DARK_STYLE,
-    LIGHT,
-    STYLE,
-    Axis,
-    Box,
-    axis,
-    cut,
-    frame,
-    measure,
-    safe,
-    write,
-)
+from nanolm.report import curves
+from nanolm.report.curves import Axis, Box, cut, measure, safe, write
 
 WIDE = 8  # times the smallest is the largest, from which on an axis is logarithmic
+HOPELESS = 2  # times the best are the bits per byte that need no more room
 COLUMNS = 3
 HEIGHT = 230
 SMALL, LARGE, RING = 4, 6.5, 10  # pixels
@@ -49,18 +38,22 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     names = list(dots[0].values)
     columns = min(COLUMNS, len(names))
     width = 560 if columns == 1 else 340
-    found = [dot.bits_per_byte for dot in dots]
+    most = HOPELESS * min(dot.bits_per_byte for dot in dots)
+    if any(dot.bits_per_byte > most for dot in dots):
+        title += f"; at the top, more than {most:.3g}"
+    found = [min(dot.bits_per_byte, most) for dot in dots]
     beside = 0.06 * (max(found) - min(found))  # room for a ring
-    up = axis([min(found) - beside, max(found) + beside], 5)
+    up = curves.axis([min(found) - beside, max(found) + beside], 5)
     margin = 22 + max(measure(text, 11) for _, text in up.ticks)
     above, each = 74, HEIGHT + 56
     page = columns * width, above + each * -(-len(names) // columns)
     heading = cut(title, 18, page[0] - margin - 16)
-    dark = f"@media (prefers-color-scheme: dark) {{{DARK_STYLE}{DOTS.format(*DARK)}}}"
+    light, dark = (DOTS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
+    dark = f"@media (prefers-color-scheme: dark) {{{curves.DARK_STYLE}{dark}}}"
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
         f'width="{page[0]}" height="{page[1]}" viewBox="0 0 {page[0]} {page[1]}">',
-        f"<title>{safe(heading)}</title><style>{STYLE}{DOTS.format(*LIGHT)}{dark}</style>",
+        f"<title>{safe(heading)}</title><style>{curves.STYLE}{light}{dark}</style>",
         '<rect class="page" width="100%" height="100%"/>',
         write(margin, 28, heading, "title"),
         *legend(margin, 50, dots),
@@ -69,11 +62,11 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
         left, top = number % columns * width + margin, above + number // columns * each
         places, across = spread([dot.values[name] for dot in dots], width - margin - 16)
         box = Box(left, top, width - margin - 16, HEIGHT, across, up)
-        parts += frame(box, name.replace("_", " "))
-        for dot, x in zip(dots, places, strict=True):
+        parts += curves.frame(box, name.replace("_", " "))
+        for dot, x, y in zip(dots, places, found, strict=True):
             said = ", ".join(f"{name} {shown(value)}" for name, value in dot.values.items())
             parts.append(f"<g><title>{safe(said)}: {dot.bits_per_byte:.3f}</title>")
-            parts += [*circles(box.x(x), box.y(dot.bits_per_byte), dot), "</g>"]
+            parts += [*circles(box.x(x), box.y(y), dot), "</g>"]
     return "\n".join((*parts, "</svg>")) + "\n"
 
 

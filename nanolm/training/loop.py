@@ -187,9 +187,10 @@ class Trainer:
             load_tensors(saved / "optimizer.safetensors", self.load)
             self.step.parts = self.state.parts
             self.state.seconds += spent
-        # Where time was spent before, or more of it was given, the run is not where it was.
         progress = self.progress()
-        self.state.evaluations = int(min(1, progress) * task.evaluations + 1e-9)
+        behind = int(min(1, progress) * task.evaluations + 1e-9)
+        # Time may be gone before a first step, and a longer run is not as far as it was.
+        self.state.evaluations = min(self.state.evaluations, behind) if saved else behind
         if progress < 1 - DECAY:
             self.state.decay_step = None
         run.cut_back(self.state.lengths)

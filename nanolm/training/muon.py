@@ -74,7 +74,8 @@ class Pieces:
 def orthogonal(matrices: Tensor, steps: int = STEPS) -> Tensor:
     """(count, rows, columns), wide rather than tall: their singular values brought to about 1."""
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
-    x = x / (x.float().norm(dim=(1, 2), keepdim=True) + TINY).to(x.dtype)
+    sizes = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    x = x / (sizes + TINY).to(x.dtype)
     for _ in range(steps):
         gram = x @ x.mT  # (count, rows, rows)
         polynomial = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)

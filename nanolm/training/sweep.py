@@ -5,8 +5,8 @@
 This is successive halving, by thirds: all trials get a short time, the best third of them three
 times as much, the best third of those three times that. So every round takes about as long, and
 most of the time goes to what is good. A trial is a normal run; a longer one goes on from where its
-learning rate began to fall. FOLDER/sweep.json holds all that is known, so the same request goes on
-after a kill.
+learning rate began to fall. All that is known is in sweep.json, so the same request goes on after
+a kill.
 """
 
 import gc
@@ -31,18 +31,12 @@ from nanolm.model.huggingface import load_model
 from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.text.sources import STDIN
+from nanolm.training import prepare
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
 from nanolm.training.extend import extend
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.language import Result, stopwatch, train
 from nanolm.training.planner import model_config
-from nanolm.training.prepare import (
-    ROOT,
-    find_base,
-    plan_for,
-    prepare_text,
-    run_name,
-    with_absolute_paths,
-)
 from nanolm.training.schedule import DECAY
 from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings, option
 from nanolm.training.tuning import fit_to_machine
@@ -50,7 +44,7 @@ from nanolm.training.tuning import fit_to_machine
 FACTOR = 3  # one of so many goes on, for so many times as long
 COUNTS = (27, 9, 3)  # trials, as many as the time bears; each fills its rounds exactly
 LEAST = 10.0  # seconds of a first round: less says little
-SHORTEST = 0.2  # seconds, where --trials leaves no more
+SHORTEST = 1.0  # where --trials leaves no more; a run takes half of it to begin and end
 
 # What is tried where no values are given: so many times what the plan has, so much more, or these.
 TIMES = {
@@ -62,13 +56,12 @@ THESE: dict[str, tuple[Any, ...]] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer
 AROUND: dict[str, tuple[Any, ...]] = {**TIMES, **PLUS, **THESE}
 
 BUDGETS = ("steps", "epochs", "tokens")
-OTHER_TEXT = (  # with another of these, another text is held out
-    *("corpus", "val", "val_fraction"),
+SAME = (  # in all trials
+    *("minutes", *BUDGETS, "corpus", "val", "val_fraction"),
     *("encoding", "document_separator", "text_field", "text_column"),
 )
-PRESET = ("layers", "heads", "dim", "context", "batch")  # what one says
 FOLLOWS = {  # what was chosen to go with a setting, and is chosen anew with another value of it
-    "preset": (*SIZES, "context", "batch", "lr"),
+    "preset": (*SIZES, "lr"),
     "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr"),
     "dim": ("hidden", "lr"),
     "heads": ("kv_heads",),
@@ -77,7 +70,7 @@ FOLLOWS = {  # what was chosen to go with a setting, and is chosen anew with ano
     "optimizer": ("lr",),
     "tokenizer": ("vocab_size",),
 }
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 Values = dict[str, list[Any]]  # of each setting; none: those around what the plan has
 
@@ -92,39 +85,28 @@ class Request:
 
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
-        if problems := self.problems():
-            raise UsageError("\n".join(problems))
-
-    def problems(self) -> list[str]:
         settings = replace(self.settings, **dict.fromkeys(BUDGETS))  # type: ignore[arg-type]
         values, problems = parse(self.over)
         problems = settings.problems() + problems
         for name, each in values.items():
             fixed = getattr(settings, name)
             if each and fixed != getattr(TrainSettings(()), name):
-                problems.append(f"{option(name)} {fixed} and --over {name}=...: give one of them")
+                problems.append(f"{option(name)} {fixed} and --over {name}=: give one of them")
                 continue
             for value in each:
                 tried = replace(settings, **{name: value})
                 problems += [found for found in tried.problems() if found not in problems]
         for name in BUDGETS:
             if (value := getattr(self.settings, name)) is not None:
-                problems.append(f"{option(name)} {value:g}: a sweep shares out time; say --minutes")
-        if settings.minutes is None:
-            problems.append("say how long it may take: --minutes 30")
+                problems.append(f"{option(name)} {value}: a sweep shares out time; say --minutes")
         if self.trials is not None and not 1 <= self.trials <= 1_000:
             problems.append(f"--trials {self.trials}: must be from 1 to 1000")
-        problems += [
-            f"{path}: a pipe is read once, and a sweep reads its text for every trial; "
-            "write it to a file first"
-            for path in self.settings.corpus
-            if path == STDIN or Path(path).is_fifo()
-        ]
-        return problems
-
-    def to_dict(self) -> dict[str, Any]:
-        settings = with_absolute_paths(self.settings).to_dict()
-        return {"settings": settings, "over": self.over, "trials": self.trials}
+        for path in settings.corpus:
+            if path == STDIN or Path(path).is_fifo():
+                reason = "a pipe is read once, and a sweep reads its text for every trial"
+                problems.append(f"{path}: {reason}; write it to a file first")
+        if problems:
+            raise UsageError("\n".join(problems))
 
 
 @dataclass
@@ -171,25 +153,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sweep came to."""
+    """What a sweep came to: the last line that `nanolm sweep --json` prints."""
 
     folder: str
     run: str | None  # None: it was interrupted
     val_bits_per_byte: float | None
     trials: list[Trial]  # the best first
-
-    def as_object(self) -> dict[str, Any]:
-        """The last line that `nanolm sweep --json` prints."""
-        trials = [
-            {
-                "trial": trial.number,
-                "settings": trial.values,
-                "val_bits_per_byte": trial.bits(),
-                "error": trial.error,
-            }
-            for trial in self.trials
-        ]
-        return {**asdict(self), "trials": trials}
 
 
 Watch = Callable[[Event | Tried], None]
@@ -202,16 +171,22 @@ def sweep(
     started: float | None = None,
 ) -> Outcome:
     """Try settings, or go on with a sweep that was not finished; the best is a run as any other."""
+    clock = time.monotonic() if started is None else started
     request.check()
-    asked = json.loads(json.dumps(request.to_dict()))
-    folder, state = choose_folder(asked, Path(out) if out is not None else None)
+    settings = prepare.with_absolute_paths(request.settings)
+    asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
+    folder = choose_folder(asked, Path(out) if out is not None else None)
     try:
         with files.locked(folder / ".lock"):
-            state = read_state(folder) or state
-            work = Sweep(folder, state, watch, time.monotonic() if started is None else started)
+            state = read_state(folder) or State(asked)
+            work = Sweep(folder, state, settings, watch, clock)
             if state.base is None:
                 work.plan(request)
-            if not work.all_rounds():
+            else:
+                watch(Note(f"going on with {folder}"))
+            with StopRequest() as stop:
+                done = work.all_rounds(stop)
+            if not done:
                 return Outcome(str(folder), None, None, ranked(state.trials))
             return work.finish(out is not None)
     except files.InUse as owner:
@@ -221,9 +196,11 @@ def sweep(
 class Sweep:
     """A sweep at work."""
 
-    def __init__(self, folder: Path, state: State, watch: Watch, started: float) -> None:
-        self.folder, self.state, self.watch, self.clock = folder, state, watch, started
-        self.asked = TrainSettings.from_dict(state.asked["settings"])
+    def __init__(
+        self, folder: Path, state: State, asked: TrainSettings, watch: Watch, clock: float
+    ) -> None:
+        self.folder, self.state, self.asked = folder, state, asked
+        self.watch, self.clock = watch, clock
 
     def save(self) -> None:
         now = time.monotonic()
@@ -238,14 +215,14 @@ class Sweep:
         return 60 * self.asked.minutes - self.state.seconds - (time.monotonic() - self.clock)
 
     def plan(self, request: Request) -> None:
-        """Choose all settings that are the same in each trial, and what to try."""
+        """Choose the settings that are the same in all trials, and what to try."""
         self.save()
         given, _ = parse(request.over)
         middle = {name: each[(len(each) - 1) // 2] for name, each in given.items() if each}
         settings = replace(self.asked, **middle)
-        choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say it is not there
-        base = find_base(settings, self.watch)
-        text = prepare_text(settings, base, self.watch)
+        choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say what is missing
+        base = prepare.find_base(settings, self.watch)
+        text = prepare.prepare_text(settings, base, self.watch)
         count = request.trials
         if count is None:
             size = math.prod(len(each or AROUND[name]) for name, each in given.items())
@@ -253,21 +230,23 @@ class Sweep:
             if count == 1 < size:
                 self.watch(Note("there is time for one trial only; try --minutes 2, or --trials 3"))
         settings = replace(settings, minutes=longest(self.left(), count) / 60)
-        plan = plan_for(settings, base, text, stopwatch(None), self.watch)
+        plan = prepare.plan_for(settings, base, text, stopwatch(None), self.watch)
         vocab_size = text.tokenizer.vocab_size
         model = load_model(base) if base else build_model(model_config(plan.settings, vocab_size))
         settings, measured = fit_to_machine(plan.settings, model)
         self.watch(Planned((*plan.choices, *measured)))
-        prepare_text(settings, base, self.watch)  # by the size of its vocabulary, as trials do
+        prepare.prepare_text(settings, base, self.watch)  # as trials have it, with all settings
         values = {name: each or around(settings, name) for name, each in given.items()}
-        planned = {name: getattr(settings, name) for name in values}
-        own = {name: v if v in values[name] else middle[name] for name, v in planned.items()}
+        own = {name: getattr(settings, name) for name in values}
+        own = {name: v if v in values[name] else middle[name] for name, v in own.items()}
         points = draw(values, own, count, settings.seed)
+        rounds = len(rungs(len(points)))
+        self.watch(Note(f"{self.folder}: {len(points)} trials to begin with, {rounds} rounds"))
         self.state.base = settings.to_dict()
         self.state.trials = [Trial(number, point) for number, point in enumerate(points, start=1)]
         self.save()
 
-    def all_rounds(self) -> bool:
+    def all_rounds(self, stop: StopRequest) -> bool:
         """False if somebody wants it to stop."""
         state, alive, number = self.state, self.state.trials, 0
         while alive:
@@ -278,7 +257,7 @@ class Sweep:
             for place, trial in enumerate(alive, start=1):
                 if trial.error is not None or len(trial.results) > number:
                     continue
-                if not self.attempt(trial, number):
+                if stop.requested or not self.attempt(trial, number):
                     return False
                 self.watch(Tried(number + 1, rounds, place, len(alive), trial, self.left()))
             if len(alive) == 1:
@@ -290,8 +269,7 @@ class Sweep:
     def attempt(self, trial: Trial, number: int) -> bool:
         """Train it for a round, and save what came of it; False if it was interrupted."""
         start, budget = time.monotonic(), self.state.budgets[number]
-        run = Run(self.folder / f"trial-{trial.number:02}")
-        begun = False
+        run, begun = Run(self.folder_of(trial)), False
         try:
             facts = run.facts() if run.exists() else {}
             begun = bool(facts) and len(facts.get("earlier", [])) == number
@@ -321,6 +299,9 @@ class Sweep:
             torch.cuda.empty_cache()
         return True
 
+    def folder_of(self, trial: Trial) -> Path:
+        return self.folder / f"trial-{trial.number:02}"
+
     def pass_on(self, event: Event) -> None:
         """How far a trial is; the rest is in its log.txt."""
         if isinstance(event, Preparing | Progressed):
@@ -330,49 +311,51 @@ class Sweep:
         """Those of the plan with the values of this trial, and what goes with them."""
         assert self.state.base is not None
         base = TrainSettings.from_dict(self.state.base)
-        values = trial.values
+        assert base.batch and base.context
+        other = {name: v for name, v in trial.values.items() if v != getattr(base, name)}
         changes: dict[str, Any] = {}
-        for name, value in values.items():
-            if value != getattr(base, name):
-                changes |= dict.fromkeys(FOLLOWS.get(name, ()))
-        if changes and "preset" in values:
-            changes |= {name: getattr(PRESETS[values["preset"]], name) for name in PRESET}
-        if "context" in values:  # as many tokens a step
-            assert base.batch and base.context
-            changes["batch"] = max(1, base.batch * base.context // values["context"])
-        if values.get("family") in RECURRENT:
+        for name in other:
+            changes |= dict.fromkeys(FOLLOWS.get(name, ()))
+        if "preset" in other:
+            names = ("layers", "heads", "dim", "context", "batch")
+            changes |= {name: getattr(PRESETS[other["preset"]], name) for name in names}
+        if "context" in other:  # as many tokens a step
+            changes["batch"] = max(1, base.batch * base.context // other["context"])
+        if other.get("family") in RECURRENT:
             changes["heads"] = None
-        if values.get("dropout"):
+        if other.get("dropout"):
             changes["workers"] = 1  # what drops out is one sequence of numbers
-        kept = {name for name in changes if getattr(self.asked, name) is not None}
-        changes = {name: value for name, value in changes.items() if name not in kept} | values
+        changes = {name: v for name, v in changes.items() if getattr(self.asked, name) is None}
+        changes |= trial.values
         settings = replace(base, **changes, minutes=self.state.budgets[0] / 60)
-        if base.steps:  # as many passes over the text as the plan has at most
-            tokens = [(each.batch or 1) * (each.context or 1) for each in (base, settings)]
-            settings = replace(settings, steps=max(1, round(base.steps * tokens[0] / tokens[1])))
+        if base.steps:  # as many passes over the text, at most, as the plan has
+            share = base.batch * base.context / ((settings.batch or 1) * (settings.context or 1))
+            settings = replace(settings, steps=max(1, round(base.steps * share)))
         return settings
 
     def finish(self, inside: bool) -> Outcome:
         """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
-        state = self.state
-        trials = ranked(state.trials)
-        best = trials[0]
+        state, trials = self.state, ranked(self.state.trials)
+        best, name = trials[0], prepare.run_name(self.asked.corpus[0])
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
             raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
         if state.run is None:
-            stem = run_name(self.asked.corpus[0])
-            free = (path for path in numbered(stem) if not path.exists())
+            free = (path for path in numbered(name) if not path.exists())
             state.run = str(self.folder / "best" if inside else next(free))
             self.save()
-        here = self.folder / f"trial-{best.number:02}"
-        if here.exists():
-            here.rename(state.run)
+        if self.folder_of(best).exists():
+            self.folder_of(best).rename(state.run)
         run = Run(Path(state.run))
         facts = run.facts()
         run.update({**facts, "result": {**facts["result"], "run": state.run}})
-        picture = self.folder / "sweep.svg"
-        picture.write_text(sweep_svg(dots(trials), picture_title(self.state)), encoding="utf-8")
+        dots = [
+            Dot(trial.values, trial.bits()[0], len(trial.results) > 1, trial is best)
+            for trial in trials
+            if trial.results
+        ]
+        title = f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
+        (self.folder / "sweep.svg").write_text(sweep_svg(dots, title), encoding="utf-8")
         state.finished = True
         self.save()
         return Outcome(str(self.folder), state.run, best.score(), trials)
@@ -386,41 +369,35 @@ def parse(over: str) -> tuple[Values, list[str]]:
     problems = []
     for part in filter(None, (part.strip() for part in over.split(","))):
         word, given, after = part.partition("=")
-        name = word.strip().removeprefix("--").replace("-", "_")
-        name = "start_from" if name == "from" else name
-        if name in OTHER_TEXT:
-            problems.append(f"--over {word}: trials with other texts cannot be compared")
-        elif name in ("minutes", *BUDGETS):
-            problems.append(f"--over {word}: a sweep shares out its time; say --minutes")
+        name = "start_from" if word == "from" else word.strip().replace("-", "_")
+        if name in SAME:
+            problems.append(f"--over {word}: leave it out; trials could not be compared")
         elif name not in names:
             problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
-        elif name in found:
-            problems.append(f"--over {word}: named twice")
         elif not given and name not in AROUND:
             problems.append(f"--over {word}: which values? Type --over {word}=ONE:ANOTHER")
         else:
             kind = (get_args(hints[name]) or (hints[name],))[0]
-            found[name] = []
+            each = found.setdefault(name, [])
             for value in (value.strip() for value in after.split(":")) if given else ():
                 try:
-                    found[name].append(WORDS[value.lower()] if kind is bool else kind(value))
+                    each.append(WORDS[value.lower()] if kind is bool else kind(value))
                 except (ValueError, KeyError):
                     what = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
                     problems.append(f"--over {word}: {value!r} is not {what}")
-            found[name] = list(dict.fromkeys(found[name]))
+            found[name] = list(dict.fromkeys(each))
     if not found and not problems:
         problems.append("say what to try: --over lr,dropout, or --over lr=0.001:0.003:0.01")
     return found, problems
 
 
 def around(settings: TrainSettings, name: str) -> list[Any]:
-    """Values to try, from small to large, or as they come; what the plan has is among them."""
+    """Values to try, what the plan has among them."""
     value = getattr(settings, name)
     if value is None:
         raise UsageError(f"--over {name}: there is no such thing here; leave it out")
     if name in THESE:
-        found = list(dict.fromkeys((*THESE[name], value)))
-        return found if isinstance(value, str) else sorted(found)
+        return sorted({*THESE[name], value})
     if name in PLUS:
         return sorted({max(RANGES[name][0], value + more) for more in PLUS[name]})
     if isinstance(value, int):
@@ -475,39 +452,21 @@ def ranked(trials: list[Trial]) -> list[Trial]:
     return sorted(trials, key=Trial.score)
 
 
-def dots(trials: list[Trial]) -> list[Dot]:
-    """What came of the first round, for the picture."""
-    return [
-        Dot(trial.values, trial.bits()[0], len(trial.results) > 1, trial is trials[0])
-        for trial in trials
-        if trial.results
-    ]
-
-
-def picture_title(state: State) -> str:
-    name = run_name(state.asked["settings"]["corpus"][0])
-    return f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
-
-
 def numbered(stem: str) -> Iterator[Path]:
     """runs/novel, runs/novel-2, ..."""
-    yield ROOT / stem
-    yield from (ROOT / f"{stem}-{number}" for number in itertools.count(2))
+    yield prepare.ROOT / stem
+    yield from (prepare.ROOT / f"{stem}-{number}" for number in itertools.count(2))
 
 
-def choose_folder(asked: dict[str, Any], out: Path | None) -> tuple[Path, State]:
+def choose_folder(asked: dict[str, Any], out: Path | None) -> Path:
     """Where to work: `out`, or under runs/ a sweep to go on with, or a new name."""
-    stem = run_name(asked["settings"]["corpus"][0])
+    stem = prepare.run_name(asked["settings"]["corpus"][0])
     for folder in [out] if out is not None else numbered(f"{stem}-sweep"):
         state = read_state(folder)
-        if state is None and Run(folder).free():
-            return folder, State(asked)
-        if state is not None and state.asked == asked and not state.finished:
-            return folder, state
-    what = "is no sweep" if state is None else "is a sweep of other settings"
-    if state is not None and state.finished:
-        what = "is a finished sweep"
-    raise DataError(f"{out} is there already and {what}; choose another --out")
+        fits = state is not None and state.asked == asked and not state.finished
+        if fits or (state is None and Run(folder).free()):
+            return folder
+    raise DataError(f"{out} is there, and no unfinished sweep of these settings; try another --out")
 
 
 def read_state(folder: Path) -> State | None:
@@ -516,9 +475,8 @@ def read_state(folder: Path) -> State | None:
     if not file.is_file():
         return None
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        state = State(**values)
-        state.trials = [Trial(**trial) for trial in values["trials"]]
+        state = State(**json.loads(file.read_text(encoding="utf-8")))
+        state.trials = [Trial(**trial) for trial in state.trials]  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error!r}; remove {folder}") from None
     return state

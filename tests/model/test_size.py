@@ -5,13 +5,13 @@ from nanolm.model.size import preset_sizes, training_bytes
 
 # What an H200 took at its peak for steps of a batch in bfloat16 (docs/performance.md), in GB.
 MEASURED = [
-    ("modern", "mini", 32, 0.947),
-    ("modern", "gpt2", 16, 9.832),
-    ("llama", "mini", 16, 0.562),
-    ("llama", "gpt2", 16, 9.832),
-    ("gpt2", "mini", 16, 0.507),
-    ("gpt2", "mini", 32, 0.824),
-    ("gpt2", "gpt2", 16, 8.470),
+    ("modern", "mini", 64, 1.600),
+    ("modern", "gpt2", 16, 9.187),
+    ("llama", "mini", 16, 0.507),
+    ("llama", "small", 16, 2.020),
+    ("gpt2", "mini", 64, 1.442),
+    ("gpt2", "small", 16, 1.779),
+    ("gpt2", "gpt2", 16, 8.127),
     ("lstm", "gpt2", 16, 7.997),
 ]
 

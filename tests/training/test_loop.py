@@ -119,7 +119,7 @@ def test_training_goes_on_from_another_model(trained: Path, corpus: Path, tmp_pa
     how: dict[str, Any] = {"start_from": trained, "steps": 30, "batch": 4, "dropout": 0.1}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     nanolm.train(corpus, out=whole, notify=lambda event: notes.append(str(event)), **how)
-    assert "lr: 0.0003 (a tenth of what fresh weights would take)" in notes
+    assert any("(a seventh of what fresh weights would take)" in note for note in notes)
     before, after = nanolm.load(trained), nanolm.load(whole)
     assert after.model.config == replace(before.model.config, dropout=0.1)
     assert after.tokenizer.fingerprint() == before.tokenizer.fingerprint()
@@ -259,9 +259,9 @@ def test_the_run_folder(unbroken: Path) -> None:
 def test_checkpoints_kept(unbroken: Path) -> None:
     state = json.loads((unbroken / "last" / "state.json").read_text())
     kept = {int(folder.name[5:]) for folder in list_checkpoints(unbroken / "checkpoints")}
-    assert state["decay_step"] == 15
+    assert state["decay_step"] == 18
     best = int((unbroken / "best").resolve().name[5:])
-    assert kept == {27, 30, 15, best}
+    assert kept == {27, 30, 18, best}
 
 
 def test_it_learns(unbroken: Path, trained: Path) -> None:
@@ -380,7 +380,7 @@ def test_minutes(tmp_path: Path) -> None:
         "embedded:tiny", out=tmp_path / "run", minutes=0.03, **TINY_MODEL, evaluations=4
     )
     assert result.stopped == "minutes"
-    assert 1.8 <= result.seconds < 3.5
+    assert 1.0 <= result.seconds < 3.5
     assert len([line for line in lines(tmp_path / "run") if "val_loss" in line]) == 4
 
 

@@ -39,7 +39,7 @@ def test_everything_wrong_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 5, "minutes": 1.0}, "give one of --steps and --minutes"),
+        ({"steps": 5, "epochs": 1.0}, "give one of --steps and --epochs"),
         ({"tokenizer": "char", "vocab_size": 300}, "--vocab-size is for --tokenizer bpe"),
         ({"seed": -1}, "--seed -1"),
         ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be together"),

@@ -1,0 +1,68 @@
+"""`nanolm sweep` as it is typed."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Cli, program
+
+SMALL = ["--layers", "1", "--heads", "2", "--dim", "16", "--context", "16", "--batch", "4"]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> list[str]:
+    """A sweep of some seconds."""
+    text = "".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(900))
+    (tmp_path / "cats.txt").write_text(text)
+    options = ["--over", "lr=0.0001:0.01", "--tokenizer", "char", "--minutes", "0.05"]
+    return ["sweep", "cats.txt", *SMALL, *options, "--trials", "2"]
+
+
+def test_it_goes_on_after_ctrl_c_and_shows_a_table(
+    cli: Cli, sweep: list[str], tmp_path: Path
+) -> None:
+    command = program(*sweep, "--json")
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    assert process.stderr and process.stdout
+    for line in process.stderr:
+        if line.startswith("round 1 of 2, trial 1 of 2: lr 0.0001: "):
+            break
+    process.send_signal(signal.SIGINT)
+    printed, said = process.stdout.read(), process.stderr.read()
+    assert process.wait() == 75, said
+    assert said.endswith("saved; run the same command again to go on\n")
+    stopped = json.loads(printed)
+    assert stopped["run"] is None
+    assert [trial["number"] for trial in stopped["trials"] if trial["results"]][-1] == 1
+
+    shown = cli(*sweep)
+    assert shown.returncode == 0, shown.stderr
+    assert "round 1 of 2, trial 1 of 2" not in shown.stderr
+    assert re.search(r"round 2 of 2, trial 1 of 1: lr 0.01: \d.* bits per byte, ", shown.stderr)
+    header, first, second, last = shown.stdout.splitlines()
+    assert header.split() == ["lr", "round", "1", "round", "2"]
+    assert re.fullmatch(r"1 +0\.01 +\d\.\d{3} +(\d\.\d{3})  best", first)
+    assert re.fullmatch(r"2 +0\.0001 +\d\.\d{3}", second)
+    bits = first.split()[3]
+    assert last == (
+        f"runs/cats: {bits} bits per byte on held-out text, the best of 2 trials: lr 0.01"
+    )
+    assert 'next: nanolm sample runs/cats --prompt "..."' in shown.stderr
+    assert (tmp_path / "runs/cats-sweep/sweep.svg").read_text().startswith("<svg")
+    assert cli("sample", "runs/cats", "--prompt", "The ", "--tokens", 5).returncode == 0
+
+
+def test_errors_are_told_together(cli: Cli) -> None:
+    shown = cli("sweep", "x.txt", "--over", "lrr", "--steps", 5, "--dim", 0)
+    assert shown.returncode == 2
+    assert shown.stderr.splitlines() == [
+        "error: --dim 0: must be from 1 to 100000",
+        "       --over lrr: no such setting; did you mean lr?",
+        "       --steps 5: a sweep shares out time; say --minutes",
+    ]
+    assert "nanolm sweep --over lr embedded:stories" in cli("sweep").stderr

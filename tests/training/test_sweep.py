@@ -1,0 +1,282 @@
+"""Settings tried within a time: what is drawn, who goes on, and nothing twice after a kill."""
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from conftest import TINY_MODEL
+
+import nanolm
+from nanolm.errors import DataError, UsageError
+from nanolm.report.sweep import Dot, spread, sweep_svg
+from nanolm.runs.folder import Run
+from nanolm.training.events import Event, Progressed
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.settings import TrainSettings
+from nanolm.training.sweep import (
+    Request,
+    State,
+    Sweep,
+    Trial,
+    Tried,
+    Values,
+    around,
+    cost,
+    draw,
+    how_many,
+    longest,
+    parse,
+    rungs,
+    sweep,
+)
+
+
+class Stop(Exception):
+    """What a kill is in a test."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "cats.txt"
+    file.write_text("".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(900)))
+    return file
+
+
+def request(text: Path, over: str, trials: int, minutes: float, **more: Any) -> Request:
+    settings = TrainSettings((str(text),), tokenizer="char", minutes=minutes, **TINY_MODEL)
+    return Request(replace(settings, **more), over, trials)
+
+
+@pytest.fixture(scope="module")
+def swept(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A sweep that was asked to stop in its first trial, killed before the second was in
+    sweep.json, killed when the last had ended, and then left alone."""
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    asked = request(text, "lr=0.0001:0.001:0.02", 3, 0.1)
+    told: list[Tried] = []
+    signals, kills = [signal.SIGINT], [(1, 2), (2, 1)]
+    seconds = 0.0
+
+    def go(watch: Any) -> Any:
+        nonlocal seconds
+        start = time.monotonic()
+        try:
+            return sweep(asked, folder, watch)
+        finally:
+            seconds += time.monotonic() - start
+
+    def interrupt(event: Event | Tried) -> None:
+        if isinstance(event, Progressed) and signals:
+            signal.raise_signal(signals.pop())
+
+    def kill(event: Event | Tried) -> None:
+        if isinstance(event, Tried):
+            told.append(event)
+            if kills[:1] == [(event.round, event.number)]:
+                del kills[0]
+                raise Stop
+
+    def state() -> Any:
+        return json.loads((folder / "sweep.json").read_text())
+
+    found: dict[str, Any] = {"folder": folder, "told": told, "asked": asked}
+    found["interrupted"] = go(interrupt), state()
+    with pytest.raises(Stop):
+        go(kill)
+    killed = state()
+    found["second"] = killed["trials"][1].pop("results")
+    (folder / "sweep.json").write_text(json.dumps(killed))
+    with pytest.raises(Stop):
+        go(kill)
+    found["killed"] = state()
+    return found | {"outcome": go(kill), "state": state(), "seconds": seconds}
+
+
+def test_names_get_values_around_the_plan_or_those_given() -> None:
+    assert parse("lr, weight-decay ,qk_norm=true:no,dropout=0:0.1:0.1") == (
+        {"lr": [], "weight_decay": [], "qk_norm": [True, False], "dropout": [0.0, 0.1]},
+        [],
+    )
+    settings = TrainSettings(
+        ("x",), lr=0.003, batch=1, layers=1, seed=0, dropout=0.15, optimizer="adamw", context=64
+    )
+    assert around(settings, "lr") == [0.00075, 0.0015, 0.003, 0.006, 0.012]
+    assert around(settings, "batch") == [1, 2]
+    assert around(settings, "layers") == [1, 2]
+    assert around(settings, "seed") == [0, 1, 2]
+    assert around(settings, "dropout") == [0.0, 0.1, 0.15, 0.2, 0.3]
+    assert around(settings, "optimizer") == ["adamw", "muon"]
+    with pytest.raises(UsageError, match="--over heads: there is no such thing"):
+        around(settings, "heads")
+
+
+def test_what_is_wrong_is_told_together(text: Path) -> None:
+    asked = request(text, "lrr,val,norm,dropout=x:2,lr=0.1", 0, 1, lr=0.2, steps=5)
+    with pytest.raises(UsageError) as caught:
+        asked.check()
+    for line in (
+        "--over lrr: no such setting; did you mean lr?",
+        "--over val: leave it out; trials could not be compared",
+        "--over norm: which values? Type --over norm=ONE:ANOTHER",
+        "--over dropout: 'x' is not a number",
+        "--dropout 2.0: must be at least 0 and below 1",
+        "--lr 0.2 and --over lr=: give one of them",
+        "--steps 5: a sweep shares out time; say --minutes",
+        "--trials 0: must be from 1 to 1000",
+    ):
+        assert line in str(caught.value).splitlines()
+    with pytest.raises(UsageError, match="say what to try: --over lr"):
+        Request(TrainSettings(("x",)), "").check()
+    with pytest.raises(UsageError, match="-: a pipe is read once"):
+        Request(TrainSettings(("-",)), "lr").check()
+
+
+def test_points_are_drawn_once_each_and_the_own_is_among_them() -> None:
+    values: Values = {"lr": [1, 2, 3, 4, 5], "norm": ["rms", "layer"], "dropout": [0.0, 0.1]}
+    own = {"lr": 3, "norm": "rms", "dropout": 0.0}
+    everything = draw(values, own, 27, 1)
+    assert len({tuple(point.values()) for point in everything}) == len(everything) == 20
+    few = draw(values, own, 9, 1)
+    assert few[0] == everything[0] == own
+    assert len({tuple(point.values()) for point in few}) == 9
+    assert few == draw(values, own, 9, 1) != draw(values, own, 9, 2)
+
+
+def test_every_round_costs_the_same() -> None:
+    assert [rungs(count) for count in (1, 3, 9, 27)] == [[1], [3, 1], [9, 3, 1], [27, 9, 3, 1]]
+    assert [cost(count) for count in (1, 3, 9, 27)] == [1, 6, 27, 108]
+    assert rungs(20) == [20, 6, 2, 1]
+    assert [how_many(seconds) for seconds in (59, 60, 269, 270, 1079, 1080)] == [1, 3, 3, 9, 9, 27]
+    assert longest(270, 9) == pytest.approx(10 * (0.36 + 0.6 * 3 + 9))
+
+
+def test_settings_that_go_with_others_are_chosen_anew(tmp_path: Path) -> None:
+    asked = TrainSettings(("x",), minutes=1, hidden=100)
+    base = replace(asked, lr=0.003, optimizer="muon", batch=8, context=64, dim=48, heads=4)
+    base = replace(base, layers=2, kv_heads=4, workers=2, threads=2, steps=100)
+    state = State({}, base.to_dict(), budgets=[30.0])
+    work = Sweep(tmp_path, state, asked, lambda event: None, 0.0)
+
+    def settings(**values: Any) -> TrainSettings:
+        return work.settings(Trial(1, values))
+
+    assert settings(lr=0.003) == replace(base, minutes=0.5)
+    assert settings(dim=96) == replace(base, minutes=0.5, dim=96, lr=None)
+    assert settings(optimizer="adamw", lr=0.1).lr == 0.1
+    longer = settings(context=128)
+    assert (longer.batch, longer.steps) == (4, 100)
+    assert settings(context=128, batch=8).batch == 8
+    assert settings(optimizer="adamw", lr=0.003).lr == 0.003
+    assert settings(batch=4).steps == 200
+    assert settings(dropout=0.1).workers == 1
+    recurrent = settings(family="lstm")
+    assert (recurrent.heads, recurrent.kv_heads, recurrent.optimizer) == (None, None, None)
+    small = settings(preset="nano")
+    assert (small.dim, small.batch, small.kv_heads, small.hidden) == (48, 16, None, 100)
+
+
+class Pretended(Sweep):
+    """What comes of a trial is known; no time passes."""
+
+    def attempt(self, trial: Trial, number: int) -> bool:
+        if trial.values["bits"] is None:
+            trial.error = "it diverged"
+        else:
+            trial.results.append({"val_bits_per_byte": trial.values["bits"] - number})
+        return True
+
+
+def test_the_best_third_goes_on(tmp_path: Path) -> None:
+    bits = [9.0, 4.0, None, 7.0, 5.0, 3.0, None, 8.0, 6.0]
+    trials = [Trial(number, {"bits": found}) for number, found in enumerate(bits, start=1)]
+    told: list[tuple[int, int, int]] = []
+
+    def watch(event: Event | Tried) -> None:
+        assert isinstance(event, Tried)
+        told.append((event.round, event.rounds, event.trial.number))
+
+    asked = TrainSettings(("x",), minutes=4.5)
+    state = State({}, {}, trials)
+    work = Pretended(tmp_path, state, asked, watch, time.monotonic())
+    assert work.all_rounds(StopRequest())
+    assert told[:9] == [(1, 3, number) for number in range(1, 10)]
+    assert told[9:] == [(2, 3, 6), (2, 3, 2), (2, 3, 5), (3, 3, 6)]
+    # Nothing was spent, so what is left is shared out anew in each round.
+    assert state.budgets == pytest.approx([270 / 27, 270 / 6, 270], rel=0.01)
+
+
+def test_the_best_is_a_run_as_any_other(swept: dict[str, Any]) -> None:
+    outcome, folder = swept["outcome"], swept["folder"]
+    assert [len(trial.results) for trial in outcome.trials] == [2, 1, 1]
+    scores = [trial.score() for trial in outcome.trials]
+    assert scores == sorted(scores)
+    best = outcome.trials[0]
+    assert best.values == {"lr": 0.02} and best.bits()[1] < best.bits()[0]
+    assert outcome.run == str(folder / "best") and outcome.val_bits_per_byte == best.bits()[1]
+    assert Run(folder / "best").facts()["result"] == {**best.results[1], "run": outcome.run}
+    assert not (folder / f"trial-{best.number:02}").exists()
+    assert nanolm.load(outcome.run).generate("The ", tokens=5)
+
+
+def test_nothing_is_done_twice_after_a_kill(swept: dict[str, Any]) -> None:
+    outcome, state = swept["interrupted"]
+    assert outcome.run is None
+    assert [len(trial["results"]) for trial in state["trials"]] == [0, 0, 0]
+    # What came of the second trial was lost with sweep.json, and found again in its run.
+    best = swept["outcome"].trials[0].number
+    told = [(event.round, event.trial.number) for event in swept["told"]]
+    assert told == [(1, 1), (1, 2), (1, 2), (1, 3), (2, best)]
+    final = {trial["number"]: trial["results"] for trial in swept["state"]["trials"]}
+    assert final[2][:1] == swept["second"]
+    assert list(final.values()) == [trial["results"] for trial in swept["killed"]["trials"]]
+    assert swept["state"]["budgets"] == swept["killed"]["budgets"]
+
+
+def test_time_is_kept(swept: dict[str, Any]) -> None:
+    # A trial that was stopped counts in full, whenever that was.
+    assert 4 < swept["state"]["seconds"] < 9
+    assert swept["seconds"] < 9
+
+
+def test_a_finished_sweep_is_not_written_over(swept: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="no unfinished sweep of these settings; try another --out"):
+        sweep(swept["asked"], swept["folder"])
+
+
+def test_a_trial_that_cannot_be_is_a_row(text: Path, tmp_path: Path) -> None:
+    outcome = sweep(request(text, "kv_heads=1:3", 2, 0.03), tmp_path / "out")
+    assert [trial.values for trial in outcome.trials] == [{"kv_heads": 1}, {"kv_heads": 3}]
+    assert [len(trial.results) for trial in outcome.trials] == [2, 0]
+    assert "--heads 2 is not a multiple of --kv-heads 3" in (outcome.trials[1].error or "")
+    with pytest.raises(UsageError, match="--heads 2 is not a multiple of --kv-heads 3"):
+        sweep(request(text, "kv_heads=3:5", 2, 0.03), tmp_path / "none")
+
+
+def test_the_picture_is_xml_whatever_the_names_are() -> None:
+    values = [
+        {"tokenizer": '"><script>\x07', "lr": 0.001, "qk_norm": True},
+        {"tokenizer": "char", "lr": 0.1, "qk_norm": False},
+    ]
+    dots = [Dot(each, 9.0 - 8 * n, n == 1, n == 1) for n, each in enumerate(values)]
+    picture = sweep_svg(dots, "<b>&")
+    assert "at the top, more than 2" in picture
+    root = ElementTree.fromstring(picture)
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(list(root.iter(f"{space}circle"))) == 3 + 1 + 3 * (2 + 1)
+    assert "<script" not in picture
+    assert {"char", "0.001", "0.1", "true", "qk norm"} <= {
+        each.text for each in root.iter(f"{space}text")
+    }
+
+
+def test_values_far_apart_are_spread_by_their_logarithm() -> None:
+    assert spread([10.0, 0.1, 1.0], 300)[0] == [1.0, -1.0, 0.0]
+    assert spread([0.3, 0.1, 0.2], 300)[0] == [0.3, 0.1, 0.2]
+    assert spread([0.0, 10.0, 0.1], 300)[0] == [0.0, 2.0, 1.0]
+    crowded = spread([1 + n / 1000 for n in range(100)], 300)[1]
+    assert 2 <= len([text for _, text in crowded.ticks if text]) < 15
