@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: setup ## train on the embedded stories (2 minutes), then write three new ones
-	@$(NANOLM) train embedded:stories --minutes 1.75
+	@$(NANOLM) train embedded:stories --minutes 2
 	@echo
 	@$(NANOLM) sample -n 3 --tokens 250 --temperature 0.7 </dev/null
 	@echo

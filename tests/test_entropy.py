@@ -58,7 +58,8 @@ def test_nano_comes_close_to_the_entropy_of_the_grammar(cli: Cli, tmp_path: Path
     seconds = time.monotonic() - start
     assert shown.returncode == 0, shown.stderr
     run = json.loads(shown.stdout)["run"]
-    shown = cli("eval", run, "fresh.txt", "--json")
+    # Windows overlap: whoever begins to read amid a sentence knows less than the grammar does.
+    shown = cli("eval", run, "fresh.txt", "--stride", 32, "--json")
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["bytes"] == sum(len(sentence) + 1 for sentence in fresh)

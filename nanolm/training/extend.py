@@ -63,7 +63,8 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
         notify(Note(f"the model that it came to is kept in {kept}"))
     checkpoint.discard_after(run.checkpoints, folder)
     checkpoint.point(run.path / "last", folder)
-    settings = enlarged(settings, more, state)
+    capped = facts["result"].get("stopped") == "minutes"  # fewer than the most there are to be
+    settings = enlarged(settings, more, state, capped)
     facts = {**facts, "request": settings.to_dict(), "extension": more}
     earlier = facts.get("earlier", [])
     facts["earlier"] = [*earlier, facts.pop("result")]
@@ -89,11 +90,12 @@ def before_the_fall(run: Run) -> Path:
 
 
 def enlarged(
-    settings: TrainSettings, more: dict[str, float], state: dict[str, Any]
+    settings: TrainSettings, more: dict[str, float], state: dict[str, Any], capped: bool
 ) -> TrainSettings:
     """With so much more to do: minutes from now on, or steps as if asked for at once."""
     if "minutes" in more:
-        return replace(settings, minutes=state["seconds"] / 60 + more["minutes"], steps=None)
+        minutes = state["seconds"] / 60 + more["minutes"]
+        return replace(settings, minutes=minutes, steps=settings.steps if capped else None)
     steps = more.get("steps", 0)
     if "tokens" in more:
         steps = more["tokens"] * state["step"] / max(1, state["tokens"])

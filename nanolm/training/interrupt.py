@@ -27,3 +27,6 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        outer = getattr(self._before.get(signal.Signals(number)), "__self__", None)
+        if isinstance(outer, StopRequest):  # what this is a part of has to stop as well
+            outer.requested = True

@@ -25,7 +25,6 @@ from nanolm.training.sizes import A_TOKEN, Outlook, Text, pick
 from nanolm.training.tuning import fit_to_machine
 
 MINUTES = 3.0  # a first try
-TINY_STEPS = 1_000
 SHORT = 8.0  # seconds; too few to try anything
 AFTERWARDS = 0.05  # of the time, for looking at held-out text
 OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
@@ -112,7 +111,7 @@ def choose_device_and_budget(plan: Plan, text: Text) -> None:
         plan.choose("dtype", *choose_dtype("auto", device))
     if all(plan.open(name) for name in ("steps", "minutes", "epochs", "tokens")):
         if text.size < TINY:
-            plan.choose("steps", TINY_STEPS, f"the text is tiny, {text.size:,} bytes; {OR_SAY}")
+            plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
         else:
             plan.choose("minutes", MINUTES, f"a first try; {OR_SAY}")
 

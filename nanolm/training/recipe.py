@@ -14,13 +14,19 @@ from nanolm.model.size import body_parameters
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
 HEAD_RATE = 0.6  # the last layer would run ahead of what it reads; also where it is the embedding
 WIDTH = 384
-RATE = {"muon": 3e-3, "adamw": 1.15e-3}  # for that width; wider ones want less, as 1 / √width
+RATE = {"muon": 3e-3, "adamw": 1.15e-3}  # for that width; wider ones want less
+BY_WIDTH = 0.75  # twice the width, so many halvings
 RECURRENT = 2  # times as much
+STRONGEST = 0.05  # learning rate * weight decay: a step must not forget what the last ones found
 PULL = 0.08  # learning rate * weight decay * steps for one pass; twice the passes, four times it
 LEAST_DECAY = 0.1
 MOST_PASSES = 20  # more teach nothing new, however hard the pull
 MANY_PASSES = 10  # from here on dropout helps too
 DROPOUT = 0.1
+HUNDREDS = 40  # of passes, as over a tiny text: from here on dropout has to do it,
+MOST_DROPOUT = 0.6  # a lot of it,
+LIGHT_PULL = 1.5  # and weight decay hurts
+TINY_STEPS = 160  # of the smallest model; more of them learn a tiny text by heart
 ITERATIONS = 15  # products that make an update orthogonal
 CONTINUED = 0.15  # of the learning rate, for a model that has learned before
 DEAR = 1.0  # of what a step takes without them; AdamW is then as good in the same time
@@ -40,21 +46,21 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
 
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:
-    rate = RATE[optimizer] * (WIDTH / config.dim) ** 0.5
+    rate = RATE[optimizer] * (WIDTH / config.dim) ** BY_WIDTH
     return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT):.2g}")
 
 
 def weight_decay(passes: float, lr: float, steps: int) -> float:
     """For so many passes over the text."""
-    pull = PULL * min(passes, 2 * MOST_PASSES) ** 2
-    return float(f"{max(LEAST_DECAY, pull / (lr * steps)):.2g}")
+    pull = PULL * passes**2 if passes < HUNDREDS else LIGHT_PULL
+    return float(f"{max(LEAST_DECAY, min(pull / steps, STRONGEST) / lr):.2g}")
 
 
 def dropout(passes: float, never: bool) -> tuple[float, str]:
     """`never`, because what drops out is one sequence of numbers, and threads work side by side."""
     if passes < MANY_PASSES or never:
         return 0.0, f"fewer than {MANY_PASSES} passes"
-    return DROPOUT, f"more than {MANY_PASSES} passes"
+    return DROPOUT if passes < HUNDREDS else MOST_DROPOUT, f"for {passes:.2g} passes"
 
 
 def rates(tied: bool) -> dict[str, float]:

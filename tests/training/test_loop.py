@@ -381,7 +381,8 @@ def test_minutes(tmp_path: Path) -> None:
     )
     assert result.stopped == "minutes"
     assert 1.0 <= result.seconds < 3.5
-    assert len([line for line in lines(tmp_path / "run") if "val_loss" in line]) == 4
+    evaluations = [line for line in lines(tmp_path / "run") if "val_loss" in line]
+    assert 1 <= len(evaluations) <= 4  # what the preparation took is gone
 
 
 def test_a_validation_file_of_its_own(corpus: Path, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_model_to_start_from_decides_its_own_shape() -> None:
     settings = plan.settings
     assert (settings.layers, settings.family, settings.tokenizer) == (None, None, None)
     assert (settings.context, settings.batch, settings.optimizer) == (256, 4, "adamw")
-    assert settings.lr and 1e-4 < settings.lr < 1.5e-4
+    assert settings.lr and 0.8e-4 < settings.lr < 1.5e-4
     assert all(choice.reason for choice in plan.choices)
     settings.check()
 

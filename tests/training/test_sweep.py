@@ -54,47 +54,46 @@ def request(text: Path, over: str, trials: int, minutes: float, **more: Any) -> 
 
 @pytest.fixture(scope="module")
 def swept(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A sweep that was asked to stop in its first trial, killed before the second was in
-    sweep.json, killed when the last had ended, and then left alone."""
+    """A sweep that was asked to stop after its first trial, killed in the second, killed again
+    before that was in sweep.json, killed when the last had ended, and then left alone."""
     folder = tmp_path_factory.mktemp("sweep") / "out"
     asked = request(text, "lr=0.0001:0.001:0.02", 3, 0.1)
-    told: list[Tried] = []
-    signals, kills = [signal.SIGINT], [(1, 2), (2, 1)]
+    told: list[tuple[int, int]] = []
     seconds = 0.0
 
-    def go(watch: Any) -> Any:
+    def go(at: object = None, stop: bool = False) -> Any:
+        """Until it comes to `at`."""
         nonlocal seconds
+
+        def watch(event: Event | Tried) -> None:
+            here: object = type(event)
+            if isinstance(event, Tried):
+                told.append((event.round, event.trial.number))
+                here = (event.round, event.number)
+            if here == at and stop:
+                signal.raise_signal(signal.SIGINT)
+            elif here == at:
+                raise Stop
+
         start = time.monotonic()
         try:
             return sweep(asked, folder, watch)
+        except Stop:
+            return json.loads((folder / "sweep.json").read_text())
         finally:
             seconds += time.monotonic() - start
 
-    def interrupt(event: Event | Tried) -> None:
-        if isinstance(event, Progressed) and signals:
-            signal.raise_signal(signals.pop())
-
-    def kill(event: Event | Tried) -> None:
-        if isinstance(event, Tried):
-            told.append(event)
-            if kills[:1] == [(event.round, event.number)]:
-                del kills[0]
-                raise Stop
-
-    def state() -> Any:
-        return json.loads((folder / "sweep.json").read_text())
-
     found: dict[str, Any] = {"folder": folder, "told": told, "asked": asked}
-    found["interrupted"] = go(interrupt), state()
-    with pytest.raises(Stop):
-        go(kill)
-    killed = state()
-    found["second"] = killed["trials"][1].pop("results")
-    (folder / "sweep.json").write_text(json.dumps(killed))
-    with pytest.raises(Stop):
-        go(kill)
-    found["killed"] = state()
-    return found | {"outcome": go(kill), "state": state(), "seconds": seconds}
+    found["stopped"] = go((1, 1), stop=True)
+    go(Progressed)
+    found["unfinished"] = Run(folder / "trial-02").facts()
+    state = go((1, 2))
+    found["second"] = state["trials"][1].pop("results")
+    (folder / "sweep.json").write_text(json.dumps(state))
+    found["killed"] = go((2, 1))
+    found["outcome"] = go()
+    found["state"] = json.loads((folder / "sweep.json").read_text())
+    return found | {"seconds": seconds}
 
 
 def test_names_get_values_around_the_plan_or_those_given() -> None:
@@ -224,15 +223,17 @@ def test_the_best_is_a_run_as_any_other(swept: dict[str, Any]) -> None:
 
 
 def test_nothing_is_done_twice_after_a_kill(swept: dict[str, Any]) -> None:
-    outcome, state = swept["interrupted"]
-    assert outcome.run is None
-    assert [len(trial["results"]) for trial in state["trials"]] == [0, 0, 0]
+    stopped, outcome = swept["stopped"], swept["outcome"]
+    assert stopped.run is None
+    assert [len(trial.results) for trial in stopped.trials] == [1, 0, 0]
+    assert "result" not in swept["unfinished"]
     # What came of the second trial was lost with sweep.json, and found again in its run.
-    best = swept["outcome"].trials[0].number
-    told = [(event.round, event.trial.number) for event in swept["told"]]
-    assert told == [(1, 1), (1, 2), (1, 2), (1, 3), (2, best)]
+    best = outcome.trials[0].number
+    assert swept["told"] == [(1, 1), (1, 2), (1, 2), (1, 3), (2, best)]
     final = {trial["number"]: trial["results"] for trial in swept["state"]["trials"]}
+    assert final[1][:1] == stopped.trials[0].results
     assert final[2][:1] == swept["second"]
+    assert Run(swept["folder"] / "trial-02").facts()["started"] == swept["unfinished"]["started"]
     assert list(final.values()) == [trial["results"] for trial in swept["killed"]["trials"]]
     assert swept["state"]["budgets"] == swept["killed"]["budgets"]
 
