@@ -233,7 +233,7 @@ def choose_learning(
         decay = recipe.LEAST_DECAY
         if base is None:
             decay = recipe.weight_decay(passes, plan.settings.lr, steps)
-        plan.choose("weight_decay", decay, f"for {passes:.2g} passes over the text")
+        plan.choose("weight_decay", decay, f"for {recipe.shown(passes)} passes over the text")
     if plan.open("dropout"):
         alone = base is not None or (plan.settings.workers or 1) > 1
         dropout, reason = recipe.dropout(passes, alone)

@@ -60,7 +60,11 @@ def dropout(passes: float, never: bool) -> tuple[float, str]:
     """`never`, because what drops out is one sequence of numbers, and threads work side by side."""
     if passes < MANY_PASSES or never:
         return 0.0, f"fewer than {MANY_PASSES} passes"
-    return DROPOUT if passes < HUNDREDS else MOST_DROPOUT, f"for {passes:.2g} passes"
+    return DROPOUT if passes < HUNDREDS else MOST_DROPOUT, f"for {shown(passes)} passes"
+
+
+def shown(passes: float) -> str:
+    return f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
 
 
 def rates(tied: bool) -> dict[str, float]:

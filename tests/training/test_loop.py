@@ -377,7 +377,12 @@ def test_families_and_tokenizers(family: str, tokenizer: str, tmp_path: Path) ->
 
 def test_minutes(tmp_path: Path) -> None:
     result = nanolm.train(
-        "embedded:tiny", out=tmp_path / "run", minutes=0.03, **TINY_MODEL, evaluations=4
+        "embedded:tiny",
+        out=tmp_path / "run",
+        minutes=0.03,
+        weight_decay=0.1,
+        **TINY_MODEL,
+        evaluations=4,
     )
     assert result.stopped == "minutes"
     assert 1.0 <= result.seconds < 3.5
