@@ -115,7 +115,10 @@ TABLE: Table = {
         "compile": ("", "Let torch compile the model.  [default: if it pays within the run]"),
     },
     "Run": {
-        "evaluations": ("", "Times to validate, save and write a sample."),
+        "evaluations": (
+            "",
+            "Times to validate, save and write a sample.  [default: 10, fewer in a hurry]",
+        ),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
     },
 }

@@ -50,7 +50,7 @@ COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
 SAMPLE_TOKENS = 80
 PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
-ENDING = 0.5  # seconds, when all is done
+ENDING = 0.7  # seconds, when all is done
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class NextToken(Task):
         self.network = self.model = job.model.to(settings.device)
         with_kernels(self.network, settings.dtype)
         use_attention(self.network, settings)
-        assert settings.weight_decay is not None
+        assert settings.weight_decay is not None and settings.evaluations
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         if not job.counted:
             self.patience = PATIENCE
@@ -218,12 +218,12 @@ class NextToken(Task):
         if state.evaluated_tokens is None:
             # Looking at a token costs a third of learning from it.
             budget = state.tokens / progress
-            affordable = round(3 * EVALUATION_SHARE * budget / settings.evaluations)
+            affordable = round(3 * EVALUATION_SHARE * budget / self.evaluations)
             state.evaluated_tokens = max(1, min(affordable, len(text.val)))
         self.all_seen = state.evaluated_tokens == len(text.val)
         start = time.monotonic()
         score = self.score(state.evaluated_tokens)
-        self.scoring = (time.monotonic() - start) / state.evaluated_tokens
+        self.scoring = (time.monotonic() - start) / max(1, score.tokens)
         writer = LanguageModel(self.network, text.tokenizer)
         sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
         heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"

@@ -40,7 +40,8 @@ PATIENCE = 10  # steps in a row without a finite gradient before giving up
 AHEAD = 10  # steps that a GPU may be behind what it was told,
 AHEAD_SECONDS = 0.25  # and for how long
 COMPILED_FROM = 10  # the step; those before tell what there is to gain
-STUCK, STILL = 0.2, 0.98  # so far into the run, the loss should be below so much of the first
+STUCK, STILL = 0.2, 0.98  # so far into the run, the loss should be below so much of the first,
+MOVING = 50  # after so many steps
 GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
 
 
@@ -409,7 +410,8 @@ class Trainer:
                 f"{state.best_step:,}; try a higher --weight-decay or --dropout, or more text"
             )
         first, now = state.first_loss, state.train_loss
-        if progress >= STUCK and first and now and now > STILL * first:
+        moved = state.step >= MOVING and progress >= STUCK
+        if moved and first and now and now > STILL * first:
             found["stuck"] = (
                 f"the loss does not move: {first:.3f} at first, {now:.3f} now; try a higher --lr, "
                 "or look at the text with `nanolm data check`"

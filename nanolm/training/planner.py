@@ -13,6 +13,7 @@ from typing import Any
 
 from nanolm.choice import Choice, Report
 from nanolm.errors import UsageError
+from nanolm.machine import available_threads
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
@@ -25,7 +26,10 @@ from nanolm.training.sizes import A_TOKEN, Outlook, Text, pick
 from nanolm.training.tuning import fit_to_machine
 
 MINUTES = 3.0  # a first try
-SHORT = 8.0  # seconds; too few to try anything
+SHORT = 2.0  # seconds; too few to try anything,
+HURRY = 12.0  # and too few to find out more than the size
+EVALUATIONS = 10  # of held-out text, in the whole run,
+A_LOOK = 5.0  # seconds from one to the next at least
 AFTERWARDS = 0.05  # of the time, for looking at held-out text
 OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
 
@@ -85,6 +89,8 @@ def make_plan(
     if context and context >= tokens:
         plan.choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
     choose_learning(plan, text, base, outlook)
+    often = 60 * (plan.settings.minutes or math.inf) / A_LOOK
+    plan.fill(evaluations=int(max(2, min(EVALUATIONS, often))))
     if base is None:
         warn_of_little_text(plan, text)
     return plan
@@ -132,6 +138,8 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
         return config
 
     def fit(settings: TrainSettings, config: GPTConfig) -> tuple[TrainSettings, list[Choice]]:
+        if settings.device == "cpu" and seconds() < HURRY:
+            return in_a_hurry(settings), []
         batch = settings.batch or max(1, 2_048 // config.context)
         asked = replace(settings, batch=batch, context=config.context)
         found, choices = fit_to_machine(asked, build_model(config))
@@ -160,6 +168,14 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
         each = f"{outlook.batch * config.context:,} tokens a step, {1000 * outlook.step:.3g} ms"
         plan.choose("batch", outlook.batch, each)
     return outlook
+
+
+def in_a_hurry(settings: TrainSettings) -> TrainSettings:
+    """What is usually best on a CPU, where there is no time to see."""
+    threads = settings.threads or available_threads()
+    workers = settings.workers or (1 if settings.dropout else threads)
+    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    return replace(settings, threads=threads, workers=workers, dtype=dtype)
 
 
 def choose_preset(plan: Plan, text: Text) -> None:

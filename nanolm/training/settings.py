@@ -192,7 +192,7 @@ class TrainSettings(Settings):
     tokens: int | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
-    evaluations: int = 10
+    evaluations: int | None = None
     workers: int | None = None
     attention: str | None = None
     compile: bool | None = None

@@ -107,10 +107,12 @@ def pick(
     law = Law(text.hard(), text.size)
     measured: dict[int, float] = {}  # seconds a step
     tokens = LEAST_TOKENS.get(settings.device, LEAST_ON_GPU)
+    share = SHARE.get(settings.device, SHARE_ON_GPU)
 
     def measure(index: int) -> None:
         report("trying sizes", len(measured), MOST)
-        measured[index] = step_seconds(configs[index], batch_of(configs[index]), settings)
+        each = min(EACH, share * seconds())
+        measured[index] = step_seconds(configs[index], batch_of(configs[index]), settings, each)
 
     def batch_of(config: GPTConfig) -> int:
         return settings.batch or max(1, tokens // config.context)
@@ -129,7 +131,7 @@ def pick(
         tokens = min(MOST_TOKENS, tokens << larger)
         measured.clear()
         measure(first)
-    end = time.monotonic() + SHARE.get(settings.device, SHARE_ON_GPU) * seconds()
+    end = time.monotonic() + share * seconds()
     while len(measured) < MOST and time.monotonic() < end:
         outlooks = [outlook(index) for index in range(len(configs))]
         best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
@@ -195,14 +197,14 @@ def arithmetic(config: GPTConfig) -> float:
     return float(body_parameters(config) + config.vocab_size * config.dim + seen)
 
 
-def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings) -> float:
-    """Of one update."""
+def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: float) -> float:
+    """Of one update, tried for so long."""
     with closing(Trial(config, batch, settings.device, settings=settings)) as trial:
         for _ in range(1 if settings.device == "cpu" else 4):  # kernels are made, steps captured
             trial.step()
         trial.wait()
         start, count = time.perf_counter(), 0
-        while count < 2 or time.perf_counter() - start < EACH / 2:
+        while count < 2 or time.perf_counter() - start < each / 2:
             trial.step()
             count += 1
             if count % 8 == 0 or settings.device == "cpu":

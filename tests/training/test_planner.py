@@ -27,7 +27,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine that takes as long as its arithmetic; the widths that were tried."""
     tried: list[int] = []
 
-    def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings) -> float:
+    def step_seconds(config: GPTConfig, batch: int, *rest: object) -> float:
         tried.append(config.dim)
         return 1e-9 * batch * config.context * sizes.arithmetic(config) / 16
 
