@@ -11,7 +11,7 @@ taken: it writes faster, and needs less room.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -149,20 +149,28 @@ def pick(
 
 def candidates(settings: TrainSettings, text: Text, make: Make) -> list[GPTConfig]:
     """Models from small to large, with all that was asked for."""
-    sizes: Iterable[tuple[int, int, int, int]] = LADDER
-    if settings.preset is not None:
-        preset = PRESETS[settings.preset]
-        sizes = [(preset.layers, preset.heads, preset.dim, preset.context)]
+    preset = PRESETS.get(settings.preset or "")
+    sizes = [(preset.layers, preset.heads, preset.dim)] if preset else [row[:3] for row in LADDER]
     found: dict[GPTConfig, None] = {}
-    for layers, heads, dim, context in sizes:
-        values = {"layers": layers, "heads": heads, "dim": dim, "context": context}
+    for size in sizes:
+        values = dict(zip(("layers", "heads", "dim"), size, strict=True))
         values = {name: getattr(settings, name) or value for name, value in values.items()}
-        values["context"] = min(values["context"], max(1, text.tokens - 1))
+        suiting = preset.context if preset else reach(values["layers"], values["dim"])
+        values["context"] = min(settings.context or suiting, max(1, text.tokens - 1))
         config = make(replace(settings, **values))  # type: ignore[arg-type]
         if not config.problems():
             found[config] = None
     fitting = [config for config in found if fits(config, settings, text)]
     return fitting or list(found)[:1]
+
+
+def reach(layers: int, dim: int) -> int:
+    """The context that suits a size: that of the size in the ladder that is nearest."""
+
+    def distance(row: tuple[int, int, int, int]) -> float:
+        return abs(math.log(row[0] * row[2] ** 2 / (layers * dim**2)))
+
+    return min(LADDER, key=distance)[3]
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: Text) -> bool:

@@ -87,6 +87,14 @@ def test_what_is_set_by_hand_is_planned_around(timed: list[int]) -> None:
     assert (settings.layers, settings.dim, timed) == (3, 48, [48, 48])
 
 
+@pytest.mark.parametrize(("layers", "heads", "dim", "context"), sizes.LADDER)
+def test_a_size_set_by_hand_looks_back_as_far_as_one_that_is_chosen(
+    layers: int, heads: int, dim: int, context: int, timed: list[int]
+) -> None:
+    by_hand = replace(OPEN, minutes=10.0, layers=layers, heads=heads, dim=dim)
+    assert make_plan(by_hand, a_text(20_000_000)).settings.context == context
+
+
 def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
     plan = make_plan(replace(OPEN, minutes=300.0), a_text(200_000))
     settings, config = plan.settings, model_config(plan.settings, 512)
