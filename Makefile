@@ -69,7 +69,7 @@ test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
 # hint bench: WHAT=training
-bench: setup ## measure against others: training, sampling, feeding, starting, saving; text FILE=, classifying DATA=
+bench: setup ## measure against others: training, sampling, feeding, starting, saving; text and learning FILE=, classifying DATA=
 	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
 	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 

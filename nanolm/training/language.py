@@ -179,8 +179,8 @@ class NextToken(Task):
     def matrices(self) -> dict[str, list[int]]:
         return self.network.matrices() if self.settings.optimizer == "muon" else {}
 
-    def expected(self, progress: float) -> float | None:
-        return self.job.forecast.expected(progress) if self.job.forecast else None
+    def expected(self, learned: float) -> float | None:
+        return self.job.forecast.expected(learned) if self.job.forecast else None
 
     def seconds_after(self) -> float:
         tokens = 0 if self.all_seen else len(self.job.text.val)

@@ -66,6 +66,7 @@ class State:
     decay_step: int | None = None  # where the learning rate began to fall
     bad_steps: int = 0  # in a row without a finite gradient
     reserve: float = 0.0  # seconds that looking at held-out data takes when the steps are done
+    begun: float = 0.0  # how much of the budget was used before the first step
     first_loss: float | None = None  # in the first line of metrics
     told: list[str] = field(default_factory=list)  # what was warned of
     parts: int = 1  # that a batch goes through in, so that it fits into memory
@@ -97,8 +98,8 @@ class Task(ABC):
         """Those of the parameters that are for Muon, each with the rows of its matrices."""
         return {}
 
-    def expected(self, progress: float) -> float | None:
-        """The bits per byte that a plan foretold for now."""
+    def expected(self, learned: float) -> float | None:
+        """The bits per byte that a plan foretold for when so much of all learning is done."""
         return None
 
     def seconds_after(self) -> float:
@@ -194,6 +195,8 @@ class Trainer:
         self.state.evaluations = min(self.state.evaluations, behind) if saved else behind
         if progress < 1 - DECAY:
             self.state.decay_step = None
+        if self.state.step == 0:
+            self.state.begun = min(progress, 0.99)
         run.cut_back(self.state.lengths)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -381,7 +384,8 @@ class Trainer:
         append(self.run.metrics, json.dumps(line) + "\n")
         progress = self.progress()
         left = state.seconds / progress * max(0, 1 - progress) if progress else math.inf
-        expected = self.task.expected(min(1, progress)) if "val_loss" in values else None
+        learned = max(0.0, min(1, progress) - state.begun) / (1 - state.begun)
+        expected = self.task.expected(learned) if "val_loss" in values else None
         self.notify(Progressed(line, min(1, progress), left, expected))
 
     def evaluate(self, progress: float) -> None:

@@ -10,7 +10,7 @@ from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import body_parameters
 from nanolm.training import planner, recipe, sizes
-from nanolm.training.law import Law
+from nanolm.training.law import Forecast, Law
 from nanolm.training.planner import make_plan, model_config
 from nanolm.training.settings import TrainSettings
 from nanolm.training.sizes import Text
@@ -162,6 +162,15 @@ def test_the_law_knows_size_text_and_passes() -> None:
     assert Law(2.3, 10_000_000).bits_per_byte(1e6, 5e6, 1000) < base  # nothing seen twice
     assert law.worth(1e6) == 1e6
     assert law.worth(1e9) == pytest.approx(law.worth(1e8), rel=1e-6)
+
+
+@pytest.mark.parametrize("bits", [0.2, 2.0])
+def test_what_is_foretold_on_the_way_falls_to_what_is_foretold(bits: float) -> None:
+    forecast = Forecast(bits, 60.0, 3.0)
+    curve = [forecast.expected(learned / 100) for learned in range(101)]
+    assert curve == sorted(curve, reverse=True)
+    assert curve[0] > 1.5 + bits
+    assert curve[-1] == bits
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
