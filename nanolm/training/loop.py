@@ -178,6 +178,7 @@ class Trainer:
         self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
         self.launched: deque[Launched] = deque()
         self.ahead = 0
+        self.looked = False  # at held-out data, by this process
         self.saver = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
         self.state = State(seconds=spent)
@@ -233,7 +234,11 @@ class Trainer:
             if due:
                 self.finish_saving()  # what is found is about a checkpoint that is there
                 self.evaluate(progress)
-                state.reserve = time.monotonic() - begin + task.seconds_after()
+                # The first time is not like the others: much is made ready in it.
+                state.reserve = task.seconds_after()
+                if self.looked:
+                    state.reserve += time.monotonic() - begin
+                self.looked = True
                 if task.patience is not None and state.beyond >= task.patience:
                     return "enough"
             if progress >= 1:

@@ -123,7 +123,10 @@ def pick(
         step = measured[known] * ratio**WITH_SIZE
         return foresee(configs[index], batch_of(configs[index]), step, text, law, seconds())
 
+    begin = time.monotonic()
     measure(first)
+    # On a GPU another size takes as long again: kernels are made for each, unless they are known.
+    another = 0.0 if settings.device == "cpu" else time.monotonic() - begin
     # As many steps as are good, and larger ones where there is time for more.
     most = min(seconds() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
     larger = round(math.log2(max(1.0, most / STEPS)))
@@ -132,7 +135,7 @@ def pick(
         measured.clear()
         measure(first)
     end = time.monotonic() + share * seconds()
-    while len(measured) < MOST and time.monotonic() < end:
+    while len(measured) < MOST and time.monotonic() + another < end:
         outlooks = [outlook(index) for index in range(len(configs))]
         best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
         near = [n for n in (best, best - 1, best + 1) if 0 <= n < len(configs)]

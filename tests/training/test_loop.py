@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -388,6 +389,25 @@ def test_minutes(tmp_path: Path) -> None:
     assert 1.0 <= result.seconds < 3.5
     evaluations = [line for line in lines(tmp_path / "run") if "val_loss" in line]
     assert 1 <= len(evaluations) <= 4  # what the preparation took is gone
+
+
+def test_a_slow_first_evaluation_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels are made in it, it says nothing of how long the last one takes."""
+    evaluate, looked = language.NextToken.evaluate, list[object]()
+
+    def slow(task: Any, *rest: Any) -> Any:
+        if not looked:
+            time.sleep(1.5)
+        looked.append(task)
+        return evaluate(task, *rest)
+
+    monkeypatch.setattr(language.NextToken, "evaluate", slow)
+    how = {**TINY_MODEL, "minutes": 0.06, "weight_decay": 0.1, "evaluations": 10}
+    result = nanolm.train("embedded:tiny", out=tmp_path / "run", **how)
+    assert result.seconds > 2.5
+    assert len(looked) >= 3
 
 
 def test_a_validation_file_of_its_own(corpus: Path, tmp_path: Path) -> None:
