@@ -31,6 +31,7 @@ from nanolm.model.huggingface import (
     checked,
     load_any_config,
     load_classifier,
+    load_classifier_config,
     load_model,
     save_model,
     weight_files,
@@ -61,7 +62,7 @@ from nanolm.training.prepare import (
     with_absolute_paths,
 )
 from nanolm.training.settings import option
-from nanolm.training.tuning import threads_for
+from nanolm.training.tuning import repeatable, tell_of_threads, threads_for
 
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
 VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
@@ -116,12 +117,13 @@ def finetune(
     base = None
     if settings.start_from != SCRATCH:
         base = find_or_download(str(settings.start_from), note, progress)
-    with run.locked():
+    with run.locked(), repeatable(settings.deterministic):
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
         job = prepare(settings, request, run, base, split, fresh, notify)
         with threads_for(job.settings.threads), StopRequest() as stop:
+            tell_of_threads(job.settings, notify)
             trainer = Trainer(run, job.settings, job, job.checkpoint, notify)
             stopped = trainer.loop(stop)
             if stopped != "interrupted":
@@ -192,12 +194,12 @@ def prepare(
         long=settings.long,  # type: ignore[arg-type]
     )
     torch.manual_seed(settings.seed)
-    if folder and settings.train != "lora":
-        classifier, head = load_classifier(folder, settings.dropout), None
-    else:
-        classifier, head = start_model(classifier_config, base)
-    if classifier.config != classifier_config:
-        raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
+    classifier, head = start_model(classifier_config, base)
+    if folder:
+        saved = load_classifier_config(folder)
+        saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
+        if saved != classifier_config:
+            raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     family, reason = model_type(classifier_config)
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))

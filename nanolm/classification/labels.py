@@ -66,36 +66,28 @@ class Labels(Task):
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
-        self.adapters = None
-        if settings.train == "lora":
-            self.adapters = Adapters(self.classifier.base)
-            if saved:
-                tensors = load_file(saved / ADAPTERS, device)
-                self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
-                self.adapters.load_state_dict(tensors)
-        self.language_head = self.make_language_head(head, saved)
+        self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
+        self.language_head = self.make_language_head(head)
         self.trained = set(trained_names(self.classifier, settings.train))
         for name, parameter in self.classifier.named_parameters():
             parameter.requires_grad_(name in self.trained)
+        if saved:
+            self.restore(saved)
 
-    def make_language_head(self, head: nn.Module | None, saved: Path | None) -> nn.Linear | None:
+    def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
         """The output layer of the language model, where foretelling tokens is learned too."""
         if not self.settings.language_loss:
             return None
         config = self.classifier.config.base
-        layer = nn.Linear(config.dim, config.vocab_size, bias=False, device="meta")
         if config.tied:
+            layer = nn.Linear(config.dim, config.vocab_size, bias=False, device="meta")
             layer.weight = self.classifier.base.token_embedding.weight
             return layer
-        if saved:
-            layer.load_state_dict(load_file(saved / LANGUAGE_HEAD), assign=True)
-        elif isinstance(head, nn.Linear):
-            layer = head
-        else:
+        if not isinstance(head, nn.Linear):
             raise DataError(
                 "--language-loss needs a language model to start from, not a classifier"
             )
-        return layer.to(self.settings.device)
+        return head.to(self.settings.device)
 
     def started(self, run: Path, step: int) -> Started:
         counts = [f"{len(self.split.train):,} texts to learn from", f"{len(self.split.val):,} to"]
@@ -195,6 +187,16 @@ class Labels(Task):
         if self.adapters:  # they are in there already
             self.adapters.active = False
         self.classifier.load_state_dict(saved.state_dict())
+
+    def restore(self, folder: Path) -> None:
+        if self.adapters:
+            tensors = load_file(folder / ADAPTERS)
+            self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
+            self.adapters.load_state_dict(tensors)
+        else:
+            self.take_back(folder)
+        if self.language_head and not self.classifier.config.base.tied:
+            self.language_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
 
 
 def trained_names(model: Classifier, which: str) -> list[str]:

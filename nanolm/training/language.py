@@ -41,6 +41,8 @@ from nanolm.training.tuning import (
     attention_by,
     compile_model,
     missing_compiler,
+    repeatable,
+    tell_of_threads,
     threads_for,
     use_attention,
     with_kernels,
@@ -87,7 +89,7 @@ def train(
     run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
     base = find_base(settings, notify)
     text = prepare_text(settings, base, notify)
-    with run.locked():
+    with run.locked(), repeatable(settings.deterministic):
         if run.exists():
             refuse_finished(run)  # it may have ended between the choice and the lock
         notify = also_to_log(run, notify)
@@ -97,6 +99,7 @@ def train(
             attention_by(job.settings.attention),
             StopRequest() as stop,
         ):
+            tell_of_threads(job.settings, notify)
             task = NextToken(job, notify)
             spent = elapsed()
             trainer = Trainer(run, job.settings, task, job.checkpoint, notify, spent)
@@ -151,7 +154,7 @@ class NextToken(Task):
         batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
         self.source = source(batches, settings.device)
         self.network = self.model = job.model.to(settings.device)
-        with_kernels(self.network, settings.dtype)
+        with_kernels(self.network, settings)
         use_attention(self.network, settings)
         assert settings.weight_decay is not None and settings.evaluations
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
@@ -203,7 +206,7 @@ class NextToken(Task):
         if wanted:
             compile_model(self.network, self.settings.device)
         else:
-            with_kernels(self.network, self.settings.dtype)
+            with_kernels(self.network, self.settings)
 
     def save_memory(self) -> bool:
         if not isinstance(self.network, GPT) or self.network.recompute:

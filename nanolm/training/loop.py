@@ -36,7 +36,8 @@ from nanolm.training.step import Step, out_of_memory
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
-PATIENCE = 10  # steps in a row without a finite gradient before giving up
+PATIENCE = 10  # steps in a row without a finite gradient before going back,
+RETURNS = 3  # so many times before giving up
 AHEAD = 10  # steps that a GPU may be behind what it was told,
 AHEAD_SECONDS = 0.25  # and for how long
 COMPILED_FROM = 10  # the step; those before tell what there is to gain
@@ -64,7 +65,10 @@ class State:
     lowest_loss: float | None = None  # on held-out data
     beyond: int = 0  # evaluations in a row since the best that were clearly worse
     decay_step: int | None = None  # where the learning rate began to fall
-    bad_steps: int = 0  # in a row without a finite gradient
+    bad_steps: int = 0  # in a row without a finite gradient,
+    skipped: int = 0  # and how many since the last line of metrics
+    returns: int = 0  # to a checkpoint, after too many of them
+    good_step: int = 0  # of the last checkpoint that was not saved between them
     reserve: float = 0.0  # seconds that looking at held-out data takes when the steps are done
     begun: float = 0.0  # how much of the budget was used before the first step
     first_loss: float | None = None  # in the first line of metrics
@@ -142,6 +146,10 @@ class Task(ABC):
     def take_back(self, folder: Path) -> None:
         """Let the model be the one that was saved in `folder`."""
 
+    def restore(self, folder: Path) -> None:
+        """Let all that is trained be as it was saved in `folder`, to go on from there."""
+        self.take_back(folder)
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -181,15 +189,11 @@ class Trainer:
         self.looked = False  # at held-out data, by this process
         self.saver = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
-        self.state = State(seconds=spent)
+        self.state = State()
         self.saved_step = -1
         if saved:
-            text = (saved / "state.json").read_text(encoding="utf-8")
-            self.state = State(**json.loads(text))
-            self.saved_step = self.state.step
-            load_tensors(saved / "optimizer.safetensors", self.load)
-            self.step.parts = self.state.parts
-            self.state.seconds += spent
+            self.take_up(saved)
+        self.state.seconds += spent
         progress = self.progress()
         behind = int(min(1, progress) * task.evaluations + 1e-9)
         # Time may be gone before a first step, and a longer run is not as far as it was.
@@ -199,6 +203,13 @@ class Trainer:
         if self.state.step == 0:
             self.state.begun = min(progress, 0.99)
         run.cut_back(self.state.lengths)
+
+    def take_up(self, folder: Path) -> None:
+        """All but the weights, as it was saved in `folder`."""
+        vars(self.state).update(vars(read_state(folder)))
+        self.saved_step = self.state.step
+        self.step.parts = self.state.parts
+        load_tensors(folder / "optimizer.safetensors", self.load)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         self.optimizer.load(tensors)
@@ -224,10 +235,12 @@ class Trainer:
                 save = save or state.step > 0
             if state.decay_step is None and progress >= 1 - DECAY:
                 state.decay_step, save = state.step, True  # the place to extend the run from
-            begin = time.monotonic()
+            begin, returns = time.monotonic(), state.returns
             if save:
                 self.save()
                 last_save = time.monotonic()
+            if state.returns > returns:
+                continue
             if stop.requested and progress < 1:
                 self.finish_saving()
                 return "interrupted"
@@ -284,28 +297,75 @@ class Trainer:
                 found.done.synchronize()
             norm, *values = found.numbers.tolist()
             self.tick()
-            state.bad_steps = 0 if math.isfinite(norm) else state.bad_steps + 1
-            if state.bad_steps >= PATIENCE:
-                raise Diverged(
-                    f"no finite gradient for {PATIENCE} steps, up to step {found.step}; they were "
-                    f"left out. Start again with a smaller --lr (it was {self.lr:g})."
-                )
-            for name, value in zip(self.step.names, values, strict=True):
-                state.sums[name] = state.sums.get(name, 0.0) + value
-            state.summed += 1
+            if all(map(math.isfinite, (norm, *values))):
+                for name, value in zip(self.step.names, values, strict=True):
+                    state.sums[name] = state.sums.get(name, 0.0) + value
+                state.summed, state.bad_steps = state.summed + 1, 0
+            else:
+                state.skipped, state.bad_steps = state.skipped + 1, state.bad_steps + 1
+                if not self.step.scale:  # which is found by overflows
+                    self.notify(Note(f"step {found.step:,} is left out: no finite gradient"))
+                if state.bad_steps >= PATIENCE:
+                    return self.go_back(found.step)
             if found.step % LOG_EVERY == 0:
                 tokens, seconds = found.tokens - self.last_log[0], state.seconds - self.last_log[1]
                 self.last_log = (found.tokens, state.seconds)
                 means = {name: value / state.summed for name, value in state.sums.items()}
-                state.sums, state.summed, state.train_loss = {}, 0, means["loss"]
+                state.train_loss = means.get("loss", state.train_loss)
+                means.setdefault("loss", math.nan)
                 if state.first_loss is None:
-                    state.first_loss = means["loss"]
+                    state.first_loss = state.train_loss
                 speed = round(tokens / max(seconds, 1e-9))
                 means |= {"lr": found.lr, "grad_norm": norm, "tokens_per_second": speed}
+                if state.skipped:
+                    means["skipped"] = state.skipped
+                state.sums, state.summed, state.skipped = {}, 0, 0
                 self.record(found.step, found.tokens, means)
             if found.done:
                 each = (state.seconds - before) / count
                 self.ahead = max(1, min(AHEAD, int(AHEAD_SECONDS / max(each, 1e-9))))
+
+    def go_back(self, step: int) -> None:
+        """After too many steps in a row without a finite gradient, up to `step`: to the last
+        checkpoint before them, and on from there with the data behind them."""
+        state = self.state
+        self.launched.clear()
+        self.finish_saving()
+        why = f"no finite gradient for {PATIENCE} steps, up to step {step:,}; they were left out"
+        if state.returns >= RETURNS:
+            raise Diverged(
+                f"{why}, and going back {RETURNS} times did not help. Start again with a smaller "
+                f"--lr (it was {self.lr:g})."
+            )
+        kept = {"seconds": state.seconds, "parts": state.parts, "told": state.told}
+        kept |= {"returns": state.returns + 1, "bad_steps": 0}
+        next_batch = state.step + state.passed_over
+        good = self.last_good()
+        if good:  # else the weights are still those from before: nothing bad was learned
+            checkpoint.discard_after(self.run.checkpoints, good)
+            self.task.restore(good)
+            self.take_up(good)
+            self.run.cut_back(state.lengths)
+            checkpoint.point(self.run.path / "last", good)
+            if state.best:
+                best = self.checkpoint_folder(state.best_step)
+                checkpoint.point(self.run.path / "best", best)
+            why += f"; going back to step {state.step:,}"
+        vars(state).update(kept, passed_over=next_batch - state.step)
+        self.step.parts = state.parts
+        self.last_log = (state.tokens, state.seconds)
+        self.notify(Note(f"{why}, and on with what comes after them"))
+
+    def last_good(self) -> Path | None:
+        """The newest whole checkpoint that was not saved between steps that were left out."""
+        for folder in reversed(checkpoint.list_checkpoints(self.run.checkpoints)):
+            try:
+                files.verify(folder)
+                if not read_state(folder).bad_steps:
+                    return folder
+            except ModelError as error:
+                self.notify(Note(str(error)))
+        return None
 
     def decide_on_compiling(self) -> None:
         """Compile what is to be compiled; what was not asked for, only where it pays back within
@@ -437,13 +497,17 @@ class Trainer:
         if self.saved_step == self.state.step:
             return
         self.finish_saving()
+        if not self.state.bad_steps:
+            self.state.good_step = self.state.step
         self.state.lengths = self.run.lengths()
         state = json.dumps(asdict(self.state), indent=1) + "\n"
         write_model = self.task.copied()
         tensors = self.optimizer.tensors() | (self.step.scale.tensors() if self.step.scale else {})
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        weights = sum(parameter.nbytes for parameter in self.task.model.parameters())
+        size = weights + sum(tensor.nbytes for tensor in tensors.values())
         folder = self.checkpoint_folder(self.state.step)
-        kept = (self.state.best_step, self.state.decay_step)
+        kept = (self.state.best_step, self.state.decay_step, self.state.good_step)
         names = {self.checkpoint_folder(step).name for step in kept if step is not None}
 
         def write(place: Path) -> None:
@@ -457,7 +521,7 @@ class Trainer:
         def commit() -> None:
             # On a stream of its own: copying does not wait for what is being learned.
             with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
-                files.commit(self.run.checkpoints, folder.name, write)
+                files.commit(self.run.checkpoints, folder.name, write, size)
             checkpoint.point(self.run.path / "last", folder)
             checkpoint.prune(self.run.checkpoints, names)
 
@@ -488,6 +552,15 @@ class Trainer:
             self.state.best_step = self.state.step
             last = self.checkpoint_folder(self.state.step)
             checkpoint.point(self.run.path / "best", last)
+
+
+def read_state(folder: Path) -> State:
+    """What was saved in `folder`."""
+    file = folder / "state.json"
+    try:
+        return State(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None
 
 
 def told(state: State, lr: float, numbers: Tensor) -> Launched:

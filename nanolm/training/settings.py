@@ -98,11 +98,14 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    deterministic: bool | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """From names and values, such as those of a config.toml; what is none is refused."""
         texts = values.get(cls.texts, ())
+        if not isinstance(texts, (str, list, tuple)):
+            raise UsageError(f"{cls.texts} = {texts!r}: must be a list of files")
         texts = (texts,) if isinstance(texts, str) else tuple(str(path) for path in texts)
         values = {**values, cls.texts: texts}
         hints = get_type_hints(cls)
@@ -163,6 +166,11 @@ class Settings:
         budgets = [name for name in counts if getattr(self, name, None)]
         if len(budgets) > 1:
             problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
+        if self.deterministic and self.minutes:
+            problems.append(
+                "--deterministic and --minutes cannot be together: no two clocks are alike; "
+                "say --steps or --epochs"
+            )
         return problems
 
 
@@ -219,6 +227,16 @@ class TrainSettings(Settings):
             )
         if self.compile and self.dtype == "float8":
             problems.append("--compile and --dtype float8 cannot be together: leave out one")
+        if self.deterministic:
+            given = {"--compile": self.compile, "--dtype float8": self.dtype == "float8"}
+            given |= {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
+            problems += [
+                f"--deterministic and {other} cannot be together: leave out one"
+                for other, both in given.items()
+                if both
+            ]
+            if not (self.steps or self.epochs or self.tokens or self.minutes):
+                problems.append("--deterministic needs --steps, --epochs or --tokens")
         return problems + self.reading().problems() + self._clashes()
 
     def _clashes(self) -> list[str]:

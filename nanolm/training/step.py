@@ -112,13 +112,14 @@ class Step:
         divisor = (norm / MAX_GRADIENT_NORM).clamp(min=1)
         if self.scale:
             divisor = divisor * self.scale.factor
-        overflow = (0 * norm).nan_to_num(nan=1)  # 0 times what is not finite is not a number
+        numbers = torch.cat([norm[None], numbers])
+        overflow = (0 * numbers).sum().nan_to_num(nan=1)  # 0 times what is not finite is no number
         with products_in(self.products):
             self.each(lambda share: self.optimizer.step(self.lr, divisor, overflow, share))
         if self.scale:
             self.scale.adapt(overflow)
         self.optimizer.zero_grad()
-        return torch.cat([norm[None], numbers])
+        return numbers
 
     def each(self, work: Callable[[int], T]) -> list[T]:
         """Let each worker do its share of the parameters."""

@@ -58,7 +58,7 @@ class Trial:
         settings = self.settings
         self.stack = ExitStack()
         self.stack.enter_context(attention_by(settings.attention))
-        with_kernels(self.model.to(device), settings.dtype)
+        with_kernels(self.model.to(device), settings)
         use_attention(self.model, settings)
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)

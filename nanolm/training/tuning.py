@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,10 @@ from nanolm.machine import available_threads, cache_folder
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
+from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizer
-from nanolm.training.settings import TrainSettings
+from nanolm.training.settings import Settings, TrainSettings
 from nanolm.training.step import LOW, Step
 
 PROBE = 1_024  # tokens of the batch that threads are tried with
@@ -41,6 +43,7 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+REPEATABLE = ("flash", "math")  # those that can be told to sum in one order
 
 
 def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings, list[Choice]]:
@@ -197,7 +200,7 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
         return (time.perf_counter() - start) / 5
 
     able: list[str] = []
-    for name in KERNELS:
+    for name in REPEATABLE if settings.deterministic else KERNELS:
         if name == "math" and able:
             continue  # it holds all weights in memory: only where nothing else works
         with contextlib.suppress(RuntimeError):
@@ -238,14 +241,44 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def with_kernels(model: Model, dtype: str) -> None:
-    """Let a model on a GPU be trained through kernels made for it."""
-    if isinstance(model, GPT) and model.device.type == "cuda":
+def tell_of_threads(settings: Settings, notify: Notify) -> None:
+    """Where threads are not what they were when the run began, inside `threads_for`."""
+    workers = getattr(settings, "workers", None) or 1
+    wanted, found = settings.threads or 1, torch.get_num_threads() * workers
+    if found < wanted and settings.device == "cpu":
+        text = f"{wanted} threads cannot be had, only {found}: the last bits will be others"
+        notify(Note(f"{text} than with {wanted}"))
+    elif wanted > (cores := available_threads()):
+        notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
+
+
+@contextlib.contextmanager
+def repeatable(wanted: bool | None) -> Iterator[None]:
+    """On a GPU, if `wanted`, let every sum be in the same order each time."""
+    if not wanted or not torch.cuda.is_available():
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+    torch.use_deterministic_algorithms(True)
+    memory: Any = torch.utils.deterministic
+    filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    try:
+        with attention_by(REPEATABLE[0]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        memory.fill_uninitialized_memory = filled
+
+
+def with_kernels(model: Model, settings: TrainSettings) -> None:
+    """Let a model on a GPU be trained through kernels made for it; on the way back they add up in
+    whatever order the GPU comes to it."""
+    if isinstance(model, GPT) and model.device.type == "cuda" and not settings.deterministic:
         with contextlib.suppress(ImportError):  # no Triton
             from nanolm.model import float8, fused
 
             if fused.available():
-                model.use_kernels(float8 if dtype == "float8" else fused)
+                model.use_kernels(float8 if settings.dtype == "float8" else fused)
 
 
 def compile_model(model: Model, device: str) -> None:
