@@ -12,7 +12,6 @@ The cache has a folder for each URL or repository, named by its hash:
 """
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import json
@@ -337,7 +336,7 @@ def _locked(folder: Path, report: Report) -> Iterator[None]:
         with files.locked(folder / ".lock", lambda: report("waiting for another process", 0, 0)):
             yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not files.no_room(error):
             raise
         raise DiskFull(
             f"the disk is full: no room in {folder}; what has arrived is kept. "

@@ -25,8 +25,9 @@ MANIFEST = "MANIFEST.json"
 TEMPORARY, TRASH = ".tmp-", ".trash-"
 
 
-def commit(parent: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Make `parent/name` out of what `write` puts into the folder it is given."""
+def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
+    """Make `parent/name` out of what `write` puts into the folder it is given: about `size` bytes,
+    where that is known."""
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
@@ -46,15 +47,23 @@ def commit(parent: Path, name: str, write: Callable[[Path], None]) -> Path:
         temporary.rename(final)
         _flush(parent)
     except Exception as error:
-        needed = sum(file.stat().st_size for file in temporary.glob("*")) / 1e6
+        size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not no_room(error):
             raise
         raise DiskFull(
-            f"the disk is full: no room for {final} (more than {needed:.0f} MB); what was saved "
-            "before is intact. Free some space and run the same command again to go on."
+            f"the disk is full: no room for {final} ({_megabytes(size)} or more; "
+            f"{_megabytes(_free(parent))} are free); what was saved before is "
+            "intact. Free some space and run the same command again to go on."
         ) from None
     return final
+
+
+def no_room(error: Exception) -> bool:
+    """Is the disk full? safetensors says so in words alone."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    said = any(f"(os error {number})" in str(error) for number in full)
+    return said or (isinstance(error, OSError) and error.errno in full)
 
 
 def verify(folder: Path) -> None:
@@ -113,8 +122,14 @@ def sweep(parent: Path, name: str = "") -> None:
 def write_atomically(file: Path, text: str) -> None:
     """Replace `file` by `text`, or leave it as it was."""
     temporary = file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    replace(temporary, file)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        replace(temporary, file)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        if not no_room(error):
+            raise
+        raise DiskFull(f"the disk is full: no room for {file}; it is as it was before") from None
 
 
 def replace(temporary: Path, file: Path) -> None:
@@ -177,6 +192,16 @@ def _opened(path: Path) -> Iterator[int]:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _free(folder: Path) -> int:
+    """Bytes on the disk of `folder`, which may not be there yet."""
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(place).free
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _umask() -> int:

@@ -257,8 +257,11 @@ class Stored:
     dtype: str
 
     def read(self) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor.to(torch.float32)
+        tensor: Tensor = self.file.get_tensor(self.name).to(torch.float32)
+        # The sum is quick to have, and where it is not finite, one of them may be to blame.
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise ModelError(f"{self.name}: its numbers are not finite; the model is broken")
+        return tensor
 
 
 def open_weights(folder: Path, stack: ExitStack, prefix: str) -> dict[str, Stored]:

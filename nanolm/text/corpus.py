@@ -10,7 +10,6 @@ document is its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does
 text, and every later pass (counting words, encoding) can work on many parts of it at once.
 """
 
-import errno
 import os
 import re
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
 from nanolm.text.crew import Range
@@ -183,7 +183,7 @@ def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> Na
         return error
     if isinstance(error, FileNotFoundError):
         return DataError(f"{source.name} went away while it was being read")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if files.no_room(error):
         raise DiskFull(
             f"the disk is full: no room for a copy of the text in {folder}; "
             "free some, or name a folder with room in NANOLM_CACHE"
