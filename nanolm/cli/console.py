@@ -2,7 +2,10 @@
 
 import math
 import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Control characters, as pictures of themselves: text may come from anywhere, and an escape code
-# could rewrite the terminal. Line ends and tabs stay.
+# could rewrite the terminal, as others turn around the text beside them. Line ends and tabs stay.
 _VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 
 def printable(text: str) -> str:
@@ -41,6 +45,19 @@ def complain(message: str) -> None:
 def note(message: str) -> None:
     """Something worth knowing, on stderr."""
     click.echo(printable(message), err=True)
+
+
+def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
+    """A title and a text each, the text wrapped beside its title."""
+    width = min(100, shutil.get_terminal_size().columns)
+    for title, text in rows:
+        lines = textwrap.wrap(
+            printable(text),
+            width,
+            initial_indent=f"{title:<{indent}}",
+            subsequent_indent=" " * indent,
+        )
+        click.echo("\n".join(lines))
 
 
 def error_console() -> "Console":

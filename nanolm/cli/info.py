@@ -1,14 +1,12 @@
 """`nanolm info`: what a run or model folder is."""
 
 import json
-import shutil
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import note, printable
+from nanolm.cli.console import note, show_rows
 from nanolm.cli.options import Command
 
 if TYPE_CHECKING:
@@ -36,13 +34,7 @@ def command(run: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(found), ensure_ascii=False))
         return
-    width = min(100, shutil.get_terminal_size().columns)
-    for title, text in rows(found):
-        begin, indent = f"{title:<{INDENT}}", " " * INDENT
-        wrapped = textwrap.wrap(
-            printable(text), width, initial_indent=begin, subsequent_indent=indent
-        )
-        click.echo("\n".join(wrapped))
+    show_rows(rows(found), INDENT)
 
 
 def rows(info: "Info") -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ Verbs are imported when they are needed, and torch only when a verb does its wor
 comes at once.
 """
 
-import errno
 import importlib
 import io
 import os
@@ -17,6 +16,7 @@ from nanolm import __version__
 from nanolm.cli.console import complain
 from nanolm.cli.options import Group
 from nanolm.errors import NanolmError
+from nanolm.files import no_room
 
 VERBS = {  # the module of each, and the command in it where that has another name
     "train": "nanolm.cli.train",
@@ -30,6 +30,7 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "data": "nanolm.cli.data",
     "info": "nanolm.cli.info",
     "bench": "nanolm.cli.bench",
+    "doctor": "nanolm.cli.doctor",
 }
 
 
@@ -81,6 +82,7 @@ def cli() -> None:
     nanolm tokenizer show "Some words."     how text becomes tokens
     nanolm info runs/corpus                 what a model is made of
     nanolm bench                            how fast this machine trains and writes
+    nanolm doctor                           what a bug report needs; doctor RUN: is it whole?
     """
 
 
@@ -124,7 +126,7 @@ def run() -> int:
         return 0
     except OSError as error:
         complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return 7 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 3
+        return 7 if no_room(error) else 3
     except Exception as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):

@@ -36,6 +36,7 @@ MACHINE = {
     "device": ("|".join(CHOICES["device"]), "Where to train."),
     "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
     "threads": ("", "CPU threads.  [default: as many as help]"),
+    "deterministic": ("", "On a GPU too, the same numbers to the last bit again; slower."),
 }
 
 

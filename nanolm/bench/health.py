@@ -1,0 +1,107 @@
+"""What there is to work with: versions, device, memory and room on the disk.
+
+>>> health()["torch"]
+'2.13.0'
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from nanolm import __version__
+from nanolm.bench.machine import processor
+from nanolm.errors import NanolmError
+from nanolm.machine import available_threads, cache_folder
+from nanolm.model.device import choose_device, choose_dtype, has_float8
+from nanolm.training.tuning import missing_compiler
+
+NEEDED = ("numpy", "tiktoken", "safetensors", "click", "rich")
+EXTRA = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
+LITTLE = 2e9  # bytes on a disk; a few checkpoints of GPT-2's size
+
+
+def health() -> dict[str, str]:
+    """A title and a text each, in the order to show them."""
+    device, reason = choose_device("auto")
+    missing = missing_compiler(device)
+    return {
+        "nanolm": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "torch": torch.__version__,
+        "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in NEEDED),
+        "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in EXTRA),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores to use",
+        "threads": threads(),
+        "memory": memory(),
+        "device": f"{device} ({reason})" + gpu(device),
+        "dtype": dtype(device),
+        "compile": f"no: {missing}" if missing else "can be had (--compile)",
+        "cache": room(cache_folder),
+        "here": room(Path.cwd),
+    }
+
+
+def version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def threads() -> str:
+    kept = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+    set_ = [f"{name}={os.environ[name]}" for name in kept if name in os.environ]
+    return f"torch uses {torch.get_num_threads()}" + "".join(f", {each}" for each in set_)
+
+
+def memory() -> str:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        all_, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
+    except (OSError, ValueError, AttributeError):  # not every system can say
+        return "unknown"
+    return f"{gigabytes(all_)}, {gigabytes(free)} of them free"
+
+
+def gpu(device: str) -> str:
+    if device != "cuda":
+        return ""
+    free, all_ = torch.cuda.mem_get_info()
+    major, minor = torch.cuda.get_device_capability()
+    count = torch.cuda.device_count()
+    more = f", {count} GPUs" if count > 1 else ""
+    return (
+        f", {gigabytes(all_)}, {gigabytes(free)} of them free, compute capability {major}.{minor}, "
+        f"CUDA {torch.version.cuda}{more}"
+    )
+
+
+def dtype(device: str) -> str:
+    if device == "cpu":
+        return "float32, or bfloat16 where a run measures it faster"
+    chosen, reason = choose_dtype("auto", device)
+    return f"{chosen} ({reason}), float8 {'too' if device == 'cuda' and has_float8() else 'not'}"
+
+
+def room(place: Callable[[], Path]) -> str:
+    """How much of the disk is free there."""
+    try:
+        folder = place()
+        free = shutil.disk_usage(folder).free
+    except (OSError, NanolmError) as error:
+        return f"NOT USABLE: {error}"
+    home = str(Path.home())
+    shown = str(folder)
+    if shown.startswith(home):
+        shown = "~" + shown.removeprefix(home)  # a report is for strangers
+    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE else "")
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
