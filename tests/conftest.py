@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from journeys import Journey, journeys
 from loopback import Server
 
 import nanolm
@@ -114,6 +115,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+KINDS = ("training", "fine-tuning")
+
+
+@pytest.fixture(params=KINDS)
+def journey(request: pytest.FixtureRequest, tmp_path: Path) -> Journey:
+    return journeys(tmp_path)[request.param]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Journey, Path]:
+    """A journey, and a run of it that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("ended")
+    journey = journeys(folder)[request.param]
+    journey.go(folder / "run")
+    return journey, folder / "run"
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Takes the place of the Hugging Face Hub too."""
@@ -131,3 +151,39 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write tests/training/golden.json anew")
+
+
+# What was survived --------------------------------------------------------------------------------
+
+Tally = Callable[[str, int, int], None]
+ROW = "survived"
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Tally:
+    """Note how often something was tried, and survived, for the table at the end."""
+
+    def note(row: str, tried: int, survived: int) -> None:
+        record_property(ROW, [row, tried, survived])
+        assert survived == tried, f"{row}: {survived} of {tried}"
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One row for each promise: of several trials the one that tried most."""
+    rows: dict[str, tuple[int, int]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in report.user_properties:
+                if name == ROW:
+                    row, tried, survived = value
+                    rows[row] = max(rows.get(row, (0, 0)), (tried, survived))
+    if not rows:
+        return
+    width = max(map(len, rows))
+    terminalreporter.section("what was survived")
+    terminalreporter.line(f"{'':<{width}}    tried  survived")
+    for row, (tried, survived) in sorted(rows.items()):
+        wrong = "" if tried == survived else "  <--"
+        terminalreporter.line(f"{row:<{width}}  {tried:>7,}  {survived:>8,}{wrong}")

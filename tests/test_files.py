@@ -1,14 +1,11 @@
-import errno
-import os
-import random
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import write
+from faults import FULL, Killed, disk_fails
 
 from nanolm.errors import DiskFull, ModelError
 from nanolm.files import MANIFEST, InUse, commit, locked, sweep, verify
@@ -22,59 +19,13 @@ def test_a_commit_verifies_and_leaves_nothing_else(committed: Path, tmp_path: Pa
     assert mode == stat.S_IMODE((committed / MANIFEST).stat().st_mode)
 
 
-def test_every_flipped_bit_is_found(committed: Path) -> None:
-    dice = random.Random(7)
-    files = sorted(committed.iterdir())
-    for _ in range(150):
-        file = dice.choice(files)
-        data = bytearray(file.read_bytes())
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        whole = file.read_bytes()
-        file.write_bytes(data)
-        with pytest.raises(ModelError, match=file.name):
-            verify(committed)
-        file.write_bytes(whole)
-    verify(committed)
-
-
-def test_every_truncation_is_found(committed: Path) -> None:
-    dice = random.Random(8)
-    for file in sorted(committed.iterdir()) * 10:
-        whole = file.read_bytes()
-        file.write_bytes(whole[: dice.randrange(len(whole))])
-        with pytest.raises(ModelError, match=file.name):
-            verify(committed)
-        file.write_bytes(whole)
-    (committed / "weights").unlink()
-    with pytest.raises(ModelError, match="weights is missing"):
-        verify(committed)
-
-
-def interrupt_at(
-    monkeypatch: pytest.MonkeyPatch, count: int, error: Callable[[], BaseException]
-) -> None:
-    """Make the `count`-th call that touches the disk for good fail."""
-    calls = iter(range(1, 1000))
-
-    def wrap(function: Callable[..., object]) -> Callable[..., object]:
-        def wrapped(*arguments: object, **rest: object) -> object:
-            if next(calls) == count:
-                raise error()
-            return function(*arguments, **rest)
-
-        return wrapped
-
-    for name in ("fsync", "rename", "replace", "open"):
-        monkeypatch.setattr(os, name, wrap(getattr(os, name)))
-
-
 @pytest.mark.parametrize("count", range(1, 12))
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(
     count: int, committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        interrupt_at(patch, count, KeyboardInterrupt)  # unlike an error, it cleans up nothing
-        with pytest.raises(KeyboardInterrupt):
+        disk_fails(patch, count, Killed)
+        with pytest.raises(Killed):
             commit(tmp_path, "step-00000004", write)
     newest = newest_valid(tmp_path, pytest.fail)
     assert newest is not None
@@ -86,7 +37,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(
 def test_the_kills_above_reach_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(monkeypatch, 12, KeyboardInterrupt)
+    disk_fails(monkeypatch, 12, Killed)
     commit(tmp_path, "step-00000004", write)
 
 
@@ -95,11 +46,17 @@ def test_a_full_disk_leaves_the_old_one_and_no_rubbish(
     count: int, committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        interrupt_at(patch, count, lambda: OSError(errno.ENOSPC, "no space"))
+        disk_fails(patch, count, lambda: FULL, lasting=False)
         with pytest.raises(DiskFull, match="disk is full"):
             commit(tmp_path, "step-00000004", write)
     verify(committed)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_that_is_missing_is_named(committed: Path) -> None:
+    (committed / "weights").unlink()
+    with pytest.raises(ModelError, match="weights is missing"):
+        verify(committed)
 
 
 def test_a_lock_is_held_by_one_process_and_let_go_by_a_kill(tmp_path: Path) -> None:

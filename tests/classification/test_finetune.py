@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from conftest import TINY_MODEL
+from faults import Killed, before_step, kill
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
@@ -133,10 +134,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL."""
-
-
 @pytest.mark.parametrize("how", HOW)
 def test_stopped_or_killed_and_resumed_is_bit_identical(
     how: str, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,17 +144,8 @@ def test_stopped_or_killed_and_resumed_is_bit_identical(
     first = run(data, whole, **settings)
     assert run(data, stopped, stop_at(20), **settings).stopped == "interrupted"
     assert run(data, stopped, **settings).stopped == first.stopped
-    step, done = Trainer.train_step, 0
-
-    def deadly(self: Trainer, lr: float) -> torch.Tensor:
-        nonlocal done
-        done += 1
-        if done > 15:
-            raise Killed
-        return step(self, lr)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", deadly)
+        before_step(patch, 15, kill)
         with pytest.raises(Killed):
             run(data, killed, **settings)
     started: list[int] = []

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY_MODEL
+from faults import short_of_memory
 from models import gpt_config
 
 import nanolm
 from nanolm import files
-from nanolm.errors import DiskFull, OutOfMemory, UsageError
+from nanolm.errors import OutOfMemory, UsageError
 from nanolm.model import huggingface
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
@@ -21,7 +22,6 @@ from nanolm.runs import checkpoint
 from nanolm.training import language, loop, tuning
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
-from nanolm.training.step import Step
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "threads": 1}
 
@@ -171,25 +171,6 @@ def test_workers_and_dropout_do_not_go_together(tmp_path: Path) -> None:
         train(tmp_path / "run", workers=2, dropout=0.1)
 
 
-def test_a_full_disk_behind_its_back_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit, saved = files.commit, 0
-
-    def full(parent: Path, name: str, write: Any) -> Path:
-        nonlocal saved
-        if name.startswith("step-"):
-            saved += 1
-            if saved == 3:
-                raise DiskFull("the disk is full")
-        return commit(parent, name, write)
-
-    monkeypatch.setattr(files, "commit", full)
-    with pytest.raises(DiskFull):
-        train(tmp_path / "run", save_every=5)
-    assert checkpoint.newest_valid(tmp_path / "run" / "checkpoints", print)
-
-
 def test_what_is_saved_is_the_model_of_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,14 +197,7 @@ def test_a_batch_that_does_not_fit(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "whole")
-    forward = Step.forward
-
-    def short(self: Step, part: tuple[torch.Tensor, ...], share: float) -> Any:
-        if len(part[0]) > most:
-            raise torch.OutOfMemoryError("out of memory")
-        return forward(self, part, share)
-
-    monkeypatch.setattr(Step, "forward", short)
+    short_of_memory(monkeypatch, most)
     notes: list[str] = []
     if most == 0:
         with pytest.raises(OutOfMemory, match="try --context 8"):

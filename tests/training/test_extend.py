@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from conftest import TINY_MODEL, Cli
-from test_loop import Killed, lines, weights
+from faults import Killed
+from test_loop import lines, weights
 
 import nanolm
 from nanolm.errors import DataError, UsageError

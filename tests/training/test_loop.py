@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import TINY_MODEL
+from faults import Killed, before_step, kill
 
 import nanolm
-from nanolm.errors import DataError, Diverged, ModelError, UsageError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.files import verify
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import language
 from nanolm.training.events import Progressed, Started
-from nanolm.training.loop import Trainer
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "dropout": 0.1, "threads": 1}
 
@@ -57,27 +56,13 @@ def stop_at(step: int) -> Callable[[object], None]:
     return press
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it, nothing is cleaned up."""
-
-
 @pytest.mark.parametrize("steps", [1, 3, 9, 10, 15, 16, 29])
 def test_killed_and_resumed_is_bit_identical(
     steps: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    step = Trainer.train_step
-    done = 0
-
-    def deadly(self: Trainer, lr: float) -> torch.Tensor:
-        nonlocal done
-        done += 1
-        if done > steps:
-            raise Killed
-        return step(self, lr)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", deadly)
+        before_step(patch, steps, kill)
         with pytest.raises(Killed):
             nanolm.train("embedded:tiny", out=run, **SETTINGS)
     started: list[int] = []
@@ -158,36 +143,6 @@ def test_a_signal_saves_and_stops(number: int, unbroken: Path, tmp_path: Path) -
     result = nanolm.train("embedded:tiny", out=run, notify=interrupt, **SETTINGS)
     assert (result.stopped, result.steps) == ("interrupted", 20)
     assert nanolm.train("embedded:tiny", out=run, **SETTINGS).stopped == "steps"
-    assert weights(run) == weights(unbroken)
-
-
-def test_killed_while_evaluating(
-    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-
-    def die(*arguments: object) -> None:
-        raise Killed
-
-    for _ in range(3):  # always at the same evaluation: what was trained before is not lost
-        with monkeypatch.context() as patch:
-            patch.setattr(language, "evaluate", die)
-            with pytest.raises(Killed):
-                nanolm.train("embedded:tiny", out=run, **SETTINGS)
-        assert [folder.name for folder in list_checkpoints(run / "checkpoints")] == [
-            "step-00000003"
-        ]
-    nanolm.train("embedded:tiny", out=run, **SETTINGS)
-    assert weights(run) == weights(unbroken)
-
-
-def test_a_damaged_checkpoint_costs_only_itself(unbroken: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
-    (run / "last" / "optimizer.safetensors").write_bytes(b"rot")
-    notes: list[str] = []
-    nanolm.train("embedded:tiny", out=run, notify=lambda e: notes.append(str(e)), **SETTINGS)
-    assert any("optimizer.safetensors is damaged" in note for note in notes)
     assert weights(run) == weights(unbroken)
 
 
@@ -316,48 +271,6 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no run"):
         nanolm.train("embedded:tiny", out=tmp_path, **SETTINGS)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_step_without_a_finite_gradient_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = F.cross_entropy
-    spoiled: list[int] = []
-
-    def spoil(trainer: Trainer) -> None:
-        step = trainer.state.step
-        before = [parameter.clone() for parameter in trainer.task.model.parameters()]
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                F, "cross_entropy", lambda *a, **k: real(*a, **k) * torch.tensor(torch.nan)
-            )
-            norm, _ = original(trainer, 1e-3).tolist()
-        assert norm != norm
-        assert all(
-            torch.equal(a, b) for a, b in zip(before, trainer.task.model.parameters(), strict=True)
-        )
-        spoiled.append(step)
-
-    original = Trainer.train_step
-
-    def train_step(self: Trainer, lr: float) -> torch.Tensor:
-        if self.state.step == 5:
-            spoil(self)
-        return original(self, lr)
-
-    monkeypatch.setattr(Trainer, "train_step", train_step)
-    nanolm.train("embedded:tiny", out=tmp_path / "run", **SETTINGS)
-    assert spoiled == [5]
-
-
-def test_a_run_that_diverges_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        F,
-        "cross_entropy",
-        lambda logits, y: logits.sum() * torch.tensor(torch.inf),
-    )
-    with pytest.raises(Diverged, match="smaller --lr"):
-        nanolm.train("embedded:tiny", out=tmp_path / "run", **{**SETTINGS, "evaluations": 1})
 
 
 @pytest.mark.parametrize("family", ["modern", "gpt2"])

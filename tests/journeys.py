@@ -1,0 +1,91 @@
+"""The two long things a user can do, each as small as it can be: training and fine-tuning."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nanolm
+from nanolm.classification import finetune
+from nanolm.classification.labels import Labels
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.training.events import Event
+from nanolm.training.language import NextToken
+from nanolm.training.loop import Task
+
+SETTINGS: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+SETTINGS |= {"dropout": 0.1, "threads": 1, "steps": 30}
+LABELS: dict[str, Any] = {"start_from": "none", "preset": "nano", "tokenizer": "byte", "batch": 4}
+LABELS |= {"dropout": 0.1, "threads": 1, "steps": 30, "evaluations": 10, "patience": 99}
+TIMED = ("seconds", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What is trained, from Python and from the command line."""
+
+    name: str
+    verb: str
+    text: str
+    task: type[Task]
+    settings: dict[str, Any]
+
+    def go(
+        self, out: Path, notify: Callable[[Event], None] = lambda event: None, **more: Any
+    ) -> Any:
+        """From the beginning, or on from where it was."""
+        settings = {**self.settings, **more}
+        if self.task is NextToken:
+            return nanolm.train(self.text, out=out, notify=notify, **settings)
+        asked = FinetuneSettings(data=(self.text,), device="cpu", **settings)
+        return finetune.finetune(asked, out, notify=notify)
+
+    def words(self, out: object, **more: Any) -> list[str]:
+        """What to type for the same."""
+        settings = {**self.settings, **more}
+        settings["from"] = settings.pop("start_from", None)
+        named = {
+            name.replace("_", "-"): value for name, value in settings.items() if value is not None
+        }
+        options = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+        return [self.verb, self.text, *options, "--out", str(out)]
+
+
+def journeys(folder: Path) -> dict[str, Journey]:
+    labelled = folder / "labelled.tsv"
+    things = ("the band", "this soup", "my shoe", "that film", "our house", "a long day")
+    rows = [
+        f"{thing} was {word} {n}\t{word}"
+        for n in range(9)
+        for thing in things
+        for word in ("good", "bad")
+    ]
+    labelled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return {
+        "training": Journey("training", "train", "embedded:tiny", NextToken, SETTINGS),
+        "fine-tuning": Journey("fine-tuning", "finetune", str(labelled), Labels, LABELS),
+    }
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, without what depends on the clock."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in found]
+
+
+def same(run: Path, other: Path) -> bool:
+    """The same weights to the last bit, and every logged step once."""
+    return weights(run) == weights(other) and lines(run) == lines(other)
+
+
+def counts(few: int, many: int) -> list[Any]:
+    """So many in `make test`, and so many in `make test-slow`."""
+    return [few, pytest.param(many, marks=pytest.mark.slow)]

@@ -1,0 +1,111 @@
+"""What a model or a text says is shown and never obeyed: on a terminal, and in a browser."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import Cli, Tally, on_a_terminal, program
+
+import nanolm
+from nanolm.generation.language_model import Sample
+from nanolm.generation.page import samples_page
+from nanolm.report.curves import Line, Panel, curves_svg
+from nanolm.text.page import surprise_page, tokens_page
+from nanolm.text.tokenizer import train_tokenizer
+
+SHOW = """
+import sys
+from nanolm.cli.console import show_text
+for first in range(256):
+    for second in range(256):
+        show_text(bytes([first, second]).decode("utf-8", "replace") + "\\n")
+"""
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def test_no_two_bytes_make_a_terminal_do_anything(tmp_path: Path, tally: Tally) -> None:
+    """A pipe gets them as they are."""
+    command = [sys.executable, "-c", SHOW]
+    shown = on_a_terminal(command, "stdout", tmp_path).replace("\r\n", "\n")
+    raw = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode()
+    texts = [bytes([a, b]).decode("utf-8", "replace") for a in range(256) for b in range(256)]
+    assert raw == "".join(text + "\n" for text in texts)
+    assert len(OBEYED.findall(raw)) > 10_000
+    assert shown.count("\n") == raw.count("\n")
+    tally("two bytes on a terminal", len(texts), len(texts) - len(OBEYED.findall(shown)))
+
+
+def test_what_a_model_writes_is_not_obeyed(tmp_path: Path) -> None:
+    """One that has learned nothing but escape codes."""
+    text = tmp_path / "codes.txt"
+    text.write_bytes(b"\x1b[31m\x1b]0;owned\x07\xc2\x9b2J\x1b[6n" * 200)
+    shape = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+    nanolm.train(text, out=tmp_path / "run", steps=30, tokenizer="byte", **shape)  # type: ignore[arg-type]
+    command = program("sample", "run", "--prompt", "\x1b[2J", "--tokens", 100, "--seed", 1)
+    shown = on_a_terminal(command, "stdout", tmp_path).replace("\r\n", "\n")
+    ours = re.sub(r"\x1b\[(0|1)m", "", shown)  # the prompt is bold
+    assert "␛" in ours
+    assert not OBEYED.findall(ours)
+
+
+TAGS = ("script", "img", "svg", "iframe", "a", "style", "b", "form", "object", "meta")
+MARKUP = [f"<{tag} src=x onerror=alert(1)>" for tag in TAGS]
+MARKUP += [f"</{tag}><{tag}>alert({n})</{tag}>" for n, tag in enumerate(TAGS)]
+MARKUP += [f'"><{tag} onload="x">' for tag in TAGS] + [f"'{tag}' onclick='x'" for tag in TAGS]
+MARKUP += ["&lt;b&gt;", "&#x3c;b>", "<!--", "]]>", "</title></style></body></html>"]
+MARKUP += ["<b\n>", "\0<b>", "<\u202escript>", "javascript:alert(1)", "{{7*7}}"]
+
+
+class Seen(HTMLParser):
+    """The tags of a page with the names of their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[tuple[str, tuple[str, ...]]] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add((tag, tuple(name for name, _ in attrs)))
+
+
+def pages(text: str) -> dict[str, str]:
+    """Every page and picture that nanolm makes, with `text` wherever words of others can be."""
+    tokenizer = train_tokenizer([text], "bpe", 300)
+    ids = tokenizer.encode(text)
+    rows = [(id, 1.0, 1) for id in ids]
+    sample = Sample(
+        text, 0, tokens=ids, logprobs=[-1.0] * len(ids), top=[[(ids[0], -1.0)]] * len(ids)
+    )
+    points = [(0.0, 1.0), (1.0, 0.5)]
+    return {
+        "tokens": tokens_page(tokenizer, text, text),
+        "surprise": surprise_page(tokenizer, rows, {text: text}, text),
+        "samples": samples_page(tokenizer, [sample], {text: text}),
+        "curves": curves_svg([Panel(text, [Line(text, points)], (1.0, text))], text),
+    }
+
+
+def test_markup_is_text_on_every_page(tally: Tally) -> None:
+    harmless = {name: Seen(page).found for name, page in pages("some harmless words\n\0\u202e").items()}
+    survived = 0
+    for text in MARKUP:
+        made = pages(text)
+        fine = all(Seen(page).found <= harmless[name] for name, page in made.items())
+        policy = "default-src 'none'; style-src 'sha256-"
+        survived += fine and all(policy in page for name, page in made.items() if name != "curves")
+    assert len(MARKUP) == len(set(MARKUP)) == 50
+    tally("markup on pages", len(MARKUP), survived)
+
+
+def test_the_parser_would_see_it() -> None:
+    assert ("script", ("src", "onerror")) in Seen(MARKUP[0]).found
+
+
+@pytest.mark.parametrize("verb", ["train", "sample"])
+def test_names_are_not_obeyed_either(verb: str, cli: Cli) -> None:
+    shown = cli(verb, "\x1b[32mevil")
+    assert "[32mevil" in shown.stderr
+    assert "\x1b[32m" not in shown.stderr
