@@ -18,9 +18,10 @@ from nanolm.training.language import NextToken
 from nanolm.training.loop import Task
 
 SETTINGS: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
-SETTINGS |= {"dropout": 0.1, "threads": 1, "steps": 30}
+SETTINGS |= {"dropout": 0.1, "threads": 1, "steps": 30, "device": "cpu"}
 LABELS: dict[str, Any] = {"start_from": "none", "preset": "nano", "tokenizer": "byte", "batch": 4}
 LABELS |= {"dropout": 0.1, "threads": 1, "steps": 30, "evaluations": 10, "patience": 99}
+LABELS |= {"device": "cpu"}
 TIMED = ("seconds", "tokens_per_second")
 
 
@@ -41,7 +42,7 @@ class Journey:
         settings = {**self.settings, **more}
         if self.task is NextToken:
             return nanolm.train(self.text, out=out, notify=notify, **settings)
-        asked = FinetuneSettings(data=(self.text,), device="cpu", **settings)
+        asked = FinetuneSettings(data=(self.text,), **settings)
         return finetune.finetune(asked, out, notify=notify)
 
     def words(self, out: object, **more: Any) -> list[str]:

@@ -2,12 +2,15 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from faults import Killed, before_step, kill
+from journeys import journeys, same
 from models import SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
 
 import nanolm
@@ -218,3 +221,52 @@ def test_fine_tuning_and_classifying_on_a_gpu(train: str, tmp_path: Path) -> Non
     assert there.model.device.type == "cuda"
     there.model.cpu()
     assert logits == pytest.approx(here.logits(texts), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["training", "fine-tuning"])
+def test_deterministic_is_the_same_to_the_bit_however_often_it_is_killed(
+    kind: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journey = journeys(tmp_path)[kind]
+    how: dict[str, Any] = {"steps": 60, "save_every": 7, "deterministic": True, "device": "cuda"}
+    if kind == "training":
+        how |= {"family": family, "preset": "micro", "context": 64, "batch": 8}
+        settings = {"dropout": 0.1}
+    else:
+        how |= {"family": family}
+        settings = {name: value for name, value in journey.settings.items() if name != "threads"}
+    journey = replace(journey, settings=settings)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    journey.go(whole, **how)
+    for step_ in (5, 20, 21, 40, 59):
+        with monkeypatch.context() as patch:
+            before_step(patch, step_, kill)
+            with pytest.raises(Killed):
+                journey.go(killed, **how)
+    journey.go(killed, **how)
+    assert same(whole, killed)
+
+
+def test_a_batch_that_really_does_not_fit(tmp_path: Path) -> None:
+    """A tenth of the memory that it would take: it goes through in parts, and learns the same."""
+    how: dict[str, Any] = {"preset": "mini", "tokenizer": "byte", "batch": 1024, "dropout": 0.0}
+    how |= {"steps": 5, "evaluations": 1, "dtype": "float32", "weight_decay": 0.1}
+    native = nanolm.train("embedded:stories", out=tmp_path / "native", **how)
+    taken = torch.cuda.max_memory_allocated()
+    notes: list[str] = []
+    torch.cuda.empty_cache()
+    share = 0.3 * taken / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        short = nanolm.train(
+            "embedded:stories",
+            out=tmp_path / "short",
+            notify=lambda event: notes.append(str(event)),
+            **how,
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any("not enough memory for a whole batch" in note for note in notes)
+    assert short.tokens == native.tokens
+    assert short.val_loss == pytest.approx(native.val_loss, abs=1e-3)

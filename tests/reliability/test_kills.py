@@ -63,7 +63,7 @@ def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tal
     tally(f"SIGKILL at a random moment, {journey.name}", kills, survived)
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_moment_of_a_save(
     every: int, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:

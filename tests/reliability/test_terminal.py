@@ -89,7 +89,8 @@ def pages(text: str) -> dict[str, str]:
 
 
 def test_markup_is_text_on_every_page(tally: Tally) -> None:
-    harmless = {name: Seen(page).found for name, page in pages("some harmless words\n\0\u202e").items()}
+    made = pages("some harmless words\n\0\u202e")
+    harmless = {name: Seen(page).found for name, page in made.items()}
     survived = 0
     for text in MARKUP:
         made = pages(text)
