@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from nanolm import files
-from nanolm.training.loop import Task, Trainer
+from nanolm.training.loop import Trainer
 from nanolm.training.step import Step
+from nanolm.training.task import Task
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

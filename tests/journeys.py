@@ -15,7 +15,7 @@ from nanolm.classification.labels import Labels
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.training.events import Event
 from nanolm.training.language import NextToken
-from nanolm.training.loop import Task
+from nanolm.training.task import Task
 
 SETTINGS: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
 SETTINGS |= {"dropout": 0.1, "threads": 1, "steps": 30, "device": "cpu"}

@@ -51,7 +51,7 @@ from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import State, Trainer, also_to_log
+from nanolm.training.loop import Trainer, also_to_log
 from nanolm.training.prepare import (
     ROOT,
     begin,
@@ -62,6 +62,7 @@ from nanolm.training.prepare import (
     with_absolute_paths,
 )
 from nanolm.training.settings import option
+from nanolm.training.task import State
 from nanolm.training.tuning import repeatable, tell_of_threads, threads_for
 
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints

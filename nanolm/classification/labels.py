@@ -25,7 +25,7 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.huggingface import copied, load_classifier, save_model
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
-from nanolm.training.loop import State, Task
+from nanolm.training.task import State, Task
 
 ADAPTERS = "adapters.safetensors"
 LANGUAGE_HEAD = "language_head.safetensors"

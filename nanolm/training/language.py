@@ -21,7 +21,7 @@ from nanolm.training import recipe
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import State, Task, Trainer, also_to_log
+from nanolm.training.loop import Trainer, also_to_log
 from nanolm.training.loss import next_token_loss
 from nanolm.training.metrics import Score, evaluate
 from nanolm.training.planner import Plan
@@ -37,6 +37,7 @@ from nanolm.training.prepare import (
 )
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import LOW
+from nanolm.training.task import State, Task
 from nanolm.training.tuning import (
     attention_by,
     compile_model,

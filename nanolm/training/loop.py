@@ -10,29 +10,28 @@ is killed goes on from its last checkpoint as if nothing had happened.
 import json
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanolm import files
 from nanolm.choice import Choice
 from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
-from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Started, Wrote
+from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer, load_tensors
 from nanolm.training.schedule import DECAY, rate
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step, out_of_memory
+from nanolm.training.task import State, Task, read_state
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
@@ -44,111 +43,6 @@ COMPILED_FROM = 10  # the step; those before tell what there is to gain
 STUCK, STILL = 0.2, 0.98  # so far into the run, the loss should be below so much of the first,
 MOVING = 50  # after so many steps
 GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
-
-
-@dataclass
-class State:
-    """Everything the loop changes besides weights and moments; state.json."""
-
-    step: int = 0
-    passed_over: int = 0  # batches left out; the index of a batch is step + passed_over
-    tokens: int = 0  # trained on
-    seconds: float = 0.0  # spent in the loop, evaluating and saving included
-    sums: dict[str, float] = field(default_factory=dict)  # of loss and the like, since the
-    summed: int = 0  # last line of metrics, over so many steps
-    train_loss: float | None = None  # in the last line of metrics
-    evaluations: int = 0
-    evaluated_tokens: int | None = None  # how much held-out text is looked at on the way
-    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: list[float] | None = None  # lower is better, the first number deciding first
-    best_step: int = 0
-    lowest_loss: float | None = None  # on held-out data
-    beyond: int = 0  # evaluations in a row since the best that were clearly worse
-    decay_step: int | None = None  # where the learning rate began to fall
-    bad_steps: int = 0  # in a row without a finite gradient,
-    skipped: int = 0  # and how many since the last line of metrics
-    returns: int = 0  # to a checkpoint, after too many of them
-    good_step: int = 0  # of the last checkpoint that was not saved between them
-    reserve: float = 0.0  # seconds that looking at held-out data takes when the steps are done
-    begun: float = 0.0  # how much of the budget was used before the first step
-    first_loss: float | None = None  # in the first line of metrics
-    told: list[str] = field(default_factory=list)  # what was warned of
-    parts: int = 1  # that a batch goes through in, so that it fits into memory
-    lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
-
-
-class Task(ABC):
-    """What is learned: how a batch becomes a loss, and how good the model is."""
-
-    model: nn.Module
-    weight_decay: float
-    evaluations: int  # in the whole run
-    patience: int | None = None  # evaluations clearly beyond the best before it is enough
-    compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
-
-    @abstractmethod
-    def started(self, run: Path, step: int) -> Started:
-        """What to tell before the first step."""
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
-        return dict(self.model.named_parameters())
-
-    def rate(self, name: str) -> float:
-        """What to multiply the learning rate of a parameter by."""
-        return 1.0
-
-    def matrices(self) -> dict[str, list[int]]:
-        """Those of the parameters that are for Muon, each with the rows of its matrices."""
-        return {}
-
-    def expected(self, learned: float) -> float | None:
-        """The bits per byte that a plan foretold for when so much of all learning is done."""
-        return None
-
-    def seconds_after(self) -> float:
-        """What is done when the steps are done, and not by the loop, takes."""
-        return 0.0
-
-    @abstractmethod
-    def batch(self, index: int) -> tuple[Tensor, ...]:
-        """Batch number `index`, on the CPU."""
-
-    def tokens(self, batch: tuple[Tensor, ...]) -> int:
-        """How many a batch has."""
-        return batch[0].numel()
-
-    @abstractmethod
-    def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to minimise, and what to keep a record of besides, or instead as "loss".
-
-        No number may leave the device.
-        """
-
-    @abstractmethod
-    def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
-
-    def compile(self, wanted: bool) -> None:
-        """Let the model be compiled when it is next used, or not any more; asked only of tasks
-        that say how long it takes."""
-        raise NotImplementedError
-
-    def save_memory(self) -> bool:
-        """Do something that is slower but takes less, unless there is nothing left to do."""
-        return False
-
-    @abstractmethod
-    def copied(self) -> Callable[[Path], None]:
-        """What writes the model as it is now, and what only this task needs to go on."""
-
-    @abstractmethod
-    def take_back(self, folder: Path) -> None:
-        """Let the model be the one that was saved in `folder`."""
-
-    def restore(self, folder: Path) -> None:
-        """Let all that is trained be as it was saved in `folder`, to go on from there."""
-        self.take_back(folder)
 
 
 @dataclass(frozen=True)
@@ -552,15 +446,6 @@ class Trainer:
             self.state.best_step = self.state.step
             last = self.checkpoint_folder(self.state.step)
             checkpoint.point(self.run.path / "best", last)
-
-
-def read_state(folder: Path) -> State:
-    """What was saved in `folder`."""
-    file = folder / "state.json"
-    try:
-        return State(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from None
 
 
 def told(state: State, lr: float, numbers: Tensor) -> Launched:
