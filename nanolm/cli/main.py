@@ -125,8 +125,12 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return 7 if no_room(error) else 3
+        text = f"{error.filename or 'a file'}: {error.strerror or error}"
+        if no_room(error):
+            complain(f"the disk is full: {text}; free some space and run the same command again")
+            return 7
+        complain(text)
+        return 3
     except Exception as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):

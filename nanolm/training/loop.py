@@ -87,6 +87,7 @@ class Trainer:
         self.saved_step = -1
         if saved:
             self.take_up(saved)
+            checkpoint.point(run.path / "last", saved)  # it may have been killed before that
         self.state.seconds += spent
         progress = self.progress()
         behind = int(min(1, progress) * task.evaluations + 1e-9)

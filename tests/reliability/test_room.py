@@ -66,6 +66,7 @@ def test_a_small_disk_that_is_really_full(offsets: int, tmp_path: Path, tally: T
     if done.returncode == 42 or "unshare" in done.stderr:
         pytest.skip(f"no file system can be made here: {done.stderr}")
     assert done.returncode == 0, done.stderr
+    sys.stderr.write(done.stderr)  # what was said where it was not as promised
     tally("a small disk that is full", offsets, json.loads(done.stdout))
 
 
@@ -76,7 +77,7 @@ def on_a_small_disk(disk: Path, offsets: int) -> int:
     journey = journeys(disk.parent)["training"]
     whole, filler = disk.parent / "whole", disk / "filler"
     journey.go(whole)
-    with Commands(disk) as commands:
+    with Commands(disk.parent) as commands:
         for _ in range(offsets):
             run = disk / "run"
             filler.write_bytes(b"")
@@ -84,13 +85,13 @@ def on_a_small_disk(disk: Path, offsets: int) -> int:
                 free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
                 page = os.statvfs(disk).f_frsize
                 stream.write(bytes(free - page * dice.randrange(12, 60)))
-            code, said = commands.run(*journey.words("run"))
+            code, said = commands.run(*journey.words(run))
             for folder in list_checkpoints(run / "checkpoints"):
                 verify(folder)
             clean = not list(run.rglob(".tmp-*"))
             told = code == 7 and "full" in said and "Traceback" not in said
             filler.unlink()
-            code, again = commands.run(*journey.words("run"))
+            code, again = commands.run(*journey.words(run))
             good = told and clean and code == 0 and same(run, whole)
             if not good:
                 print(said, again, file=sys.stderr)  # noqa: T201
