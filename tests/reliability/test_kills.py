@@ -37,7 +37,7 @@ INTERRUPTED = 75
 @pytest.mark.parametrize("kills", counts(8, 100))
 def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tally: Tally) -> None:
     """Somewhere in each part of the run; every fourth time while it only starts again."""
-    dice, steps = random.Random(kills), 40 * kills
+    dice, steps = random.Random(kills), 40 * kills + 300  # so that none comes after the end
     survived = 0
     with Commands(tmp_path) as commands:
         words = journey.words("whole", steps=steps, save_every=7)
@@ -50,7 +50,7 @@ def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tal
             if number % 4 == 3:
                 time.sleep(0.3 * dice.random())
             else:
-                wait_for_step(run, steps * number // kills + 1)
+                wait_for_step(run, 40 * number + 1)
                 time.sleep(0.05 * dice.random())
             command.send(signal.SIGKILL)
             assert command.wait() == -signal.SIGKILL, command.said()
@@ -131,7 +131,7 @@ def test_signals_at_any_moment(
     signals: int, journey: Journey, tmp_path: Path, tally: Tally
 ) -> None:
     """Saved (75), or ended before there was anything to save; never a traceback."""
-    dice, steps, survived = random.Random(signals), 60 * signals, 0
+    dice, steps, survived = random.Random(signals), 60 * signals + 500, 0
     run = tmp_path / "stopped"
     with Commands(tmp_path) as commands:
         assert commands.run(*journey.words("whole", steps=steps))[0] == 0
@@ -140,7 +140,7 @@ def test_signals_at_any_moment(
             number = dice.choice([signal.SIGINT, signal.SIGTERM])
             command = commands.start(*words)
             if each % 4:
-                wait_for_step(run, steps * each // signals + 1)
+                wait_for_step(run, 60 * each + 1)
             time.sleep(0.2 * dice.random())
             command.send(number)
             code, said = command.wait(), command.said()
