@@ -23,7 +23,7 @@ from nanolm.training.settings import TrainSettings
 
 PATIENCE = 20  # seconds
 OFTEN = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

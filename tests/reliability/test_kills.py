@@ -34,10 +34,10 @@ Ended = tuple[Journey, Path]
 INTERRUPTED = 75
 
 
-@pytest.mark.parametrize("kills", counts(8, 100))
+@pytest.mark.parametrize("kills", counts(5, 100))
 def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tally: Tally) -> None:
     """Somewhere in each part of the run; every fourth time while it only starts again."""
-    dice, steps = random.Random(kills), 40 * kills + 300  # so that none comes after the end
+    dice, steps = random.Random(kills), 40 * kills + 200  # so that none comes after the end
     survived = 0
     with Commands(tmp_path) as commands:
         words = journey.words("whole", steps=steps, save_every=7)
@@ -64,7 +64,7 @@ def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tal
     tally(f"SIGKILL at a random moment, {journey.name}", kills, survived)
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_moment_of_a_save(
     every: int, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -82,11 +82,11 @@ def test_killed_at_each_moment_of_a_save(
         if not Run(run).exists() or not Run(run).finished():
             journey.go(run)
         survived += same(run, whole)
-    assert tried >= 40 / every
+    assert tried >= 100 / every
     tally(f"killed at each touch of the disk, {journey.name}", tried, survived)
 
 
-@pytest.mark.parametrize("writes", counts(20, 100))
+@pytest.mark.parametrize("writes", counts(10, 100))
 def test_a_writer_that_writes_in_place_loses_it(writes: int, tmp_path: Path, tally: Tally) -> None:
     """The same kills for our writer and for one as others have it: the trial can fail."""
     lost = {"naive": 0, "ours": 0}
@@ -126,12 +126,12 @@ def test_stopped_at_step_k(
     tally(f"stopped at step k and resumed, {journey.name}", len(stops), survived)
 
 
-@pytest.mark.parametrize("signals", counts(8, 50))
+@pytest.mark.parametrize("signals", counts(5, 50))
 def test_signals_at_any_moment(
     signals: int, journey: Journey, tmp_path: Path, tally: Tally
 ) -> None:
     """Saved (75), or ended before there was anything to save; never a traceback."""
-    dice, steps, survived = random.Random(signals), 60 * signals + 500, 0
+    dice, steps, survived = random.Random(signals), 60 * signals + 250, 0
     run = tmp_path / "stopped"
     with Commands(tmp_path) as commands:
         assert commands.run(*journey.words("whole", steps=steps))[0] == 0
@@ -175,13 +175,13 @@ def test_killed_while_evaluating(
     tally(f"killed while evaluating, {journey.name}", kills, survived)
 
 
-@pytest.mark.parametrize("times", counts(2, 20))
+@pytest.mark.parametrize("times", counts(1, 20))
 def test_a_second_process_is_refused(
     times: int, journey: Journey, tmp_path: Path, tally: Tally
 ) -> None:
     refused = 0
     with Commands(tmp_path) as commands:
-        words = journey.words("run", steps=10**6)
+        words = journey.words("run", steps=20_000)  # no more: it would be compiled
         first = commands.start(*words)
         wait_for_step(tmp_path / "run", 10)
         for _ in range(times):

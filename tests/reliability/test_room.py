@@ -22,7 +22,7 @@ from nanolm.runs.checkpoint import list_checkpoints
 Ended = tuple[Journey, Path]
 
 
-@pytest.mark.parametrize("offsets", counts(5, 50))
+@pytest.mark.parametrize("offsets", counts(3, 50))
 def test_a_disk_that_is_full_after_so_many_bytes(
     offsets: int, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -50,7 +50,7 @@ exec "$2" "$3" small-disk "$1" "$4"
 """
 
 
-@pytest.mark.parametrize("offsets", counts(4, 50))
+@pytest.mark.parametrize("offsets", counts(2, 50))
 def test_a_small_disk_that_is_really_full(offsets: int, tmp_path: Path, tally: Tally) -> None:
     """A file system of a megabyte, filled up to some offset into the next checkpoint."""
     if sys.platform != "linux":
