@@ -244,10 +244,10 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
 def tell_of_threads(settings: Settings, notify: Notify) -> None:
     """Where threads are not what they were when the run began, inside `threads_for`."""
     workers = getattr(settings, "workers", None) or 1
-    wanted, found = settings.threads or 1, torch.get_num_threads() * workers
-    if found < wanted and settings.device == "cpu":
-        text = f"{wanted} threads cannot be had, only {found}: the last bits will be others"
-        notify(Note(f"{text} than with {wanted}"))
+    wanted, found = settings.threads or 1, torch.get_num_threads()
+    if found < wanted // workers and settings.device == "cpu":
+        text = f"{wanted} threads cannot be had, only {found * workers}"
+        notify(Note(f"{text}: the last bits will be others than with {wanted}"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
 
