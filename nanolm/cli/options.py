@@ -36,7 +36,7 @@ MACHINE = {
     "device": ("|".join(CHOICES["device"]), "Where to train."),
     "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
     "threads": ("", "CPU threads.  [default: as many as help]"),
-    "deterministic": ("", "On a GPU too, the same numbers to the last bit again; slower."),
+    "deterministic": ("", "The same to the last bit on a GPU too; twice as slow there."),
 }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
+from nanolm.model.device import recording
 from nanolm.model.gpt import GPT
 
 AHEAD = 8  # steps that a GPU may be ahead of what was looked at, so that it never waits for it
@@ -196,12 +197,9 @@ class Decoder:
 
     def capture(self) -> None:
         """Record a step, without running it."""
-        torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            self.graph.capture_begin()
+        with recording(self.graph):
             self.drawn = self.step()
-            self.graph.capture_end()
 
     def next_of(self, waiting: deque[tuple[Tensor, torch.cuda.Event]]) -> Step:
         place, copied = waiting.popleft()

@@ -1,4 +1,9 @@
-"""Which device to run on."""
+"""Which device to run on, and what is recorded there to be run again."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,6 +53,23 @@ def has_float8() -> bool:
     except ImportError:  # no Triton
         return False
     return float8.available()
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Record what the GPU is told to do, without doing it.
+
+    Whatever else it is told meanwhile would spoil that: by other threads, and by the collector of
+    garbage, when that holds the graph of a model used before.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def use_fitting_threads(model: nn.Module) -> None:

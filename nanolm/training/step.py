@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nanolm.model.device import recording
 from nanolm.training.optim import Optimizer
 
 MAX_GRADIENT_NORM = 1.0
@@ -211,8 +212,7 @@ class Step:
         """Record an update without doing it."""
         inputs = tuple(part.to(self.device) for part in batch)
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with recording(graph, self.memory):
             numbers = self.update(inputs)
         self.memory = self.memory or graph.pool()
         return Captured(graph, inputs, numbers)
