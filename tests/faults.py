@@ -210,6 +210,9 @@ class Command:
         return self.output.read_text(encoding="utf-8")
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Commands:
     """`nanolm`, forked from a process that has loaded everything."""
 
@@ -263,9 +266,11 @@ def serve() -> None:
             running.discard(asked["wait"])
             answer = os.waitstatus_to_exitcode(status)
         else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             answer = os.fork()
             if answer == 0:
                 become(**asked)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             running.add(answer)
         print(answer, flush=True)  # noqa: T201
     for pid in running:
@@ -281,6 +286,9 @@ def become(arguments: list[str], folder: str, output: str) -> None:
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.argv = ["nanolm", *arguments]
+    if signal.SIGINT in signal.sigpending():
+        os._exit(130)  # as if it had come a moment later
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     main()
 
 

@@ -131,17 +131,21 @@ def test_signals_at_any_moment(
     signals: int, journey: Journey, tmp_path: Path, tally: Tally
 ) -> None:
     """Saved (75), or ended before there was anything to save; never a traceback."""
-    dice, steps, survived = random.Random(signals), 60 * signals + 250, 0
+    dice, steps, survived = random.Random(signals), 250 * signals + 500, 0
     run = tmp_path / "stopped"
     with Commands(tmp_path) as commands:
+        start = time.monotonic()
         assert commands.run(*journey.words("whole", steps=steps))[0] == 0
+        each_step = (time.monotonic() - start) / steps
         words = journey.words("stopped", steps=steps)
         for each in range(signals):
             number = dice.choice([signal.SIGINT, signal.SIGTERM])
             command = commands.start(*words)
             if each % 4:
                 wait_for_step(run, 60 * each + 1)
-            time.sleep(0.2 * dice.random())
+                time.sleep(40 * each_step * dice.random())
+            else:  # while it begins
+                time.sleep(0.2 * dice.random())
             command.send(number)
             code, said = command.wait(), command.said()
             early = (130, -signal.SIGTERM)  # which a shell calls 143
