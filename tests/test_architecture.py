@@ -18,6 +18,7 @@ ORDER = [
     "generation",
     "training",
     "classification",
+    "comparison",
     "bench",
     "cli",
 ]

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from nanolm.choice import Report
 from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
@@ -36,17 +37,21 @@ Logits = npt.NDArray[np.float32]
 
 @torch.inference_mode()
 def predict(
-    model: Classifier,
+    model: nn.Module,
+    labels: int,
     data: Encoded,
     low: bool = False,
     report: Report = lambda *how_far: None,
 ) -> Logits:
-    """The logits of each text, (texts, labels): of several windows their mean."""
+    """The logits of each text, (texts, labels): of several windows their mean.
+
+    `model` takes ids, (batch, time), and the length of each row.
+    """
     was_training = model.training
     model.eval()
     order = np.argsort(data.lengths, kind="stable")
-    found = np.empty((len(order), len(model.config.labels)), dtype=np.float32)
-    device = model.device
+    found = np.empty((len(order), labels), dtype=np.float32)
+    device = next(model.parameters()).device
     done, waiting = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
@@ -114,7 +119,7 @@ class TextClassifier:
         multiple = WIDTH[self.model.device.type]
         cut = Cut(self.model.config.window, self.model.config.long)
         data = encode(unknown, self.tokenizer, cut, report, multiple)
-        return predict(self.model, data, self.low, report)
+        return predict(self.model, len(self.labels), data, self.low, report)
 
     def classify(self, text: str) -> dict[str, float]:
         """The probability of each label, the likeliest first."""

@@ -145,7 +145,7 @@ class Labels(Task):
         return loss, seen
 
     def logits(self, data: Encoded) -> Logits:
-        return predict(self.classifier, data, self.low)
+        return predict(self.classifier, len(self.split.labels), data, self.low)
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         found = score(self.logits(self.val), self.split.val.truth, self.split.labels)

@@ -88,7 +88,7 @@ def choose_settings(
     }
     left = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     settings = replace(settings, **left)  # type: ignore[arg-type]
-    if settings.steps is None and settings.minutes is None:
+    if settings.steps is None and (settings.epochs or settings.minutes is None):
         epochs = settings.epochs
         reason = f"{epochs:g} epochs" if epochs else ""
         if epochs is None:

@@ -24,6 +24,7 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "sample": "nanolm.cli.sample",
     "finetune-sentiment": "nanolm.cli.finetune:sentiment",
     "finetune": "nanolm.cli.finetune",
+    "compare": "nanolm.cli.compare",
     "classify": "nanolm.cli.classify",
     "eval": "nanolm.cli.eval",
     "tokenizer": "nanolm.cli.tokenizer",
@@ -77,6 +78,7 @@ def cli() -> None:
     nanolm sample --prompt "Once upon"      write with it
     nanolm finetune-sentiment reviews.tsv   teach it to tell good from bad
     nanolm classify RUN "A lovely film."    and ask it
+    nanolm compare                          the models of the lectures side by side
     nanolm eval runs/corpus other.txt       how well it knows a text
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens

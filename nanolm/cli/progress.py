@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from rich.live import Live
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from nanolm.choice import Choice
 from nanolm.cli.console import error_console, printable
-from nanolm.training.events import Event, Planned, Preparing, Progressed, Started, Wrote
+from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 LIVE_SECONDS = 0.1  # between two pictures of a bar
@@ -61,6 +62,21 @@ class TrainingView:
                 self.line(str(event))
                 if self.live and isinstance(event, Started):
                     self.live.start()
+
+    def show_within(self, event: Event) -> None:
+        """What a run that is one of many has to say: how far it is, where that does not stay."""
+        if not isinstance(event, Progressed):
+            self.show(event)
+        elif self.live:
+            self.live.start()
+            record = {name: value for name, value in event.record.items() if name != "val_loss"}
+            self.show(replace(event, record=record))
+
+    def show_end(self, text: str) -> None:
+        """What came of one of many; the next one has values of its own."""
+        self.values.clear()
+        self.phase = ""
+        self.show(Note(text))
 
     def report(self, what: str, done: int, total: int) -> None:
         self.show(Preparing(what, done, total))

@@ -3,7 +3,7 @@
 import json
 import shlex
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,24 +97,16 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
 def show(view: "TrainingView", event: "Event | Tried") -> None:
     """A line for each trial; how far it is only where that does not stay."""
     from nanolm.cli.progress import clock
-    from nanolm.training.events import Note, Progressed
     from nanolm.training.sweep import Tried
 
     if isinstance(event, Tried):
         found = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
-        text = (
+        view.show_end(
             f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
             f"{said(event.trial)}: {found}, {clock(max(0, event.seconds_left))} left"
         )
-        view.values.clear()  # the next one has its own
-        view.phase = ""
-        view.show(Note(text))
-    elif not isinstance(event, Progressed):
-        view.show(event)
-    elif view.live:
-        view.live.start()
-        record = {name: value for name, value in event.record.items() if name != "val_loss"}
-        view.show(replace(event, record=record))
+    else:
+        view.show_within(event)
 
 
 def said(trial: "Trial") -> str:

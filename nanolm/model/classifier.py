@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.config import ClassifierConfig
+from nanolm.model.config import ClassifierConfig, Pool
 
 
 class Classifier(nn.Module):
@@ -37,14 +37,23 @@ class Classifier(nn.Module):
         return logits
 
     def pooled(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """One vector for each text: (batch, dim), of its own tokens alone."""
-        last = (lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])  # (batch, 1, dim)
-        if self.config.pool == "last":
-            return x.gather(1, last)[:, 0]
-        filling = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]  # (batch, time)
-        if self.config.pool == "max":
-            return x.masked_fill(filling[..., None], -torch.inf).amax(dim=1)
-        return x.masked_fill(filling[..., None], 0).sum(dim=1) / lengths[:, None].to(x.dtype)
+        return pooled(x, lengths, self.config.pool)
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def pooled(x: Tensor, lengths: Tensor, how: Pool) -> Tensor:
+    """One vector for each text, of its own tokens alone: (batch, time, dim) to (batch, dim)."""
+    if how == "last":
+        last = (lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])  # (batch, 1, dim)
+        return x.gather(1, last)[:, 0]
+    outside = filling(x, lengths)[..., None]
+    if how == "max":
+        return x.masked_fill(outside, -torch.inf).amax(dim=1)
+    return x.masked_fill(outside, 0).sum(dim=1) / lengths[:, None].to(x.dtype)
+
+
+def filling(x: Tensor, lengths: Tensor) -> Tensor:
+    """Where a row is no text: (batch, time)."""
+    return torch.arange(x.shape[1], device=x.device) >= lengths[:, None]

@@ -105,10 +105,11 @@ class Cell(nn.Module, ABC):
 
     gates: int  # how many vectors of the width of the state each position computes
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, inputs: int | None = None) -> None:
+        """`inputs` are as wide as the state unless it is said how wide."""
         super().__init__()
         rows = self.gates * dim
-        self.input_weight = nn.Parameter(torch.empty(rows, dim))  # W_x
+        self.input_weight = nn.Parameter(torch.empty(rows, inputs or dim))  # W_x
         self.state_weight = nn.Parameter(torch.empty(rows, dim))  # W_h
         self.bias = nn.Parameter(torch.empty(rows))
 

@@ -74,9 +74,12 @@ class Axis:
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
+    logarithmic: bool = False
 
     def share(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""
+        if self.logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
@@ -114,10 +117,13 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def curves_svg(panels: Sequence[Panel], title: str, x: str = "step") -> str:
+def curves_svg(
+    panels: Sequence[Panel], title: str, x: str = "step", logarithmic: bool = False
+) -> str:
     """One or two panels side by side, more of them one below the other; `x` names what they share.
 
-    Long noisy lines are faint behind their trend, and lines of many points are thinned.
+    Long noisy lines are faint behind their trend, and lines of many points are thinned. With
+    `logarithmic`, for numbers above 0, what grows as a power of x is a straight line.
     """
     panels = [
         replace(each, lines=[line for line in each.lines if drawable(line)]) for each in panels
@@ -127,12 +133,13 @@ def curves_svg(panels: Sequence[Panel], title: str, x: str = "step") -> str:
     drawn = [[drawable(line) for line in panel.lines] for panel in panels]
     places = [each for lines in drawn for points in lines for each, _ in points]
     places += [panel.mark[0] for panel in panels if panel.mark and measured(panel.mark[0])]
-    across = axis(places, 6, whole=False)
+    across = log_axis(places) if logarithmic else axis(places, 6, whole=False)
     most = min(POINTS, ALL_POINTS // max(1, sum(map(len, drawn))))
 
     columns = 2 if len(panels) == 2 else 1
     width, height = (460, 270) if columns == 2 else (720, 330 if len(panels) == 1 else 200)
-    ups = [axis([y for points in lines for _, y in points], 5) for lines in drawn]
+    heights = [[y for points in lines for _, y in points] for lines in drawn]
+    ups = [log_axis(each) if logarithmic else axis(each, 5) for each in heights]
     margin = 22 + max((measure(text, 11) for up in ups for _, text in up.ticks), default=0)
     inner = width - margin - 16
     heads = [head(panel, kinds, inner) for panel in panels]
@@ -194,6 +201,15 @@ def axis(values: Sequence[float], count: int, whole: bool = True) -> Axis:
     top = max(abs(low), abs(high))
     ticks = [number * step for number in range(first, last + 1) if low <= number * step <= high]
     return Axis(low, high, [(value, tick(value, step, top)) for value in ticks])
+
+
+def log_axis(values: Sequence[float]) -> Axis:
+    """As wide as the values, with ticks at 1, 2 and 5 times powers of ten."""
+    low, high = min(values, default=1.0), max(values, default=10.0)
+    low, high = (low / 2, high * 2) if low == high else (low, high)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [times * 10.0**power for power in powers for times in (1, 2, 5)]
+    return Axis(low, high, [(tick, f"{tick:,g}") for tick in ticks if low <= tick <= high], True)
 
 
 def round_step(rough: float) -> float:

@@ -1,9 +1,10 @@
 """What comes before the first step: which run, which text, and everything built or reloaded."""
 
+import itertools
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -47,6 +48,27 @@ class Job:
     checkpoint: Path | None  # to go on from
     forecast: Forecast | None
     counted: bool  # somebody asked for a number of steps
+
+
+def numbered(stem: str) -> Iterator[Path]:
+    """runs/novel, runs/novel-2, ..."""
+    yield ROOT / stem
+    yield from (ROOT / f"{stem}-{number}" for number in itertools.count(2))
+
+
+def choose_folder(
+    text: str, what: str, out: str | Path | None, fits: Callable[[Path], bool | None]
+) -> Path:
+    """Where many runs on `text` go: `out`, or under runs/ what is to be gone on with, or a new
+    name. `fits` says whether that is in a folder; None: nothing of the kind is."""
+    places = numbered(f"{run_name(text)}-{what}") if out is None else [Path(out)]
+    for folder in places:
+        found = fits(folder)
+        if found or (found is None and Run(folder).free()):
+            return folder
+    raise DataError(
+        f"{out} is there, and no unfinished {what} of these settings; try another --out"
+    )
 
 
 def find_base(settings: TrainSettings, notify: Notify) -> Path | None:

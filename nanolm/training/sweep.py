@@ -10,12 +10,11 @@ a kill.
 """
 
 import gc
-import itertools
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -175,7 +174,12 @@ def sweep(
     request.check()
     settings = prepare.with_absolute_paths(request.settings)
     asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
-    folder = choose_folder(asked, Path(out) if out is not None else None)
+
+    def fits(folder: Path) -> bool | None:
+        state = read_state(folder)
+        return None if state is None else state.asked == asked and not state.finished
+
+    folder = prepare.choose_folder(settings.corpus[0], "sweep", out, fits)
     try:
         with files.locked(folder / ".lock"):
             state = read_state(folder) or State(asked)
@@ -341,7 +345,7 @@ class Sweep:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
             raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
         if state.run is None:
-            free = (path for path in numbered(name) if not path.exists())
+            free = (path for path in prepare.numbered(name) if not path.exists())
             state.run = str(self.folder / "best" if inside else next(free))
             self.save()
         if self.folder_of(best).exists():
@@ -450,23 +454,6 @@ def longest(seconds: float, trials: int) -> float:
 def ranked(trials: list[Trial]) -> list[Trial]:
     """The best first."""
     return sorted(trials, key=Trial.score)
-
-
-def numbered(stem: str) -> Iterator[Path]:
-    """runs/novel, runs/novel-2, ..."""
-    yield prepare.ROOT / stem
-    yield from (prepare.ROOT / f"{stem}-{number}" for number in itertools.count(2))
-
-
-def choose_folder(asked: dict[str, Any], out: Path | None) -> Path:
-    """Where to work: `out`, or under runs/ a sweep to go on with, or a new name."""
-    stem = prepare.run_name(asked["settings"]["corpus"][0])
-    for folder in [out] if out is not None else numbered(f"{stem}-sweep"):
-        state = read_state(folder)
-        fits = state is not None and state.asked == asked and not state.finished
-        if fits or (state is None and Run(folder).free()):
-            return folder
-    raise DataError(f"{out} is there, and no unfinished sweep of these settings; try another --out")
 
 
 def read_state(folder: Path) -> State | None:

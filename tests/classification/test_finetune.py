@@ -287,6 +287,12 @@ def test_it_stops_when_validation_is_past_its_best(tmp_path: Path) -> None:
     assert result.best_step < result.steps
 
 
+def test_what_is_used_up_first_ends_it(data: Path, tmp_path: Path) -> None:
+    one = run(data, tmp_path / "one", start_from="none", epochs=1, **FAST)
+    both = run(data, tmp_path / "both", start_from="none", epochs=1, minutes=5.0, **FAST)
+    assert (both.stopped, both.steps) == ("steps", one.steps)
+
+
 def test_a_changed_file_or_model_is_refused(data: Path, base: Path, tmp_path: Path) -> None:
     file, start = tmp_path / "mine.tsv", shutil.copytree(base, tmp_path / "base", symlinks=True)
     shutil.copy(data, file)

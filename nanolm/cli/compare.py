@@ -1,0 +1,197 @@
+"""`nanolm compare`: the lectures' models side by side on the same data."""
+
+import json
+import textwrap
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
+from nanolm.cli.console import note
+from nanolm.cli.options import LABELLED, MACHINE, READING, Command, Option, Table, options_of
+from nanolm.cli.scores import one_line, show, terminal_width
+from nanolm.errors import UsageError
+from nanolm.text import COMPRESSIONS, TABLES
+from nanolm.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from nanolm.cli.progress import TrainingView
+    from nanolm.comparison.compare import Compared, Learned, Outcome
+    from nanolm.training.events import Event
+
+own = partial(click.option, cls=Option, heading="Comparison")
+KINDS = ("labels", "text")
+TABLE: Table = {
+    "Data": {
+        **LABELLED,
+        "encoding": READING["encoding"],
+        "limit": ("ROWS", "Take the first so many rows, and split those."),
+        "val": ("FILE", "Validate on this file instead of a part of DATA."),
+        "val_fraction": ("", "Hold out this part.  [default: 0.2 of labelled texts, 0.1 of plain]"),
+        "test": ("FILE", "Labelled texts to measure on besides; nothing is chosen by them."),
+    },
+    "Machine": {
+        **{name: MACHINE[name] for name in ("device", "threads")},
+        "seed": ("", "The first seed."),
+    },
+}
+ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
+
+
+@click.command("compare", cls=Command)
+@click.argument("data", nargs=-1, metavar="[DATA]...")
+@own("--only", metavar="NAMES", default="", help="Some of them: bag,lstm,transformer.")
+@own(
+    "--from",
+    "start_from",
+    metavar="RUN",
+    help="A trained language model, for the row of a pre-trained Transformer.",
+)
+@own("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
+@own("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
+@own(
+    "--as",
+    "kind",
+    type=click.Choice(KINDS),
+    help="What DATA is.  [default: a table or a folder of folders is labelled, all else is text]",
+)
+@own("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
+@own("--json", "as_json", is_flag=True, help="Print all there is as JSON.")
+@options_of(FinetuneSettings, TABLE)
+def command(
+    data: tuple[str, ...],
+    only: str,
+    budget: float,
+    seeds: int | None,
+    kind: str | None,
+    out: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """The lectures' models side by side: what each idea is worth on your data.
+
+    Labelled DATA (without any, the embedded reviews): the commonest label, bags of words, averaged
+    vectors, convolution, recurrence, a Transformer from scratch and, with --from, one that is
+    pre-trained. How many texts each tells right, in what time, and what that teaches.
+
+    Plain text: n-grams, an Elman RNN, an LSTM and a Transformer, in bits per byte against time;
+    and how long a step takes as sequences grow.
+
+    \b
+    nanolm compare                                  the embedded reviews, ten minutes
+    nanolm compare sst2.tsv --from runs/reviews --budget 20
+    nanolm compare tweets.csv --only bag,lstm,transformer --seeds 3
+    nanolm compare novel.txt --budget 8
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """
+    data = data or (DATA,)
+    settings = settings_of(data, kind or guessed(data), options)
+
+    from nanolm.cli.progress import TrainingView
+    from nanolm.comparison.compare import Request, compare
+
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    with TrainingView() as view:
+        request = Request(settings, budget, names, seeds)
+        outcome = compare(request, out, lambda event: watch(view, event))
+    if as_json:
+        click.echo(json.dumps(asdict(outcome)))
+    elif outcome.rows:
+        show_rows(outcome)
+    if not outcome.finished:
+        note("saved; run the same command again to go on")
+        return 75
+    note(f"picture: {outcome.folder}/compare.svg; all of it: {outcome.folder}/compare.json")
+    if outcome.lengths:
+        note(f"a step, as sequences grow: {outcome.folder}/lengths.svg")
+    elif outcome.measure == "accuracy" and options["start_from"] is None:
+        note("one row more: `nanolm train` a text of the same kind, then --from that run")
+    return 0
+
+
+def guessed(data: tuple[str, ...]) -> str:
+    """Whether there are labels in it, by its name."""
+    path = Path(data[0])
+    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
+    table = bool(suffixes) and suffixes[-1].lower() in TABLES
+    folders = path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
+    return "labels" if data[0] == DATA or table or folders else "text"
+
+
+def settings_of(
+    data: tuple[str, ...], kind: str, options: dict[str, Any]
+) -> FinetuneSettings | TrainSettings:
+    if kind == "labels":
+        if options["start_from"] == SCRATCH:
+            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
+        return FinetuneSettings.from_dict({**options, "data": data})
+    given = [name for name in ONLY_LABELLED if options.pop(name) is not None]
+    if given:
+        words = ", ".join("--" + name.replace("_", "-") for name in given)
+        words = words.replace("--start-from", "--from")
+        raise UsageError(f"{words}: for labelled texts; if {data[0]} has labels, say --as labels")
+    if options["val_fraction"] is None:
+        del options["val_fraction"]
+    return TrainSettings.from_dict({**options, "corpus": data})
+
+
+def watch(view: "TrainingView", event: "Event | Learned") -> None:
+    """A line for each row; how far it is only where that does not stay."""
+    from nanolm.cli.progress import clock
+    from nanolm.comparison.compare import Learned
+
+    if isinstance(event, Learned):
+        found = event.result
+        said = (
+            f"{found['accuracy']:.1%} right"
+            if "accuracy" in found
+            else f"{found['bits_per_byte']:.3f} bits per byte"
+        )
+        where = f"seed {event.seed}, {event.row.title}: {said} after {found['seconds']:.1f} s"
+        view.show_end(f"{where}, {clock(max(0, event.seconds_left))} left")
+    else:
+        view.show_within(event)
+
+
+def show_rows(outcome: "Outcome") -> None:
+    """The table, and below it what each row teaches."""
+    labelled = outcome.measure == "accuracy"
+    tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
+    heads = ["", "right", *(["test"] if tested else []), "parameters", "trained", "1,000 words"]
+    if not labelled:
+        heads = ["", "bits/byte", "parameters", "trained"]
+    rows = [heads]
+    for row in outcome.rows:
+        cells = [one_line(row.title), measured(row, outcome.measure)]
+        cells += [measured(row, "test_accuracy")] if tested else []
+        count = row.means.get("parameters")
+        cells += ["" if count is None else f"{count:,.0f}", f"{row.means['seconds']:,.1f} s"]
+        cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labelled else []
+        rows.append(cells)
+    width = terminal_width()
+    show(rows, width and 24)
+    click.echo()
+    for row in outcome.rows:
+        text = f"{row.title}: {row.teaches}."
+        click.echo(textwrap.fill(text, width or 100, subsequent_indent="  "))
+    seeds = max(row.seeds for row in outcome.rows)
+    if labelled and seeds > 1:
+        click.echo()
+        click.echo(f"Means over {seeds} seeds, each with its own split; ± is a standard deviation.")
+    for family, times in outcome.lengths.items():
+        (first, short), (last, long) = times[0], times[-1]
+        click.echo(
+            f"{family}: a step of {first:,} tokens {1000 * short:.1f} ms, of {last:,} "
+            f"{1000 * long:,.1f} ms, {long / short:.0f} times as long"
+        )
+
+
+def measured(row: "Compared", name: str) -> str:
+    mean, spread = row.means[name], row.spread[name]
+    if name == "bits_per_byte":
+        return f"{mean:.3f}"
+    return f"{mean:.1%}" + (f" ±{100 * spread:.1f}" if row.seeds > 1 else "")

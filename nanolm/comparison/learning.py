@@ -1,0 +1,119 @@
+"""How what a Transformer is compared with is trained: the same lines for every network.
+
+    >>> learn(network, lengths, rows, look, Recipe(lr=1e-3), seconds=20, seed=1, stop=stop)
+
+AdamW, batches of texts of about the same length, the learning rate up, level and down; the weights
+that did best on held-out texts are kept.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanolm.classification.data import Batches, Ints
+from nanolm.comparison.networks import Network
+from nanolm.runs.folder import Run
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.optim import Optimizer
+from nanolm.training.schedule import rate
+from nanolm.training.settings import Settings
+from nanolm.training.step import Step
+
+S = TypeVar("S", bound=Settings)
+LOOKS = 12  # at held-out texts
+PATIENCE = 4  # of them without anything better
+LEAST, MOST = 3, 20  # passes over the texts, and
+ENOUGH = 24_000  # texts altogether, if that is between the two
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What was found to suit a kind of network (docs/experiments.md)."""
+
+    lr: float
+    batch: int = 32
+    weight_decay: float = 0.01
+
+
+class Stopped(Exception):
+    """Somebody wants it to stop."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of model."""
+
+    title: str
+    teaches: str
+    share: float  # of the time, beside the others
+    how: Callable[..., Any]  # it learns
+
+
+def in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> dict[str, Any]:
+    """What a run of its own came to, as run.json has it: finished before a kill, begun before it
+    with other minutes, or new."""
+    run = Run(folder)
+    if run.exists() and run.finished():
+        found: dict[str, Any] = run.facts()["result"]
+        return found
+    if run.exists():
+        settings = replace(settings, minutes=run.facts()["request"].get("minutes"))
+    if train(settings, folder).stopped == "interrupted":
+        raise Stopped
+    found = run.facts()["result"]
+    return found
+
+
+def learn(
+    network: Network,
+    lengths: Ints,
+    rows: Callable[[Ints], tuple[Tensor, ...]],
+    look: Callable[[], tuple[float, float]],
+    recipe: Recipe,
+    seconds: float,
+    seed: int,
+    stop: StopRequest,
+) -> int:
+    """Train for as many passes as so many texts need, or these seconds; how many steps it took.
+
+    `rows` gives texts and labels by their numbers; `look` says how good the network is, lower is
+    better.
+    """
+
+    def loss(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        words, more, truth = batch
+        return F.cross_entropy(network(words, more).float(), truth), {}
+
+    batches = Batches(lengths, recipe.batch, seed)
+    passes = max(LEAST, min(MOST, ENOUGH / len(lengths)))
+    steps = max(1, round(passes * batches.in_epoch))
+    optimizer = Optimizer(dict(network.named_parameters()), recipe.weight_decay)
+    step = Step(loss, optimizer, "float32")
+    begin, number, looks, worse = time.monotonic(), 0, 0, 0
+    best = (float("inf"), 0.0)
+    kept: dict[str, Tensor] = {}
+    while True:
+        progress = max(number / steps, (time.monotonic() - begin) / seconds)
+        if progress >= (looks + 1) / LOOKS:
+            looks = int(progress * LOOKS)
+            found = look()
+            worse += 1
+            if found < best or not kept:
+                best, worse = found, 0
+                kept = {name: value.clone() for name, value in network.state_dict().items()}
+        if progress >= 1 or worse >= PATIENCE:
+            break
+        if stop.requested:
+            raise Stopped
+        network.train()
+        torch.manual_seed(seed * 1_000_003 + number)
+        step(rows(batches[number]), recipe.lr * rate(progress))
+        number += 1
+    network.load_state_dict(kept)
+    return number

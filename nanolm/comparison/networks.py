@@ -1,0 +1,151 @@
+"""The classifiers that came before Transformers, each as the lectures draw it.
+
+    >>> Averaging(words=5000, width=128, labels=2)(ids, lengths).shape  # (texts, labels)
+
+Ids are (texts, time), filled up on the right, and `lengths` says how much of each row is text; what
+a text gives does not depend on what it is filled up with, or by how much.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from nanolm.model.classifier import filling, pooled
+from nanolm.model.config import Pool
+from nanolm.model.rnn import LSTM, Elman
+
+DROPOUT = 0.3
+FILTERS = (3, 4, 5)  # words that a filter looks at
+
+
+class Network(nn.Module, ABC):
+    """A vector for each text, and from it a score for each label."""
+
+    def __init__(self, width: int, labels: int) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(DROPOUT)
+        self.score = nn.Linear(width, labels)
+
+    @abstractmethod
+    def vector(self, words: Tensor, more: Tensor, /) -> Tensor:
+        """(texts, width), from words and what else is to be known of them."""
+
+    def forward(self, words: Tensor, more: Tensor) -> Tensor:
+        logits: Tensor = self.score(self.dropout(self.vector(words, more)))  # (texts, labels)
+        return logits
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class Perceptron(Network):
+    """Counts of words into a network with one hidden layer: words may matter together."""
+
+    def __init__(self, words: int, width: int, labels: int) -> None:
+        super().__init__(width, labels)
+        self.hidden = nn.Embedding(words, width)  # a row of the first matrix for each word
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.normal_(self.hidden.weight, std=0.1)
+
+    def vector(self, words: Tensor, weights: Tensor) -> Tensor:
+        """`weights` is what each word counts, both (texts, most)."""
+        summed = (self.hidden(words) * weights[..., None]).sum(dim=1)  # (texts, width)
+        return torch.relu(summed + self.bias)
+
+
+class Averaging(Network):
+    """A deep averaging network: the mean of the words' vectors, and layers above it."""
+
+    def __init__(self, words: int, width: int, labels: int, layers: int = 2) -> None:
+        super().__init__(width, labels)
+        self.embedding = embedding(words, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x = pooled(self.dropout(self.embedding(ids)), lengths, "mean")  # (texts, width)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Convolution(Network):
+    """Filters that look at a few neighbouring words; each keeps the place where it fits best."""
+
+    def __init__(self, words: int, width: int, labels: int) -> None:
+        super().__init__(len(FILTERS) * width, labels)
+        self.embedding = embedding(words, width)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(width, width, size, padding=size - 1) for size in FILTERS
+        )
+
+    def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.dropout(self.embedding(ids)).masked_fill(filling(ids, lengths)[..., None], 0)
+        x = x.transpose(1, 2)  # (texts, width, time)
+        found = []
+        for size, layer in zip(FILTERS, self.filters, strict=True):
+            fits = torch.relu(layer(x)).transpose(1, 2)  # (texts, time + size - 1, width)
+            found.append(pooled(fits, lengths + size - 1, "max"))
+        return torch.cat(found, dim=1)
+
+
+class Recurrence(Network):
+    """One word after the other into a state; of all states the last, their mean or their max."""
+
+    def __init__(
+        self,
+        words: int,
+        width: int,
+        labels: int,
+        cell: str = "lstm",
+        layers: int = 1,
+        pool: Pool = "last",
+        both_ways: bool = False,
+    ) -> None:
+        super().__init__(width, labels)
+        self.pool, self.both_ways = pool, both_ways
+        self.embedding = embedding(words, width)
+        kind = LSTM if cell == "lstm" else Elman
+        ways = 2 if both_ways else 1
+        self.ways = nn.ModuleList(  # forwards, and if both ways, backwards: a cell for each layer
+            nn.ModuleList(kind(width // ways, width) for _ in range(layers)) for _ in range(ways)
+        )
+        for module in self.modules():
+            if isinstance(module, kind):
+                module.initialise()
+
+    def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        back = backwards(ids, lengths)
+        for forward, *backward in zip(*self.ways, strict=True):
+            x = self.dropout(x)
+            ways = [self.run(forward, x)]
+            for cell in backward:
+                ways.append(turned(self.run(cell, turned(x, back)), back))
+            x = torch.cat(ways, dim=2)  # (texts, time, width)
+        if self.pool != "last" or not self.both_ways:
+            return pooled(x, lengths, self.pool)
+        half = x.shape[2] // 2  # the last that each way comes to
+        return torch.cat([pooled(x[..., :half], lengths, "last"), x[:, 0, half:]], dim=1)
+
+    def run(self, cell: Elman | LSTM, x: Tensor) -> Tensor:
+        start = x.new_zeros(len(x), cell.state_weight.shape[1])
+        output: Tensor = cell(x, (start, start) if isinstance(cell, LSTM) else (start,))[0]
+        return output
+
+
+def embedding(words: int, width: int) -> nn.Embedding:
+    layer = nn.Embedding(words, width)
+    nn.init.normal_(layer.weight, std=0.3)
+    return layer
+
+
+def backwards(ids: Tensor, lengths: Tensor) -> Tensor:
+    """For each position the one that is as far from the other end of its text; filling stays."""
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    mirrored = lengths[:, None] - 1 - places
+    return torch.where(mirrored < 0, places, mirrored)
+
+
+def turned(x: Tensor, places: Tensor) -> Tensor:
+    return x.gather(1, places[..., None].expand_as(x))

@@ -1,0 +1,133 @@
+"""Models side by side: the whole of it, small."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from journeys import journeys
+
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.comparison import lengths
+from nanolm.comparison.compare import Learned, Request, compare
+from nanolm.errors import DataError, UsageError
+from nanolm.training.events import Progressed
+from nanolm.training.settings import TrainSettings
+
+QUICK = ("majority", "bag", "averaging")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> FinetuneSettings:
+    data = journeys(tmp_path)["fine-tuning"].text
+    return FinetuneSettings(data=(data,), device="cpu", threads=1)
+
+
+def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Path) -> None:
+    settings = FinetuneSettings(**{**vars(labelled), "start_from": str(trained)})
+    outcome = compare(Request(settings, minutes=0.4, seeds=1), tmp_path / "all")
+    assert outcome.finished
+    assert outcome.measure == "accuracy"
+    assert [row.name for row in outcome.rows] == list(Request(settings).rows())
+    found = {row.name: row.means["accuracy"] for row in outcome.rows}
+    assert found["majority"] == 0.5
+    assert found["bag"] == found["pairs"] == 1.0  # one word says it all
+    for row in outcome.rows[1:]:
+        assert row.means["parameters"] > 0
+        assert row.means["long_seconds"] > 0
+    picture = (tmp_path / "all" / "compare.svg").read_text()
+    assert all(row.title in picture for row in outcome.rows)
+    assert (tmp_path / "all" / "transformer" / "seed-1" / "best").exists()
+
+
+def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path: Path) -> None:
+    request = Request(labelled, minutes=0.2, only=QUICK, seeds=2)
+
+    def press(event: Any) -> None:
+        if isinstance(event, Learned) and event.row.title == "bag of words, linear":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = compare(request, tmp_path / "run", press)
+    assert not stopped.finished
+    assert [row.name for row in stopped.rows] == ["majority", "bag"]
+    learned: list[tuple[str, int]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, Learned):
+            learned.append((event.row.title, event.seed))
+
+    whole = compare(request, tmp_path / "run", note)
+    assert whole.finished
+    assert learned[0] == ("averaged vectors", 1)
+    assert len(learned) == 4
+    assert whole.rows[1].results[0] == stopped.rows[1].results[0]
+    assert [row.seeds for row in whole.rows] == [2, 2, 2]
+    again = compare(request, tmp_path / "run", note)
+    assert len(learned) == 4
+    assert again == whole
+    other = Request(labelled, minutes=0.3, only=QUICK, seeds=2)
+    with pytest.raises(DataError, match="no unfinished compare of these settings"):
+        compare(other, tmp_path / "run")
+
+
+def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> None:
+    request = Request(labelled, minutes=0.1, only=("transformer",), seeds=1)
+
+    def press(event: Any) -> None:
+        if isinstance(event, Progressed):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = compare(request, tmp_path / "run", press)
+    assert (stopped.finished, stopped.rows) == (False, [])
+    whole = compare(request, tmp_path / "run")
+    assert whole.finished
+    assert "resuming" in (tmp_path / "run" / "transformer" / "seed-1" / "log.txt").read_text()
+    file = tmp_path / "run" / "compare.json"  # as if it had been killed before this was written
+    file.write_text(json.dumps({**json.loads(file.read_text()), "found": {}, "finished": False}))
+    again = compare(request, tmp_path / "run")
+    assert again.rows[0].means["accuracy"] == whole.rows[0].means["accuracy"]
+
+
+def test_seeds_end_with_the_time(labelled: FinetuneSettings, tmp_path: Path) -> None:
+    asked = Request(labelled, minutes=0.003, only=QUICK)
+    notes: list[str] = []
+    outcome = compare(asked, tmp_path / "run", lambda event: notes.append(str(event)))
+    assert outcome.finished
+    assert outcome.rows[0].seeds == 1
+    assert "no time for more than 1 of 5 seeds" in notes
+
+
+@pytest.fixture
+def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "LENGTHS", (8, 32))
+    monkeypatch.setattr(lengths, "SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("short_lengths")
+def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
+    settings = TrainSettings((str(corpus),), device="cpu", threads=1)
+    outcome = compare(Request(settings, minutes=0.15), tmp_path / "run")
+    assert outcome.finished
+    assert [row.name for row in outcome.rows] == ["ngram", "rnn", "lstm", "transformer"]
+    for row in outcome.rows:
+        assert 0 < row.means["bits_per_byte"] < 8
+        assert row.results[0]["curve"]
+    assert list(outcome.lengths) == ["rnn", "lstm", "modern"]
+    assert all([length for length, _ in each] == [8, 32] for each in outcome.lengths.values())
+    kept = json.loads((tmp_path / "run" / "compare.json").read_text())
+    assert kept["lengths"]["rnn"][0][0] == 8
+    assert "milliseconds a step" in (tmp_path / "run" / "lengths.svg").read_text()
+    assert "LSTM" in (tmp_path / "run" / "compare.svg").read_text()
+
+
+def test_what_cannot_be_compared(labelled: FinetuneSettings) -> None:
+    with pytest.raises(UsageError) as raised:
+        Request(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("--only lstn: there is majority, bag, ")
+    assert lines[0].endswith("did you mean lstm?")
+    assert lines[1] == "--only pretrained needs --from RUN, a trained model"
+    assert lines[2] == "--budget 0: must be above 0, in minutes"
+    assert lines[3] == "--seeds 0: must be from 1 to 100"

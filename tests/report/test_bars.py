@@ -1,0 +1,33 @@
+"""Bars: what is drawn, and that nothing in a name is markup."""
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+
+from nanolm.report.bars import Bar, bars_svg
+from nanolm.report.curves import Line, Panel, curves_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    bars = [Bar("one", 25.0, 0.0), Bar("<two> & " + 80 * "x", 50.0, 2.0), Bar("none", 0.0, 0.0)]
+    tree = ElementTree.fromstring(bars_svg(bars, "a <title>", "{:.1f} %".format))
+    rects = [rect for rect in tree.iter(f"{SVG}rect") if rect.get("class") == "bar"]
+    drawn = [float(rect.get("width", 0)) for rect in rects]
+    assert drawn[1] == 2 * drawn[0] > 100
+    assert drawn[2] == 0
+    words = [text.text or "" for text in tree.iter(f"{SVG}text")]
+    assert "25.0 %" in words
+    assert any(word.startswith("<two> & x") and word.endswith("…") for word in words)
+    assert len([line for line in tree.iter(f"{SVG}line") if line.get("class") == "spread"]) == 1
+
+
+def test_a_power_is_a_straight_line_on_logarithmic_axes() -> None:
+    line = Line("square", [(x, 0.01 * x * x) for x in (64, 128, 256, 4096)])
+    panel = Panel("milliseconds", [line])
+    tree = ElementTree.fromstring(curves_svg([panel], "t", x="tokens", logarithmic=True))
+    paths = [each.get("d", "") for each in tree.iter(f"{SVG}path")]
+    path = next(each for each in paths if each.count(",") == 4 and "h.01" not in each)
+    points = [tuple(map(float, pair.split(","))) for pair in path[1:].split()]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
+    assert max(slopes) - min(slopes) < 0.02
