@@ -76,6 +76,7 @@ class State:
     """All that is known; compare.json."""
 
     asked: dict[str, Any]
+    data: str = ""  # its fingerprint
     found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row and seed
     lengths: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     seconds: float = 0.0  # spent
@@ -178,6 +179,9 @@ class Comparison:
         rows = {name: row for name, row in subject.rows.items() if name in chosen}
         if self.state.found:
             self.watch(Note(f"going on with {self.folder}"))
+        if self.state.data not in ("", data := subject.fingerprint()):
+            raise DataError(f"the data is not what {self.folder} was begun with; try another --out")
+        self.state.data = data
         if not self.state.finished:
             self.save()
             try:

@@ -3,6 +3,7 @@
 >>> Corpus(settings, notify).learn("lstm", seed=1, seconds=60, folder=Path("runs/x/lstm"))
 """
 
+import json
 import math
 import time
 from dataclasses import replace
@@ -62,6 +63,9 @@ class Corpus:
 
     def seeds(self) -> int:
         return 1
+
+    def fingerprint(self) -> str:
+        return json.dumps(self.text.fingerprints)
 
     def learn(self, name: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
         settings = replace(self.settings, seed=seed)

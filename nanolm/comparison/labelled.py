@@ -20,7 +20,7 @@ import torch
 from nanolm.classification import classifier
 from nanolm.classification.classifier import WIDTH, Logits, predict
 from nanolm.classification.data import Cut, Encoded, Ints, Split, Texts, encode, split_data
-from nanolm.classification.finetune import choose_tokenizer, finetune
+from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
 from nanolm.classification.metrics import score
 from nanolm.classification.recipe import FEW, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
@@ -312,6 +312,9 @@ class Labelled:
     def seeds(self) -> int:
         """How many are worth it: luck matters where texts are few."""
         return SEEDS if len(self.lesson(self.settings.seed).split.train) < FEW else 1
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.lesson(self.settings.seed).split)
 
     def lesson(self, seed: int) -> Lesson:
         if seed not in self.lessons:

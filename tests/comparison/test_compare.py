@@ -67,6 +67,10 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
     again = compare(request, tmp_path / "run", note)
     assert len(learned) == 4
     assert again == whole
+    with Path(labelled.data[0]).open("a") as file:
+        file.write("one more\tgood\n")
+    with pytest.raises(DataError, match="the data is not what"):
+        compare(request, tmp_path / "run")
     other = Request(labelled, minutes=0.3, only=QUICK, seeds=2)
     with pytest.raises(DataError, match="no unfinished compare of these settings"):
         compare(other, tmp_path / "run")
