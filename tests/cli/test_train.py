@@ -159,7 +159,7 @@ def test_sigkill_and_the_same_command_again_is_bit_identical(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_exits_75(number: int, cli: Cli, corpus: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        program("train", corpus, *SMALL, "--steps", 2000, "--out", "r", "--json"),
+        program("train", corpus, *SMALL, "--steps", 600, "--out", "r", "--json"),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
