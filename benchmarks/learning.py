@@ -50,6 +50,7 @@ from nanolm.text.words import MARK
 Row = dict[str, Any]
 CONTESTANTS = ("nanolm", "nanogpt", "transformers")
 CACHES = ("NANOLM_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+HELD_OUT = 0.1  # of each text
 SEPARATOR = "\uffff"  # between documents, as a character that no text has
 LR, WARM_UP = 1e-3, 100  # steps
 EVERY = 250  # steps from one evaluation to the next
@@ -126,7 +127,8 @@ def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Ro
     asked = [file, "--minutes", f"{minutes:.4f}", "--device", device]
     with tempfile.TemporaryDirectory() as folder:
         if name == "nanolm":
-            asked = ["-m", "nanolm", "train", *asked, "--out", f"{folder}/run", "--json"]
+            asked += ["--val-fraction", str(HELD_OUT), "--out", f"{folder}/run", "--json"]
+            asked = ["-m", "nanolm", "train", *asked]
         else:
             asked = [__file__, *asked, "--peer", name, *more]
         environment = os.environ | {cache: f"{folder}/{cache}" for cache in CACHES}
@@ -160,7 +162,7 @@ def read(file: str, folder: Path) -> tuple[str, str]:
     """The text to learn from and the one to be scored on, parted as nanolm parts them."""
     sources = find_sources([file], folder, lambda *how_far: None)
     with read_corpus(sources, Reading(), folder) as corpus:
-        parts = [corpus.read(*part) for part in corpus.split(0.1)]
+        parts = [corpus.read(*part) for part in corpus.split(HELD_OUT)]
     train, held_out = (part.replace(MARK, SEPARATOR.encode()).decode() for part in parts)
     return train.removeprefix(SEPARATOR), held_out
 
@@ -222,7 +224,9 @@ def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same in tokens, the held-out ones after one that begins a text."""
-    prepared = prepare_tokens(Request((file,), tokenizer="bpe", vocab_size=2048))
+    prepared = prepare_tokens(
+        Request((file,), val_fraction=HELD_OUT, tokenizer="bpe", vocab_size=2048)
+    )
     parts = (prepared.train, prepared.val, prepared.tokenizer.byte_lengths())
     train, held_out, sizes = (torch.from_numpy(part.astype(np.int64)) for part in parts)
     return train, held_out, sizes

@@ -4,7 +4,6 @@
 Result(what='training', shape='nano', value=61840.2, unit='tokens/s', of_peak=0.21)
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from nanolm.machine import available_threads
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
-from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
+from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
 from nanolm.model.size import parameters_by_part, training_bytes
 from nanolm.text.tokenizer import ByteLevel
 from nanolm.training.trial import Trial
@@ -89,8 +88,7 @@ def shape(name: str, request: Request, device: str) -> tuple[ModelConfig, int]:
     if device == "cuda":
         with torch.device("meta"):
             parameters = build_model(config).parameter_count()
-        gc.collect()
-        torch.cuda.empty_cache()  # of the preset before
+        free_memory()  # of the preset before
         free, _ = torch.cuda.mem_get_info()
         room = free * (0.5 if request.against else 0.8)  # both have to fit, or one and some more
         while rows > 1 and training_bytes(config, parameters, rows * config.context) > room:

@@ -134,8 +134,6 @@ def settings_of(
         words = ", ".join("--" + name.replace("_", "-") for name in given)
         words = words.replace("--start-from", "--from")
         raise UsageError(f"{words}: for labelled texts; if {data[0]} has labels, say --as labels")
-    if options["val_fraction"] is None:
-        del options["val_fraction"]
     return TrainSettings.from_dict({**options, "corpus": data})
 
 

@@ -28,7 +28,7 @@ from nanolm.training.settings import (
 TABLE: Table = {
     "Text": {
         "val": ("FILE", "Validate on this file instead of a part of the corpus."),
-        "val_fraction": ("", "Hold out this last part of the text."),
+        "val_fraction": ("", "Hold out this last part of the text.  [default: 0.1, at most 1 MB]"),
         **READING,
         "tokenizer": (
             "|".join([*TRAINABLE, *NAMED, "PATH"]),

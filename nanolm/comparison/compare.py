@@ -7,7 +7,6 @@ with the next, so that a comparison that ends early is still one. All that is kn
 compare.json, so the same request goes on after a kill with the row that it was at.
 """
 
-import gc
 import json
 import statistics
 import time
@@ -16,23 +15,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nanolm import files
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison.corpus import Corpus
 from nanolm.comparison.labelled import ROWS, Labelled
 from nanolm.comparison.learning import Row, Stopped
 from nanolm.comparison.lengths import step_times
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.model.device import choose_device, choose_dtype
+from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.report.bars import Bar, bars_svg
 from nanolm.report.curves import Line, Panel, curves_svg
+from nanolm.training import ledger
 from nanolm.training.events import Event, Note, Preparing, Progressed
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.ledger import Ledger, read_ledger, working_on
 from nanolm.training.prepare import choose_folder, reports, run_name, with_absolute_paths
 from nanolm.training.settings import TrainSettings
 
+FILE = "compare.json"
 LEAST = 1.0  # seconds for a row, however little time is left
 AGAIN = 0.9  # of the time of a round has to be left for another seed
 
@@ -72,15 +71,12 @@ class Request:
 
 
 @dataclass
-class State:
-    """All that is known; compare.json."""
+class State(ledger.State):
+    """compare.json"""
 
-    asked: dict[str, Any]
     data: str = ""  # its fingerprint
     found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row and seed
     lengths: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    seconds: float = 0.0  # spent
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,41 +128,25 @@ def compare(
     asked = json.loads(json.dumps({**asdict(request), "settings": settings.to_dict()}))
 
     def fits(folder: Path) -> bool | None:
-        state = read_state(folder)
+        state = read_ledger(folder / FILE, State)
         return None if state is None else state.asked == asked
 
     text = getattr(settings, settings.texts)[0]
     folder = choose_folder(text, "compare", out, fits)
-    try:
-        with files.locked(folder / ".lock"), StopRequest() as stop:
-            state = read_state(folder) or State(asked)
-            return Comparison(folder, state, replace(request, settings=settings), watch, clock).run(
-                stop
-            )
-    except files.InUse as owner:
-        raise DataError(f"{folder} is worked on by another process ({owner})") from None
+    with working_on(folder), StopRequest() as stop:
+        state = read_ledger(folder / FILE, State) or State(asked)
+        request = replace(request, settings=settings)
+        return Comparison(folder, state, request, watch, clock).run(stop)
 
 
-class Comparison:
+class Comparison(Ledger[State]):
     """One at work."""
 
     def __init__(
         self, folder: Path, state: State, request: Request, watch: Watch, clock: float
     ) -> None:
-        self.folder, self.state, self.request = folder, state, request
-        self.watch, self.clock = watch, clock
-
-    def save(self) -> None:
-        now = time.monotonic()
-        self.state.seconds += now - self.clock
-        self.clock = now
-        text = json.dumps(asdict(self.state), indent=1) + "\n"
-        files.write_atomically(self.folder / "compare.json", text)
-
-    def left(self) -> float:
-        """Seconds."""
-        spent = self.state.seconds + time.monotonic() - self.clock
-        return 60 * self.request.minutes - spent
+        super().__init__(folder / FILE, state, request.minutes, clock)
+        self.folder, self.request, self.watch = folder, request, watch
 
     def run(self, stop: StopRequest) -> Outcome:
         settings = self.request.settings
@@ -218,9 +198,7 @@ class Comparison:
             self.state.found.setdefault(name, {})[str(seed)] = result
             self.save()
             self.watch(Learned(rows[name], seed, result, self.left()))
-            if torch.cuda.is_available():
-                gc.collect()
-                torch.cuda.empty_cache()
+            free_memory()
 
     def measure_lengths(self, settings: TrainSettings) -> None:
         """First: what it takes is not known before, and the rows share what is left."""
@@ -290,14 +268,3 @@ def summed_up(name: str, row: Row, results: list[dict[str, Any]], measure: str) 
         },
         results,
     )
-
-
-def read_state(folder: Path) -> State | None:
-    """What compare.json says, if it is there."""
-    file = folder / "compare.json"
-    if not file.is_file():
-        return None
-    try:
-        return State(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read: {error!r}; remove {folder}") from None

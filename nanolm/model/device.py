@@ -72,6 +72,13 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
             gc.enable()
 
 
+def free_memory() -> None:
+    """Give back what a model that is no longer there had of a GPU."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def use_fitting_threads(model: nn.Module) -> None:
     """As many as make single tokens fast: by a rule, so that the same text comes out again."""
     size = sum(parameter.nbytes for parameter in model.parameters())

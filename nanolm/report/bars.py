@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nanolm.report import curves
-from nanolm.report.curves import Box, cut, measure, safe, write
+from nanolm.report.curves import Box, cut, measure, write
 
 WIDTH, ROW, THICK = 720, 30, 16  # pixels
 NAMES = 230  # pixels that names have, at most
@@ -33,21 +33,11 @@ def bars_svg(bars: Sequence[Bar], title: str, said: Callable[[float], str], x: s
     across = curves.axis([0.0, *ends], 5, whole=False)
     height = ROW * len(bars)
     box = Box(names, 52, WIDTH - names - behind, height, across, curves.Axis(0, 1, ()))
-    page = 52 + height + 50
-    heading = cut(title, 18, WIDTH - 40)
-    light, dark = (BARS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
-    dark = f"@media (prefers-color-scheme: dark) {{{curves.DARK_STYLE}{dark}}}"
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'width="{WIDTH}" height="{page}" viewBox="0 0 {WIDTH} {page}">',
-        f"<title>{safe(heading)}</title><style>{curves.STYLE}{light}{dark}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        write(20, 28, heading, "title"),
-        *curves.frame(box, x),
-    ]
+    parts = [*curves.frame(box, x)]
     for number, bar in enumerate(bars):
         parts += drawn(box, 52 + ROW * number + ROW / 2, bar, said(bar.value))
-    return "\n".join((*parts, "</svg>")) + "\n"
+    light, dark = (BARS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
+    return curves.page(WIDTH, 52 + height + 50, title, 20, light, dark, parts)
 
 
 def drawn(box: Box, middle: float, bar: Bar, text: str) -> Iterator[str]:

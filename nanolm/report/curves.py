@@ -9,7 +9,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from numbers import Real
@@ -148,14 +148,7 @@ def curves_svg(
     each = above + height + 52  # ticks and what they count below
     whole = 44 + each * -(-len(panels) // columns)
 
-    heading = cut(title, 18, columns * width - margin - 16)
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'width="{columns * width}" height="{whole}" viewBox="0 0 {columns * width} {whole}">',
-        f"<title>{safe(heading)}</title><style>{style(min(KINDS, len(names)))}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        write(margin, 28, heading, "title"),
-    ]
+    parts: list[str] = []
     for number, (panel, lines, up, (legend, _)) in enumerate(
         zip(panels, drawn, ups, heads, strict=True)
     ):
@@ -170,7 +163,24 @@ def curves_svg(
             parts.append(write(centre, box.top + height / 2, "no data yet", "tick", "middle"))
         for line, points in zip(panel.lines, lines, strict=True):
             parts += curve(box, points, most, kinds[line.name])
-    return "\n".join((*parts, "</svg>")) + "\n"
+    light, dark = style(min(KINDS, len(names)))
+    return page(columns * width, whole, title, margin, light, dark, parts)
+
+
+def page(
+    width: int, height: int, title: str, left: float, light: str, dark: str, parts: Iterable[str]
+) -> str:
+    """The whole file: a title, and `parts` in colours for a light reader and for a dark one."""
+    heading = cut(title, 18, width - left - 16)
+    dark = f"@media (prefers-color-scheme: dark) {{{DARK_STYLE}{dark}}}"
+    above = (
+        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
+        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f"<title>{safe(heading)}</title><style>{STYLE}{light}{dark}\n</style>",
+        '<rect class="page" width="100%" height="100%"/>',
+        write(left, 28, heading, "title"),
+    )
+    return "\n".join((*above, *parts, "</svg>")) + "\n"
 
 
 def measured(value: object) -> TypeGuard[float]:
@@ -327,8 +337,8 @@ def head(panel: Panel, kinds: dict[str, str], width: float) -> tuple[str, int]:
     return "".join(parts), row + 1
 
 
-def style(kinds: int) -> str:
-    """The colours and dashes of so many kinds of lines."""
+def style(kinds: int) -> tuple[str, str]:
+    """The dashes and colours of so many kinds of lines, light and dark."""
 
     def colours(palette: tuple[str, ...]) -> str:
         return "".join(
@@ -340,8 +350,7 @@ def style(kinds: int) -> str:
         f".curves .c{number} {{ stroke-dasharray: {DASHES[number % len(DASHES)]}; }}\n"
         for number in range(kinds)
     )
-    dark = f"@media (prefers-color-scheme: dark) {{{DARK_STYLE}{colours(DARK)}}}"
-    return f"{STYLE}{dashes}{colours(LIGHT)}{dark}\n"
+    return dashes + colours(LIGHT), colours(DARK)
 
 
 def stroke(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:

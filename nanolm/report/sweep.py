@@ -46,18 +46,7 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     up = curves.axis([min(found) - beside, max(found) + beside], 5)
     margin = 22 + max(measure(text, 11) for _, text in up.ticks)
     above, each = 74, HEIGHT + 56
-    page = columns * width, above + each * -(-len(names) // columns)
-    heading = cut(title, 18, page[0] - margin - 16)
-    light, dark = (DOTS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
-    dark = f"@media (prefers-color-scheme: dark) {{{curves.DARK_STYLE}{dark}}}"
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'width="{page[0]}" height="{page[1]}" viewBox="0 0 {page[0]} {page[1]}">',
-        f"<title>{safe(heading)}</title><style>{curves.STYLE}{light}{dark}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        write(margin, 28, heading, "title"),
-        *legend(margin, 50, dots),
-    ]
+    parts = [*legend(margin, 50, dots)]
     for number, name in enumerate(names):
         left, top = number % columns * width + margin, above + number // columns * each
         places, across = spread([dot.values[name] for dot in dots], width - margin - 16)
@@ -67,7 +56,9 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
             said = ", ".join(f"{name} {shown(value)}" for name, value in dot.values.items())
             parts.append(f"<g><title>{safe(said)}: {dot.bits_per_byte:.3f}</title>")
             parts += [*circles(box.x(x), box.y(y), dot), "</g>"]
-    return "\n".join((*parts, "</svg>")) + "\n"
+    light, dark = (DOTS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
+    whole = above + each * -(-len(names) // columns)
+    return curves.page(columns * width, whole, title, margin, light, dark, parts)
 
 
 def spread(values: Sequence[Any], width: float) -> tuple[list[float], Axis]:

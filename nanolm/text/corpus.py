@@ -28,6 +28,7 @@ from nanolm.text.sources import Source, Sources, raise_all
 from nanolm.text.words import MARK
 
 PART = 1 << 16  # bytes: what is encoded at once; larger ones leave holes in the heap that add up
+HELD_OUT = 1_000_000  # bytes: with more, measuring takes longer and says the same
 WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
 
 # Where a text can be cut so that no split pattern in use sees a difference: before a blank that
@@ -105,12 +106,15 @@ class Corpus:
         tail = self.read(place, place + 4)
         return place + next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
 
-    def split(self, fraction: float) -> tuple[Range, Range]:
-        """Everything before the last `fraction` of the text, and that last stretch, whole.
+    def split(self, fraction: float | None = None) -> tuple[Range, Range]:
+        """Everything before the last `fraction` of the text, and that last stretch, whole. Unless
+        it is said how much, a tenth, and no more than is good for measuring.
 
         The cut falls between documents if there is a gap near it, else between lines, else
         between words, else between characters.
         """
+        if fraction is None:
+            fraction = min(0.1, HELD_OUT / max(1, self.length))
         target = round(self.length * (1 - fraction))
         near = round(self.length * fraction / 2)
         low, high = max(1, target - near), min(self.length, target + near + 1)

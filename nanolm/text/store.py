@@ -28,7 +28,7 @@ from nanolm import files
 from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError
 from nanolm.machine import available_threads, cache_folder
-from nanolm.text.corpus import Corpus, read_corpus
+from nanolm.text.corpus import HELD_OUT, Corpus, read_corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
 from nanolm.text.encoding import encode_part, token_type
@@ -52,10 +52,11 @@ class Request:
 
     corpus: tuple[str, ...]
     val: str | None = None
-    val_fraction: float = 0.1
+    val_fraction: float | None = None  # a tenth, or less of a large text
     reading: Reading = field(default_factory=Reading)
     tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
     vocab_size: int | None = None
+    most_doublings: int | None = None  # of it, where the text is too long for the time
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ def _key(
     tokenizer = request.tokenizer
     kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
     parts = [FORMAT, corpus, held_out, kind, request.vocab_size]
+    if kind in (None, "bpe") and request.vocab_size is None:
+        parts.append(request.most_doublings)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     return key, {"corpus": corpus, "validation": held_out}
 
@@ -170,12 +173,21 @@ def _prepare(
                 "hold some out; give at least a few sentences"
             )
         choices: list[Choice] = []
+        if validation is None and request.val_fraction is None and corpus.length > 10 * HELD_OUT:
+            shown = f"{(val[1] - val[0]) / 1e6:.1f} MB"
+            choices.append(Choice("held out", shown, "the end of the text: enough to measure by"))
         if isinstance(request.tokenizer, Tokenizer):
             tokenizer = request.tokenizer
         else:
-            tokenizer, choices = make_tokenizer(
-                corpus, train, request.tokenizer, request.vocab_size, report
+            tokenizer, chosen = make_tokenizer(
+                corpus,
+                train,
+                request.tokenizer,
+                request.vocab_size,
+                report,
+                request.most_doublings,
             )
+            choices += chosen
             (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
         encode_corpus(held_out, val, tokenizer, folder / "val.bin", report)

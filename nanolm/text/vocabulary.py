@@ -30,7 +30,12 @@ DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usu
 
 
 def make_tokenizer(
-    corpus: Corpus, part: Range, kind: str | None, vocab_size: int | None, report: Report
+    corpus: Corpus,
+    part: Range,
+    kind: str | None,
+    vocab_size: int | None,
+    report: Report,
+    most_doublings: int | None = None,
 ) -> tuple[Tokenizer, list[Choice]]:
     """A tokenizer for a part of the corpus; what is None is chosen."""
     choices = []
@@ -42,7 +47,7 @@ def make_tokenizer(
     if kind == "char":
         return Characters(_characters(corpus, part, report)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, part, report)
+        choice, vocab_size = choose_vocabulary(corpus, part, report, most_doublings)
         choices.append(choice)
     words = count_corpus(corpus, part, available_threads(), report)
     merges = learn(
@@ -53,7 +58,9 @@ def make_tokenizer(
     return ByteLevel(merges), choices
 
 
-def choose_vocabulary(corpus: Corpus, part: Range, report: Report) -> tuple[Choice, int | None]:
+def choose_vocabulary(
+    corpus: Corpus, part: Range, report: Report, most_doublings: int | None = None
+) -> tuple[Choice, int | None]:
     """How far byte-pair encoding should go; None is: until words are tokens."""
     size = part[1] - part[0]
     if size < TINY:
@@ -64,13 +71,24 @@ def choose_vocabulary(corpus: Corpus, part: Range, report: Report) -> tuple[Choi
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte by three-token counts: {table}"
-    if size > 4 * SAMPLE:
-        # Four times the text bears twice the tokens: 1 MB to 45 MB of prose asked for 1,024 to
-        # 8,192 (docs/experiments.md).
-        larger = chosen << (size // SAMPLE).bit_length() // 2
-        reason += f"; measured on {SAMPLE / 1e6:.0f} MB, raised for {size / 1e6:,.0f} MB"
-        chosen = min(LARGEST, larger)
+    if times := doublings(size):
+        reason += f"; measured on {SAMPLE / 1e6:.0f} MB, "
+        if most_doublings is not None and most_doublings < times:
+            times = most_doublings
+            reason += f"and there is no time to read all {size / 1e6:,.0f} MB"
+        else:
+            reason += f"raised for {size / 1e6:,.0f} MB"
+        chosen = min(LARGEST, chosen << times)
     return Choice("vocabulary", chosen, reason), chosen
+
+
+def doublings(size: float) -> int:
+    """How many times a vocabulary doubles, from the sample it is measured on to so many bytes.
+
+    Four times the text bears twice the tokens: 1 MB to 45 MB of prose asked for 1,024 to 8,192
+    (docs/experiments.md).
+    """
+    return (int(size) // SAMPLE).bit_length() // 2 if size > 4 * SAMPLE else 0
 
 
 def measure_sizes(corpus: Corpus, part: Range, report: Report) -> dict[int, float]:

@@ -27,7 +27,8 @@ from nanolm.training.tuning import fit_to_machine
 
 MINUTES = 3.0  # a first try
 SHORT = 2.0  # seconds; too few to try anything,
-HURRY = 12.0  # and too few to find out more than the size
+HURRY = {"cpu": 12.0}  # and too few to find out more than the size:
+HURRY_ON_GPU = 60.0  # trying kernels takes 3 to 4; a step of `mini` is the same with the best two
 EVALUATIONS = 10  # of held-out text, in the whole run,
 A_LOOK = 5.0  # seconds from one to the next at least
 AFTERWARDS = 0.05  # of the time, for looking at held-out text
@@ -138,7 +139,7 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
         return config
 
     def fit(settings: TrainSettings, config: GPTConfig) -> tuple[TrainSettings, list[Choice]]:
-        if settings.device == "cpu" and seconds() < HURRY:
+        if seconds() < HURRY.get(settings.device, HURRY_ON_GPU):
             return in_a_hurry(settings), []
         batch = settings.batch or max(1, 2_048 // config.context)
         asked = replace(settings, batch=batch, context=config.context)
@@ -171,8 +172,10 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
 
 
 def in_a_hurry(settings: TrainSettings) -> TrainSettings:
-    """What is usually best on a CPU, where there is no time to see."""
+    """What is usually best, where there is no time to see."""
     threads = settings.threads or available_threads()
+    if settings.device != "cpu":
+        return replace(settings, threads=threads, attention=settings.attention or "flash")
     workers = settings.workers or (1 if settings.dropout else threads)
     dtype = "float32" if settings.dtype == "auto" else settings.dtype
     return replace(settings, threads=threads, workers=workers, dtype=dtype)

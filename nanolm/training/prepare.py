@@ -19,6 +19,7 @@ from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config_json import model_type
+from nanolm.model.device import choose_device
 from nanolm.model.huggingface import load_config, load_model
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
@@ -26,6 +27,7 @@ from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.text.store import Prepared, Request, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Note, Notify, Planned, Preparing
 from nanolm.training.law import Forecast, how_hard
 from nanolm.training.planner import Plan, make_plan, model_config
@@ -34,6 +36,7 @@ from nanolm.training.sizes import Text
 from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
+READ = 50_000  # bytes of text a second, about, on a CPU
 S = TypeVar("S", bound=Settings)
 
 
@@ -94,6 +97,9 @@ def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> 
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
+    most_doublings = None
+    if settings.minutes and choose_device(settings.device)[0] == "cpu":
+        most_doublings = doublings(60 * settings.minutes * READ)
     request = Request(
         corpus=settings.corpus,
         val=settings.val,
@@ -101,6 +107,7 @@ def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> 
         reading=settings.reading(),
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
+        most_doublings=most_doublings,
     )
     return prepare_tokens(request, progress, note)
 

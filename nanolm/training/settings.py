@@ -183,7 +183,7 @@ class TrainSettings(Settings):
     corpus: tuple[str, ...]
     document_separator: str | None = None
     text_field: str | None = None
-    val_fraction: float = 0.1
+    val_fraction: float | None = None
     layers: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -215,9 +215,10 @@ class TrainSettings(Settings):
             problems.append("a file of the corpus is named twice")
         if self.val in self.corpus:
             problems.append(f"--val {self.val} is trained on too; name another file")
-        if self.val is None and not 0 < self.val_fraction <= 0.5:
+        fraction = self.val_fraction
+        if self.val is None and fraction is not None and not 0 < fraction <= 0.5:
             problems.append(
-                f"--val-fraction {self.val_fraction}: must be above 0 and at most 0.5 (0.1 holds "
+                f"--val-fraction {fraction}: must be above 0 and at most 0.5 (0.1 holds "
                 "out a tenth), or name a file with --val"
             )
         if self.dropout and (self.workers or 1) > 1:

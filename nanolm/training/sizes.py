@@ -8,7 +8,6 @@ allows is told by a law (`nanolm.training.law`). Of those that come about as far
 taken: it writes faster, and needs less room.
 """
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch
 
 from nanolm.choice import Choice
 from nanolm.model.config import PRESETS, GPTConfig
+from nanolm.model.device import free_memory
 from nanolm.model.size import body_parameters, training_bytes
 from nanolm.training import recipe
 from nanolm.training.law import Law
@@ -223,7 +223,5 @@ def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: f
         trial.wait()
         seconds = (time.perf_counter() - start) / count
     del trial
-    if settings.device == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
+    free_memory()
     return seconds

@@ -9,8 +9,6 @@ learning rate began to fall. All that is known is in sweep.json, so the same req
 a kill.
 """
 
-import gc
-import json
 import math
 import random
 import time
@@ -19,27 +17,26 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import torch
-
-from nanolm import files
-from nanolm.errors import DataError, DiskFull, NanolmError, UsageError, did_you_mean
+from nanolm.errors import DiskFull, NanolmError, UsageError, did_you_mean
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT
-from nanolm.model.device import choose_device, choose_dtype
+from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
 from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.text.sources import STDIN
-from nanolm.training import prepare
+from nanolm.training import ledger, prepare
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
 from nanolm.training.extend import extend
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.language import Result, stopwatch, train
+from nanolm.training.ledger import Ledger, read_ledger, working_on
 from nanolm.training.planner import model_config
 from nanolm.training.schedule import DECAY
 from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings, option
 from nanolm.training.tuning import fit_to_machine
 
+FILE = "sweep.json"
 FACTOR = 3  # one of so many goes on, for so many times as long
 COUNTS = (27, 9, 3)  # trials, as many as the time bears; each fills its rounds exactly
 LEAST = 10.0  # seconds of a first round: less says little
@@ -126,16 +123,16 @@ class Trial:
 
 
 @dataclass
-class State:
-    """All that is known of a sweep; sweep.json."""
+class State(ledger.State):
+    """sweep.json"""
 
-    asked: dict[str, Any]
     base: dict[str, Any] | None = None  # resolved settings
     trials: list[Trial] = field(default_factory=list)
     budgets: list[float] = field(default_factory=list)  # seconds for a trial, by round
-    seconds: float = 0.0  # spent
     run: str | None = None  # the best
-    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.trials = [Trial(**each) if isinstance(each, dict) else each for each in self.trials]
 
 
 @dataclass(frozen=True)
@@ -176,47 +173,33 @@ def sweep(
     asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
 
     def fits(folder: Path) -> bool | None:
-        state = read_state(folder)
+        state = read_ledger(folder / FILE, State)
         return None if state is None else state.asked == asked and not state.finished
 
     folder = prepare.choose_folder(settings.corpus[0], "sweep", out, fits)
-    try:
-        with files.locked(folder / ".lock"):
-            state = read_state(folder) or State(asked)
-            work = Sweep(folder, state, settings, watch, clock)
-            if state.base is None:
-                work.plan(request)
-            else:
-                watch(Note(f"going on with {folder}"))
-            with StopRequest() as stop:
-                done = work.all_rounds(stop)
-            if not done:
-                return Outcome(str(folder), None, None, ranked(state.trials))
-            return work.finish(out is not None)
-    except files.InUse as owner:
-        raise DataError(f"{folder} is worked on by another process ({owner})") from None
+    with working_on(folder):
+        state = read_ledger(folder / FILE, State) or State(asked)
+        work = Sweep(folder, state, settings, watch, clock)
+        if state.base is None:
+            work.plan(request)
+        else:
+            watch(Note(f"going on with {folder}"))
+        with StopRequest() as stop:
+            done = work.all_rounds(stop)
+        if not done:
+            return Outcome(str(folder), None, None, ranked(state.trials))
+        return work.finish(out is not None)
 
 
-class Sweep:
+class Sweep(Ledger[State]):
     """A sweep at work."""
 
     def __init__(
         self, folder: Path, state: State, asked: TrainSettings, watch: Watch, clock: float
     ) -> None:
-        self.folder, self.state, self.asked = folder, state, asked
-        self.watch, self.clock = watch, clock
-
-    def save(self) -> None:
-        now = time.monotonic()
-        self.state.seconds += now - self.clock
-        self.clock = now
-        text = json.dumps(asdict(self.state), indent=1) + "\n"
-        files.write_atomically(self.folder / "sweep.json", text)
-
-    def left(self) -> float:
-        """Seconds."""
-        assert self.asked.minutes
-        return 60 * self.asked.minutes - self.state.seconds - (time.monotonic() - self.clock)
+        assert asked.minutes
+        super().__init__(folder / FILE, state, asked.minutes, clock)
+        self.folder, self.asked, self.watch = folder, asked, watch
 
     def plan(self, request: Request) -> None:
         """Choose the settings that are the same in all trials, and what to try."""
@@ -298,9 +281,7 @@ class Sweep:
         if begun:  # what it took before a kill counts too
             self.state.seconds += max(0.0, budget - (time.monotonic() - start))
         self.save()
-        if torch.cuda.is_available():
-            gc.collect()
-            torch.cuda.empty_cache()
+        free_memory()
         return True
 
     def folder_of(self, trial: Trial) -> Path:
@@ -454,16 +435,3 @@ def longest(seconds: float, trials: int) -> float:
 def ranked(trials: list[Trial]) -> list[Trial]:
     """The best first."""
     return sorted(trials, key=Trial.score)
-
-
-def read_state(folder: Path) -> State | None:
-    """What sweep.json says, if it is there."""
-    file = folder / "sweep.json"
-    if not file.is_file():
-        return None
-    try:
-        state = State(**json.loads(file.read_text(encoding="utf-8")))
-        state.trials = [Trial(**trial) for trial in state.trials]  # type: ignore[arg-type]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read: {error!r}; remove {folder}") from None
-    return state

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanolm.errors import DataError
-from nanolm.text.corpus import SAFE, read_corpus
+from nanolm.text.corpus import HELD_OUT, SAFE, read_corpus
 from nanolm.text.documents import Reading
 from nanolm.text.sources import Sources, find_sources
 from nanolm.text.words import MARK, SPLIT
@@ -83,6 +83,13 @@ def test_many_documents_are_split_between_documents() -> None:
         training, validation = corpus.split(0.1)
         assert corpus.read(*training).count(MARK) == 90
         assert corpus.read(*validation).startswith(MARK + b"document 090")
+
+
+def test_of_a_large_text_a_megabyte_is_held_out() -> None:
+    for lines, held_out in ((20_000, 20_000), (1_200_000, HELD_OUT)):
+        with corpus_of("one line\n\n" * lines) as corpus:
+            _, (start, stop) = corpus.split()
+        assert stop - start == pytest.approx(held_out, rel=0.01)
 
 
 def test_one_document_is_split_between_lines() -> None:

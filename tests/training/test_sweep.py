@@ -158,7 +158,7 @@ def test_settings_that_go_with_others_are_chosen_anew(tmp_path: Path) -> None:
     asked = TrainSettings(("x",), minutes=1, hidden=100)
     base = replace(asked, lr=0.003, optimizer="muon", batch=8, context=64, dim=48, heads=4)
     base = replace(base, layers=2, kv_heads=4, workers=2, threads=2, steps=100)
-    state = State({}, base.to_dict(), budgets=[30.0])
+    state = State({}, base=base.to_dict(), budgets=[30.0])
     work = Sweep(tmp_path, state, asked, lambda event: None, 0.0)
 
     def settings(**values: Any) -> TrainSettings:
@@ -200,7 +200,7 @@ def test_the_best_third_goes_on(tmp_path: Path) -> None:
         told.append((event.round, event.rounds, event.trial.number))
 
     asked = TrainSettings(("x",), minutes=4.5)
-    state = State({}, {}, trials)
+    state = State({}, base={}, trials=trials)
     work = Pretended(tmp_path, state, asked, watch, time.monotonic())
     assert work.all_rounds(StopRequest())
     assert told[:9] == [(1, 3, number) for number in range(1, 10)]
