@@ -12,6 +12,7 @@ from nanolm.training.settings import DEFAULT_FAMILY
 
 LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
 HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
+MANY = 50_000  # texts; large batches are as good there, and faster on a GPU
 FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
 
 
@@ -76,10 +77,12 @@ def choose_settings(
         few = "small models gain little from more"
         choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if settings.batch is None:
-        settings = replace(settings, batch=32 if count >= 1000 else 16)
+        settings = replace(settings, batch=64 if count >= MANY else 32 if count >= 1000 else 16)
     choose("lr", *learning_rate(settings, base, width))
     if small and settings.train == "all" and count < FEW:
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
+    if base is not None and settings.train == "all":
+        choose("layer_decay", 0.8, "layers near the input know what they need already")
     usual = {
         "dropout": 0.0 if base is None else 0.1,
         "weight_decay": 0.1 if base is None else 0.01,

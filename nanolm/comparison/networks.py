@@ -117,12 +117,13 @@ class Recurrence(Network):
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(ids)
         back = backwards(ids, lengths)
-        for forward, *backward in zip(*self.ways, strict=True):
-            x = self.dropout(x)
-            ways = [self.run(forward, x)]
+        for number, (forward, *backward) in enumerate(zip(*self.ways, strict=True)):
+            given = self.dropout(x)
+            ways = [self.run(forward, given)]
             for cell in backward:
-                ways.append(turned(self.run(cell, turned(x, back)), back))
-            x = torch.cat(ways, dim=2)  # (texts, time, width)
+                ways.append(turned(self.run(cell, turned(given, back)), back))
+            y = torch.cat(ways, dim=2)  # (texts, time, width)
+            x = x + y if number else y  # stacked layers add, as in `nanolm.model.rnn`
         if self.pool != "last" or not self.both_ways:
             return pooled(x, lengths, self.pool)
         half = x.shape[2] // 2  # the last that each way comes to

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import Result, finetune
 from nanolm.classification.labels import trained_names
+from nanolm.classification.recipe import choose_settings
 from nanolm.classification.seeds import finetune_seeds
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
@@ -125,6 +127,19 @@ HOW: dict[str, dict[str, Any]] = {
     "lora": {"train": "lora"},
     "weighted": {"train": "all", "class_weights": True},
 }
+
+
+def test_what_is_open_follows_from_model_and_texts() -> None:
+    trained = configure("modern", vocab_size=4096, layers=6, heads=6, dim=384, context=256)
+    asked = FinetuneSettings(device="cpu")
+    few, choices = choose_settings(asked, trained, 11_000_000, [20] * 960)
+    many, _ = choose_settings(asked, trained, 11_000_000, [20] * 60_000)
+    fresh, _ = choose_settings(replace(asked, start_from="none"), None, 1_000_000, [20] * 960)
+    head, _ = choose_settings(replace(asked, train="head"), trained, 11_000_000, [20] * 960)
+    assert (few.batch, many.batch) == (16, 64)
+    assert (few.language_loss, many.language_loss) == (0.5, 0.0)
+    assert [each.layer_decay for each in (few, many, fresh, head)] == [0.8, 0.8, 1.0, 1.0]
+    assert "layer_decay" in [choice.what for choice in choices]
 
 
 @pytest.fixture(scope="module")

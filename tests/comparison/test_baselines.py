@@ -107,23 +107,23 @@ def test_recurrence_is_that_of_torch(cell: str, layers: int, both_ways: bool, po
     network = Recurrence(WORDS, WIDTH, LABELS, cell, layers, pool, both_ways).eval()  # type: ignore[arg-type]
     kind = nn.LSTM if cell == "lstm" else nn.RNN
     hidden = WIDTH // 2 if both_ways else WIDTH
-    theirs = kind(WIDTH, hidden, layers, batch_first=True, bidirectional=both_ways)
     names = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias"}
-    for way, suffix in zip(range(len(network.ways)), ("", "_reverse"), strict=False):
-        for number in range(layers):
+    x = network.embedding(IDS)
+    for number in range(layers):
+        theirs = kind(WIDTH, hidden, batch_first=True, bidirectional=both_ways)
+        for way, suffix in zip(range(len(network.ways)), ("", "_reverse"), strict=False):
             for name, mine in names.items():
                 value = network.get_parameter(f"ways.{way}.{number}.{mine}")
-                getattr(theirs, f"{name}_l{number}{suffix}").data = value.data
-            nn.init.zeros_(getattr(theirs, f"bias_hh_l{number}{suffix}"))
-    packed = nn.utils.rnn.pack_padded_sequence(
-        network.embedding(IDS), LENGTHS, batch_first=True, enforce_sorted=False
-    )
-    output, state = theirs(packed)
-    states, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
-    state = state[0] if cell == "lstm" else state  # (layers * ways, texts, hidden)
+                getattr(theirs, f"{name}_l0{suffix}").data = value.data
+            nn.init.zeros_(getattr(theirs, f"bias_hh_l0{suffix}"))
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, LENGTHS, batch_first=True, enforce_sorted=False
+        )
+        y, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
+        x = x + y if number else y
     for row, length in enumerate(LENGTHS):
-        own = states[row, :length]
-        last = torch.cat(list(state[-2:, row])) if both_ways else state[-1, row]
+        own = x[row, :length]
+        last = torch.cat([own[-1, :hidden], own[0, hidden:]])
         pooled = {"last": last, "mean": own.mean(dim=0), "max": own.amax(dim=0)}[pool]
         same(network(IDS, LENGTHS)[row], network.score(pooled))
 

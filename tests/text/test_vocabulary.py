@@ -46,8 +46,11 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
         _, measured = choose_vocabulary(corpus, whole, quiet)
         monkeypatch.setattr(vocabulary, "SAMPLE", corpus.length // 17)
         choice, raised = choose_vocabulary(corpus, whole, quiet)
-    assert measured and raised and raised > measured
+        kept, not_raised = choose_vocabulary(corpus, whole, quiet, most_doublings=0)
+    assert measured and raised and not_raised
+    assert raised == 4 * not_raised > measured
     assert "raised for" in choice.reason
+    assert "no time to read all" in kept.reason
 
 
 def test_counted_bits_by_hand() -> None:
