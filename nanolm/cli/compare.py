@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,7 @@ def command(
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """
+    started = time.monotonic()
     data = data or (DATA,)
     settings = settings_of(data, kind or guessed(data), options)
 
@@ -97,7 +99,7 @@ def command(
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     with TrainingView() as view:
         request = Request(settings, budget, names, seeds)
-        outcome = compare(request, out, lambda event: watch(view, event))
+        outcome = compare(request, out, lambda event: watch(view, event), started)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
     elif outcome.rows:

@@ -33,6 +33,7 @@ from nanolm.training.settings import TrainSettings
 
 FILE = "compare.json"
 LEAST = 1.0  # seconds for a row, however little time is left
+ENDING = 0.01  # of the time, for what comes after the last row has learned
 AGAIN = 0.9  # of the time of a round has to be left for another seed
 
 
@@ -117,10 +118,13 @@ Watch = Callable[[Event | Learned], None]
 
 
 def compare(
-    request: Request, out: str | Path | None = None, watch: Watch = lambda event: None
+    request: Request,
+    out: str | Path | None = None,
+    watch: Watch = lambda event: None,
+    started: float | None = None,
 ) -> Outcome:
     """Train all that is to be compared, or go on with what is not finished."""
-    clock = time.monotonic()
+    clock = time.monotonic() if started is None else started
     request.check()
     settings = with_absolute_paths(request.settings)
     device, _ = choose_device(settings.device)
@@ -192,7 +196,8 @@ class Comparison(Ledger[State]):
             if stop.requested:
                 raise Stopped
             ahead = sum(rows[each].share for _, each in todo[place:])
-            seconds = max(LEAST, self.left() * rows[name].share / ahead)
+            left = self.left() - ENDING * 60 * self.request.minutes
+            seconds = max(LEAST, left * rows[name].share / ahead)
             folder = self.folder / name / f"seed-{seed}"
             result = subject.learn(name, seed, seconds, folder)
             self.state.found.setdefault(name, {})[str(seed)] = result
