@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,9 @@ torch.set_num_threads(1)
 # Prepared texts go where they vanish with the tests.
 _cache = tempfile.TemporaryDirectory(prefix="nanolm-tests-")
 os.environ["NANOLM_CACHE"] = _cache.name
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY_MODEL: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
 

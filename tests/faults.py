@@ -286,8 +286,6 @@ def become(arguments: list[str], folder: str, output: str) -> None:
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.argv = ["nanolm", *arguments]
-    # As in a terminal: what a shell starts in the background ignores it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.SIGINT in signal.sigpending():
         os._exit(130)  # as if it had come a moment later
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
