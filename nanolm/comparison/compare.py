@@ -33,7 +33,7 @@ from nanolm.training.settings import TrainSettings
 
 FILE = "compare.json"
 LEAST = 1.0  # seconds for a row, however little time is left
-ENDING = 0.01  # of the time, for what comes after the last row has learned
+ENDING = 5.0  # seconds, but not more than a tenth, for what comes after the last row has learned
 AGAIN = 0.9  # of the time of a round has to be left for another seed
 
 
@@ -196,7 +196,7 @@ class Comparison(Ledger[State]):
             if stop.requested:
                 raise Stopped
             ahead = sum(rows[each].share for _, each in todo[place:])
-            left = self.left() - ENDING * 60 * self.request.minutes
+            left = self.left() - min(ENDING, 6 * self.request.minutes)
             seconds = max(LEAST, left * rows[name].share / ahead)
             folder = self.folder / name / f"seed-{seed}"
             result = subject.learn(name, seed, seconds, folder)
