@@ -12,7 +12,7 @@ from nanolm.training.settings import DEFAULT_FAMILY
 
 LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
 HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
-MANY = 50_000  # texts; large batches are as good there, and faster on a GPU
+MANY = 50_000  # texts; batches of 64 were measured there (docs/experiments.md)
 FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
 
 
