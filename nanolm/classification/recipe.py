@@ -87,6 +87,7 @@ def choose_settings(
         "dropout": 0.0 if base is None else 0.1,
         "weight_decay": 0.1 if base is None else 0.01,
         "layer_decay": 1.0,
+        "average": 0.0,
         "language_loss": 0.0,
     }
     left = {name: value for name, value in usual.items() if getattr(settings, name) is None}

@@ -70,6 +70,10 @@ TABLE: Table = {
         "language_loss": ("", "Weight of foretelling the text's tokens too."),
         "dropout": ("", "Share of numbers left out while training."),
         "weight_decay": ("", "Pull of the weight matrices towards zero."),
+        "average": (
+            "",
+            "Judge and keep a mean of the weights, into which each step goes with 1 minus this.",
+        ),
         "patience": (
             "",
             "Stop after so many evaluations in a row without a better accuracy and with a loss 5 "

@@ -95,6 +95,11 @@ TABLE: Table = {
             "What makes updates of gradients.  [default: muon, where it pays]",
         ),
         "lr": ("", "Peak learning rate.  [default: by width and optimizer]"),
+        "average": (
+            "",
+            "Judge and keep a mean of the weights, into which each step goes with 1 minus this.  "
+            "[default: 0.98 for hundreds of passes, else 0, none]",
+        ),
         "weight_decay": (
             "",
             "Pull of the matrices towards zero.  [default: by passes over the text]",

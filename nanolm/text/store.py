@@ -56,7 +56,8 @@ class Request:
     reading: Reading = field(default_factory=Reading)
     tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
     vocab_size: int | None = None
-    most_doublings: int | None = None  # of it, where the text is too long for the time
+    most_doublings: int | None = None  # of it, where the text is too long for the time,
+    measured: bool = True  # which is long enough to find out its size
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _key(
     kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
     parts = [FORMAT, corpus, held_out, kind, request.vocab_size]
     if kind in (None, "bpe") and request.vocab_size is None:
-        parts.append(request.most_doublings)
+        parts += [request.most_doublings, request.measured]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     return key, {"corpus": corpus, "validation": held_out}
 
@@ -186,6 +187,7 @@ def _prepare(
                 request.vocab_size,
                 report,
                 request.most_doublings,
+                request.measured,
             )
             choices += chosen
             (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")

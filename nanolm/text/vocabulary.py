@@ -24,7 +24,7 @@ from nanolm.text.words import MARK, count_words
 TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
 SAMPLE = 4_000_000  # bytes that are measured
 SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
-LARGEST = 32_768
+USUAL, LARGEST = 1024, 32_768
 TOLERANCE = 1.01
 DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usual value
 
@@ -36,6 +36,7 @@ def make_tokenizer(
     vocab_size: int | None,
     report: Report,
     most_doublings: int | None = None,
+    measured: bool = True,
 ) -> tuple[Tokenizer, list[Choice]]:
     """A tokenizer for a part of the corpus; what is None is chosen."""
     choices = []
@@ -47,7 +48,7 @@ def make_tokenizer(
     if kind == "char":
         return Characters(_characters(corpus, part, report)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, part, report, most_doublings)
+        choice, vocab_size = choose_vocabulary(corpus, part, report, most_doublings, measured)
         choices.append(choice)
     words = count_corpus(corpus, part, available_threads(), report)
     merges = learn(
@@ -59,13 +60,19 @@ def make_tokenizer(
 
 
 def choose_vocabulary(
-    corpus: Corpus, part: Range, report: Report, most_doublings: int | None = None
+    corpus: Corpus,
+    part: Range,
+    report: Report,
+    most_doublings: int | None = None,
+    measured: bool = True,
 ) -> tuple[Choice, int | None]:
     """How far byte-pair encoding should go; None is: until words are tokens."""
     size = part[1] - part[0]
     if size < TINY:
         reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
         return Choice("vocabulary", "all words", reason), None
+    if not measured:
+        return Choice("vocabulary", USUAL, "suits a megabyte; no time to measure others"), USUAL
     bits = measure_sizes(corpus, part, report)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)

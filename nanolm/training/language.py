@@ -51,6 +51,8 @@ from nanolm.training.tuning import (
 
 COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
+CHEAPER = 3  # times, looking at a token than learning from it
+FIRST_LOOK = 0.8  # seconds more than the others, where it is also the last
 SAMPLE_TOKENS = 80
 PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
 ENDING = 0.7  # seconds, when all is done
@@ -162,7 +164,12 @@ class NextToken(Task):
         if not job.counted:
             self.patience = PATIENCE
         self.all_seen = False  # of the held-out text, by the last evaluation
-        self.scoring = 0.0  # seconds for a token of it
+        self.looked = False
+        self.scoring = 0.0  # seconds for a token of it: until one has been looked at, a guess
+        forecast = job.forecast
+        if forecast and forecast.seconds:
+            learned = forecast.passes * len(job.text.train)
+            self.scoring = forecast.seconds / learned / CHEAPER
         missing: str | None = "recurrent layers gain nothing from it"
         if isinstance(self.network, GPT):
             missing = missing_compiler(settings.device)
@@ -188,7 +195,7 @@ class NextToken(Task):
 
     def seconds_after(self) -> float:
         tokens = 0 if self.all_seen else len(self.job.text.val)
-        return ENDING + self.scoring * tokens
+        return ENDING + self.scoring * tokens + (0 if self.looked else FIRST_LOOK)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         return (self.source.batch(index),)
@@ -220,13 +227,13 @@ class NextToken(Task):
         """Look at the held-out text, and write a sample."""
         settings, text = self.settings, self.job.text
         if state.evaluated_tokens is None:
-            # Looking at a token costs a third of learning from it.
             budget = state.tokens / progress
-            affordable = round(3 * EVALUATION_SHARE * budget / self.evaluations)
+            affordable = round(CHEAPER * EVALUATION_SHARE * budget / self.evaluations)
             state.evaluated_tokens = max(1, min(affordable, len(text.val)))
         self.all_seen = state.evaluated_tokens == len(text.val)
-        if not self.scoring:
+        if not self.looked:
             self.score(limit=1)  # what only the first time takes
+            self.looked = True
         start = time.monotonic()
         score = self.score(state.evaluated_tokens)
         self.scoring = (time.monotonic() - start) / max(1, score.tokens)

@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,18 +25,20 @@ from nanolm.choice import Choice
 from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
+from nanolm.training.average import Average
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer, load_tensors
 from nanolm.training.schedule import DECAY, rate
 from nanolm.training.settings import Settings
-from nanolm.training.step import Step, out_of_memory
+from nanolm.training.step import Scale, Step, out_of_memory
 from nanolm.training.task import State, Task, read_state
 
 LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
 PATIENCE = 10  # steps in a row without a finite gradient before going back,
 RETURNS = 3  # so many times before giving up
+RESERVED = 0.4  # of the time for steps, at most, before it is known what the end takes
 AHEAD = 10  # steps that a GPU may be behind what it was told,
 AHEAD_SECONDS = 0.25  # and for how long
 COMPILED_FROM = 10  # the step; those before tell what there is to gain
@@ -78,12 +80,17 @@ class Trainer:
         )
         self.optimizer.prepare()  # what is left is for the batches
         self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
+        keep = getattr(settings, "average", None)
+        self.average = Average(task.parameters(), keep) if keep else None
         self.launched: deque[Launched] = deque()
         self.ahead = 0
         self.looked = False  # at held-out data, by this process
         self.saver = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
         self.state = State()
+        if settings.minutes:
+            left = max(0.0, 60 * settings.minutes - spent)
+            self.state.reserve = min(task.seconds_after(), RESERVED * left)
         self.saved_step = -1
         if saved:
             self.take_up(saved)
@@ -108,15 +115,23 @@ class Trainer:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         self.optimizer.load(tensors)
-        if self.step.scale:
-            self.step.scale.load(tensors)
+        for more in self.also_saved():
+            more.load(tensors)
+
+    def also_saved(self) -> list[Scale | Average]:
+        """What changes with each step besides the optimizer."""
+        return [more for more in (self.step.scale, self.average) if more]
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model as it is judged and saved, meanwhile."""
+        return self.average.used() if self.average else nullcontext()
 
     def loop(self, stop: StopRequest) -> str:
         """Train; why it ended: "steps", "minutes" (the budget), "enough", or "interrupted"."""
         state, task = self.state, self.task
         self.notify(task.started(self.run.path, state.step))
         last_save = self.clock = time.monotonic()
-        self.last_log = (state.tokens, state.seconds)
+        self.last_log, self.speed = (state.tokens, state.seconds), 0
         task.model.train()
         undecided = task.compile_seconds is not None
         while True:
@@ -180,6 +195,8 @@ class Trainer:
             rows = -(-len(batch[0]) // state.parts)
             self.notify(Note(f"not enough memory for a whole batch: {rows:,} sequences at a time"))
         state.tokens += self.task.tokens(batch)
+        if self.average:
+            self.average.update(state.step + 1)
         return numbers
 
     def look_back(self, ahead: int) -> None:
@@ -203,15 +220,16 @@ class Trainer:
                 if state.bad_steps >= PATIENCE:
                     return self.go_back(found.step)
             if found.step % LOG_EVERY == 0:
-                tokens, seconds = found.tokens - self.last_log[0], state.seconds - self.last_log[1]
-                self.last_log = (found.tokens, state.seconds)
+                seconds = state.seconds - self.last_log[1]
+                if seconds >= AHEAD_SECONDS or not self.speed:  # shorter times tell of clocks
+                    self.speed = round((found.tokens - self.last_log[0]) / max(seconds, 1e-9))
+                    self.last_log = (found.tokens, state.seconds)
                 means = {name: value / state.summed for name, value in state.sums.items()}
                 state.train_loss = means.get("loss", state.train_loss)
                 means.setdefault("loss", math.nan)
                 if state.first_loss is None:
                     state.first_loss = state.train_loss
-                speed = round(tokens / max(seconds, 1e-9))
-                means |= {"lr": found.lr, "grad_norm": norm, "tokens_per_second": speed}
+                means |= {"lr": found.lr, "grad_norm": norm, "tokens_per_second": self.speed}
                 if state.skipped:
                     means["skipped"] = state.skipped
                 state.sums, state.summed, state.skipped = {}, 0, 0
@@ -351,7 +369,8 @@ class Trainer:
     def evaluate(self, progress: float) -> None:
         """Look at what was held out, and keep the best."""
         state, task = self.state, self.task
-        found, state.scores = task.evaluate(state, progress)
+        with self.averaged():
+            found, state.scores = task.evaluate(state, progress)
         state.evaluations = int(progress * task.evaluations + 1e-9)
         loss = state.scores["val_loss"]
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
@@ -396,8 +415,11 @@ class Trainer:
             self.state.good_step = self.state.step
         self.state.lengths = self.run.lengths()
         state = json.dumps(asdict(self.state), indent=1) + "\n"
-        write_model = self.task.copied()
-        tensors = self.optimizer.tensors() | (self.step.scale.tensors() if self.step.scale else {})
+        with self.averaged():
+            write_model = self.task.copied()
+        tensors = self.optimizer.tensors()
+        for more in self.also_saved():
+            tensors |= more.tensors()
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         weights = sum(parameter.nbytes for parameter in self.task.model.parameters())
         size = weights + sum(tensor.nbytes for tensor in tensors.values())
@@ -437,6 +459,8 @@ class Trainer:
     def take_best(self) -> None:
         """Let the model be the best that was seen; where that is damaged, the last one is."""
         if self.state.best_step == self.state.step:
+            if self.average:
+                self.average.swap()
             return
         folder = self.checkpoint_folder(self.state.best_step)
         try:

@@ -90,8 +90,8 @@ def make_plan(
     if context and context >= tokens:
         plan.choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
     choose_learning(plan, text, base, outlook)
-    often = 60 * (plan.settings.minutes or math.inf) / A_LOOK
-    plan.fill(evaluations=int(max(2, min(EVALUATIONS, often))))
+    left = 60 * (plan.settings.minutes or math.inf) - elapsed()
+    plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / A_LOOK))))
     if base is None:
         warn_of_little_text(plan, text)
     return plan
@@ -244,7 +244,7 @@ def choose_learning(
             most = math.ceil(recipe.MOST_PASSES * text.tokens / each)
             reason = f"{recipe.MOST_PASSES} passes at most, if there is time for them"
             plan.choose("steps", most, reason)
-        plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0)
+        plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * each / text.tokens
     assert plan.settings.lr
@@ -259,6 +259,11 @@ def choose_learning(
         if dropout:
             plan.choose("dropout", dropout, reason)
         plan.fill(dropout=dropout)
+    if plan.open("average") and base is None:
+        average, reason = recipe.average(passes)
+        if average:
+            plan.choose("average", average, reason)
+    plan.fill(average=0.0)
     if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
         law = Law(text.hard(), text.size)
         parameters = body_parameters(config)

@@ -37,6 +37,7 @@ from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
 READ = 50_000  # bytes of text a second, about, on a CPU
+MEASURED_FROM = 20.0  # seconds: measuring vocabularies takes 1 to 5 of them
 S = TypeVar("S", bound=Settings)
 
 
@@ -97,9 +98,10 @@ def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> 
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
-    most_doublings = None
+    most_doublings, measured = None, True
     if settings.minutes and choose_device(settings.device)[0] == "cpu":
         most_doublings = doublings(60 * settings.minutes * READ)
+        measured = 60 * settings.minutes >= MEASURED_FROM
     request = Request(
         corpus=settings.corpus,
         val=settings.val,
@@ -108,6 +110,7 @@ def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> 
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
         most_doublings=most_doublings,
+        measured=measured,
     )
     return prepare_tokens(request, progress, note)
 

@@ -93,6 +93,7 @@ class Settings:
     epochs: float | None = None
     batch: int | None = None
     lr: float | None = None
+    average: float | None = None
     save_every: int | None = None
     seed: int = 1
     device: str = "auto"
@@ -152,6 +153,8 @@ class Settings:
                 problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             problems.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
+        if self.average is not None and not 0 <= self.average < 1:
+            problems.append(f"--average {self.average}: must be at least 0 (none) and below 1")
         if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
             problems.append(problem)
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):

@@ -34,6 +34,7 @@ LEAST_ON_GPU = 8_192
 MOST_TOKENS = 1 << 19
 STEPS = 1_200  # about; with more of them, larger ones
 A_TOKEN = 30  # parameters for each token of the text: more would learn it by heart
+MOMENT = 8.0  # seconds, in which the smallest learns most on a CPU
 CLOSE = 1.004  # what comes so near to the best is as good
 FULL = 0.7  # of the memory of a GPU
 WITH_SIZE = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
@@ -103,6 +104,8 @@ def pick(
     describe, `fit` what the machine does best with it; `seconds` are those left for training."""
     configs = candidates(settings, text, make)
     first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
+    if settings.device == "cpu" and seconds() < MOMENT:
+        first = 0
     settings, choices = fit(settings, configs[first])
     law = Law(text.hard(), text.size)
     measured: dict[int, float] = {}  # seconds a step

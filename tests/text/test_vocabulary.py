@@ -53,6 +53,13 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
     assert "no time to read all" in kept.reason
 
 
+def test_where_there_is_no_time_to_measure() -> None:
+    with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(10_000))) as corpus:
+        choice, size = choose_vocabulary(corpus, (0, corpus.length), quiet, measured=False)
+    assert size == choice.value == 1024
+    assert "no time to measure" in choice.reason
+
+
 def test_counted_bits_by_hand() -> None:
     """Token by token, with dictionaries."""
     dice = np.random.default_rng(3)

@@ -83,6 +83,7 @@ def test_killed_and_resumed_is_bit_identical(
     [
         {"family": "rnn"},
         {"family": "lstm"},
+        {"heads": 2, "average": 0.9},
         {"family": "llama", "heads": 2, "kv_heads": 1},
         {"heads": 2, "positions": "sinusoidal", "norm": "layer", "norm_place": "post"},
         {"heads": 2, "positions": "none", "feed_forward": "relu2", "bias": True, "tied": True},

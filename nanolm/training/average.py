@@ -1,0 +1,57 @@
+"""The mean of the weights over the last steps, which is better than any of them where steps jump.
+
+    >>> average = Average(dict(model.named_parameters()), 0.98)  # over about 50 steps
+    >>> average.update(step=1)
+    >>> with average.used():
+    ...     evaluate(model)
+
+Learning goes on with the weights as they are; what is judged and saved as the model is their mean.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """Of some parameters, a step back counting `keep` times as much as the one after it."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], keep: float) -> None:
+        self.parameters, self.keep = parameters, keep
+        self.means = [parameter.detach().clone() for parameter in parameters.values()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after `step` steps; over the first ones it is their plain mean."""
+        weight = max(1 - self.keep, 1 / step)
+        torch._foreach_lerp_(self.means, list(self.parameters.values()), weight)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """The mean for the weights, and the other way round."""
+        for mean, parameter in zip(self.means, self.parameters.values(), strict=True):
+            weights = parameter.clone()
+            parameter.copy_(mean)
+            mean.copy_(weights)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the model be the mean meanwhile."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What to save besides the mean: the weights as they are."""
+        return {f"{name}.now": parameter.detach() for name, parameter in self.parameters.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from a model that is the mean, and what `tensors` gave."""
+        self.swap()
+        with torch.no_grad():
+            for name, parameter in self.tensors().items():
+                parameter.copy_(tensors[name])
