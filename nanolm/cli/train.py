@@ -98,7 +98,7 @@ TABLE: Table = {
         "average": (
             "",
             "Judge and keep a mean of the weights, into which each step goes with 1 minus this.  "
-            "[default: 0.98 for hundreds of passes, else 0, none]",
+            "[default: 0.98 for hundreds of passes with dropout, else 0, none]",
         ),
         "weight_decay": (
             "",

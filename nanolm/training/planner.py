@@ -259,10 +259,10 @@ def choose_learning(
         if dropout:
             plan.choose("dropout", dropout, reason)
         plan.fill(dropout=dropout)
-    if plan.open("average") and base is None:
-        average, reason = recipe.average(passes)
-        if average:
-            plan.choose("average", average, reason)
+    if plan.open("average") and plan.settings.dropout and passes >= recipe.HUNDREDS:
+        plan.choose(
+            "average", recipe.AVERAGE, "the mean of about 50 steps: dropout makes them jump"
+        )
     plan.fill(average=0.0)
     if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
         law = Law(text.hard(), text.size)

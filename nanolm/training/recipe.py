@@ -64,13 +64,6 @@ def dropout(passes: float, never: bool) -> tuple[float, str]:
     return DROPOUT if passes < HUNDREDS else MOST_DROPOUT, f"for {shown(passes)} passes"
 
 
-def average(passes: float) -> tuple[float, str]:
-    """What the mean of the weights keeps with each step, and why."""
-    if passes < HUNDREDS:
-        return 0.0, "steps end where they should"
-    return AVERAGE, f"the mean of about {1 / (1 - AVERAGE):.0f} steps: dropout makes them jump"
-
-
 def shown(passes: float) -> str:
     return f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
 
