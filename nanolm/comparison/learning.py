@@ -27,7 +27,7 @@ from nanolm.training.step import Step
 
 S = TypeVar("S", bound=Settings)
 LOOKS = 12  # at held-out texts
-PATIENCE = 4  # of them without anything better
+PATIENCE, BEYOND = 4, 1.05  # of them in a row, so far beyond the lowest loss and not better
 LEAST, MOST = 3, 20  # passes over the texts, and
 ENOUGH = 24_000  # texts altogether, if that is between the two
 
@@ -82,8 +82,8 @@ def learn(
 ) -> int:
     """Train for as many passes as so many texts need, or these seconds; how many steps it took.
 
-    `rows` gives texts and labels by their numbers; `look` says how good the network is, lower is
-    better.
+    `rows` gives texts and labels by their numbers; `look` says how good the network is by two
+    numbers, lower is better, of which the second is a loss.
     """
 
     def loss(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -96,14 +96,16 @@ def learn(
     optimizer = Optimizer(dict(network.named_parameters()), recipe.weight_decay)
     step = Step(loss, optimizer, "float32")
     begin, number, looks, worse = time.monotonic(), 0, 0, 0
-    best = (float("inf"), 0.0)
+    best, lowest = (float("inf"), 0.0), float("inf")
     kept: dict[str, Tensor] = {}
     while True:
         progress = max(number / steps, (time.monotonic() - begin) / seconds)
         if progress >= (looks + 1) / LOOKS:
             looks = int(progress * LOOKS)
             found = look()
-            worse += 1
+            lowest = min(lowest, found[1])
+            # Many stand still for long before they see what matters: that is no reason to stop.
+            worse = worse + 1 if found[1] > BEYOND * lowest else 0
             if found < best or not kept:
                 best, worse = found, 0
                 kept = {name: value.clone() for name, value in network.state_dict().items()}

@@ -52,6 +52,7 @@ from nanolm.training.tuning import (
 COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
 CHEAPER = 3  # times, looking at a token than learning from it
+LEAST_LOOK = 4_096  # tokens
 FIRST_LOOK = 0.8  # seconds more than the others, where it is also the last
 SAMPLE_TOKENS = 80
 PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
@@ -227,9 +228,11 @@ class NextToken(Task):
         """Look at the held-out text, and write a sample."""
         settings, text = self.settings, self.job.text
         if state.evaluated_tokens is None:
-            budget = state.tokens / progress
-            affordable = round(CHEAPER * EVALUATION_SHARE * budget / self.evaluations)
-            state.evaluated_tokens = max(1, min(affordable, len(text.val)))
+            share = EVALUATION_SHARE / self.evaluations
+            affordable = CHEAPER * share * state.tokens / progress
+            if settings.minutes and self.scoring:  # much of it may have passed before the steps
+                affordable = max(affordable, share * 60 * settings.minutes / self.scoring)
+            state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
         self.all_seen = state.evaluated_tokens == len(text.val)
         if not self.looked:
             self.score(limit=1)  # what only the first time takes
