@@ -13,7 +13,6 @@ from nanolm.cli.console import note, printable
 from nanolm.cli.options import Command, Option, options_of
 from nanolm.cli.train import NO_CORPUS, TABLE
 from nanolm.errors import UsageError
-from nanolm.report.sweep import shown
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -110,7 +109,14 @@ def show(view: "TrainingView", event: "Event | Tried") -> None:
 
 
 def said(trial: "Trial") -> str:
-    return ", ".join(f"{words(name)} {shown(value)}" for name, value in trial.values.items())
+    return ", ".join(f"{words(name)} {value}" for name, value in tried(trial).items())
+
+
+def tried(trial: "Trial") -> dict[str, str]:
+    """Its values, as one would type them."""
+    from nanolm.report.sweep import shown  # which help need not wait for
+
+    return {name: shown(value) for name, value in trial.values.items()}
 
 
 def words(name: str) -> str:
@@ -122,7 +128,7 @@ def table(trials: list["Trial"]) -> list[str]:
     rounds = max(len(trial.results) for trial in trials)
     rows = [["", *map(words, trials[0].values), *(f"round {n + 1}" for n in range(rounds)), ""]]
     for rank, trial in enumerate(trials, start=1):
-        values = [printable(shown(value)) for value in trial.values.values()]
+        values = [printable(value) for value in tried(trial).values()]
         bits = [f"{found:.3f}" for found in trial.bits()]
         end = "best" if rank == 1 else printable(" ".join((trial.error or "").split()))[:REASON]
         rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits)), end])
