@@ -80,8 +80,9 @@ class Trainer:
         )
         self.optimizer.prepare()  # what is left is for the batches
         self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
-        keep = getattr(settings, "average", None)
-        self.average = Average(task.parameters(), keep) if keep else None
+        self.average = None
+        if settings.average:
+            self.average = Average(task.parameters(), settings.average)
         self.launched: deque[Launched] = deque()
         self.ahead = 0
         self.looked = False  # at held-out data, by this process
