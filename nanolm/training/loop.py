@@ -286,6 +286,7 @@ class Trainer:
         the run, and stays only where it is faster. What is decided is saved."""
         self.look_back(0)
         state, cost = self.state, self.task.compile_seconds
+        before = state.seconds
         assert cost is not None
         asked = getattr(self.settings, "compile", None)
         wanted = bool(asked)
@@ -310,6 +311,7 @@ class Trainer:
             self.run.configure(self.settings.to_dict())
         self.step.forget_captured()
         self.tick()
+        self.leave_out(before)
 
     def try_compiled(self) -> float | None:
         """Seconds of a compiled step; None if that did not work, and nothing is compiled now."""
@@ -370,6 +372,7 @@ class Trainer:
     def evaluate(self, progress: float) -> None:
         """Look at what was held out, and keep the best."""
         state, task = self.state, self.task
+        before = state.seconds  # when the last step was done
         with self.averaged():
             found, state.scores = task.evaluate(state, progress)
         state.evaluations = int(progress * task.evaluations + 1e-9)
@@ -381,8 +384,13 @@ class Trainer:
         elif loss > 1.05 * state.lowest_loss:
             state.beyond += 1
         self.record(state.step, state.tokens, state.scores)
-        self.last_log = (state.tokens, state.seconds)
+        self.leave_out(before)
         self.warn(progress)
+
+    def leave_out(self, before: float) -> None:
+        """Let the time since then not count as time to learn in, when speed is told."""
+        tokens, since = self.last_log
+        self.last_log = (tokens, since + self.state.seconds - before)
 
     def warn(self, progress: float) -> None:
         """Say what does not look right, once."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import TINY_MODEL
 from faults import Killed, before_step, kill
+from torch import Tensor
 
 import nanolm
 from nanolm.errors import DataError, ModelError, UsageError
@@ -22,6 +23,7 @@ from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import language
 from nanolm.training.events import Progressed, Started
+from nanolm.training.loop import Trainer
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "dropout": 0.1, "threads": 1}
 
@@ -361,3 +363,24 @@ def test_a_moved_run_still_works(trained: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(trained, tmp_path / "moved", symlinks=True)
     assert nanolm.load(moved).generate("the", tokens=3)
     assert nanolm.load_tokenizer(moved).decode([97]) == "a"
+
+
+def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many looks at held-out text are between the steps, and however long they take."""
+    train_step, evaluate = Trainer.train_step, language.NextToken.evaluate
+
+    def slowly(trainer: Trainer, lr: float) -> Tensor:
+        time.sleep(0.01)
+        return train_step(trainer, lr)
+
+    def thoroughly(task: language.NextToken, *arguments: Any) -> Any:
+        time.sleep(0.5)
+        return evaluate(task, *arguments)
+
+    monkeypatch.setattr(Trainer, "train_step", slowly)
+    monkeypatch.setattr(language.NextToken, "evaluate", thoroughly)
+    nanolm.train("embedded:tiny", out=tmp_path, **{**SETTINGS, "steps": 60, "evaluations": 6})
+    speeds = [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line]
+    most = TINY_MODEL["batch"] * TINY_MODEL["context"] / 0.01
+    assert len(set(speeds)) > 1
+    assert all(most / 5 < speed < most for speed in speeds[3:])
