@@ -14,6 +14,7 @@ LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thous
 HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
 MANY = 50_000  # texts; batches of 64 were measured there (docs/experiments.md)
 FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
+WIDE = 768  # a model; narrower ones knew less, and from many texts they learn it anew
 
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
@@ -78,7 +79,7 @@ def choose_settings(
         choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if settings.batch is None:
         settings = replace(settings, batch=64 if count >= MANY else 32 if count >= 1000 else 16)
-    choose("lr", *learning_rate(settings, base, width))
+    choose("lr", *learning_rate(settings, base, width, count))
     if small and settings.train == "all" and count < FEW:
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
     if base is not None and settings.train == "all":
@@ -110,7 +111,7 @@ def choose_settings(
 
 
 def learning_rate(
-    settings: FinetuneSettings, base: ModelConfig | None, width: int
+    settings: FinetuneSettings, base: ModelConfig | None, width: int, count: int
 ) -> tuple[float, str]:
     if base is None:
         return 1e-3, "for fresh weights"
@@ -118,7 +119,10 @@ def learning_rate(
         return 3e-3, "for the last layer alone"
     if settings.train == "lora":
         return 1e-3, "for thin matrices beside the trained ones"
-    return round(0.05 / width, 7), f"for a trained model of width {width}"
+    rate, reason = 0.05 / width, f"for a trained model of width {width}"
+    if count >= FEW and width < WIDE:
+        rate, reason = rate * (WIDE / width) ** 0.5, f"{reason} and {count:,} texts"
+    return round(min(rate, 2e-3), 7), reason
 
 
 def default_epochs(count: int, scratch: bool, small: bool) -> float:

@@ -140,6 +140,11 @@ def test_what_is_open_follows_from_model_and_texts() -> None:
     assert (few.batch, many.batch) == (16, 64)
     assert (few.language_loss, many.language_loss) == (0.5, 0.0)
     assert [each.layer_decay for each in (few, many, fresh, head)] == [0.8, 0.8, 1.0, 1.0]
+    # The narrower, the more a model learns anew from many texts: by the root of 768 / width.
+    assert (few.lr, many.lr) == pytest.approx((0.05 / 384, 2**0.5 * 0.05 / 384), rel=1e-3)
+    wide, _ = choose_settings(asked, replace(trained, dim=1536), 11_000_000, [20] * 60_000)
+    nano, _ = choose_settings(asked, replace(trained, dim=48), 11_000_000, [20] * 60_000)
+    assert (wide.lr, nano.lr) == pytest.approx((0.05 / 1536, 2e-3), rel=1e-2)
     assert "layer_decay" in [choice.what for choice in choices]
 
 
