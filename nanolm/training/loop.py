@@ -445,8 +445,9 @@ class Trainer:
         on_gpu = self.step.device.type == "cuda"
 
         def commit() -> None:
-            # On a stream of its own: copying does not wait for what is being learned.
-            with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
+            # On a stream of its own: copying does not wait for what is being learned. There are
+            # few, given out in turn; of this priority, it is none that an update is captured on.
+            with torch.cuda.stream(torch.cuda.Stream(priority=-1)) if on_gpu else nullcontext():
                 files.commit(self.run.checkpoints, folder.name, write, size)
             checkpoint.point(self.run.path / "last", folder)
             checkpoint.prune(self.run.checkpoints, names)
