@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from nanolm.model.size import SCORES
 
 WIDE = 1_024  # scores of a token; with fewer of them, no other products pay
-LARGE = 1 << 25  # scores; fewer of them are kept, which is simpler and as fast
+FEW = 1 << 19  # scores; so few of them are kept, which is simpler and as fast
+NEAR = 1 << 21  # scores that a CPU computes together: what it comes back to is still near
 
 
 def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     """The mean over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
     kernels = kernels_for(x)
-    if not torch.is_grad_enabled() or (len(x) * head.out_features < LARGE and not kernels):
+    if not torch.is_grad_enabled() or (len(x) * head.out_features < FEW and not kernels):
         return F.cross_entropy(head(x), targets)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -68,7 +69,8 @@ class InPieces(torch.autograd.Function):
     ) -> Tensor:
         count, columns = len(x), len(weight)
         products = scores(x, weight)
-        size = -(-count // -(-count * columns // SCORES))
+        most = SCORES if x.is_cuda else NEAR
+        size = -(-count // -(-count * columns // most))
         losses = []
         to_x = torch.empty_like(x)
         to_weight: Tensor | None = None

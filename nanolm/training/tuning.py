@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
-from nanolm.machine import available_threads, cache_folder
+from nanolm.machine import available_threads, cache_folder, keep_memory
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
@@ -36,7 +36,7 @@ TRIES = 5
 LONG = 1.0  # seconds for one try of every way
 WORTH = 0.95  # of the time: with less gained, fewer threads are better for everything else
 WIDE = 96  # below, the products of a model are too small for anything to matter
-CLEARLY = 0.9
+CLEARLY = 0.95
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -233,6 +233,7 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
 
     Results on a CPU are bit for bit the same only at the same numbers of both.
     """
+    keep_memory()  # what they free in a step, they ask for in the next
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
     try:

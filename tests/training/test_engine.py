@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import platform
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -211,3 +214,31 @@ def test_a_batch_that_does_not_fit(
     whole = json.loads((tmp_path / "whole" / "run.json").read_text())["result"]
     assert found.tokens == whole["tokens"]
     assert found.val_loss == pytest.approx(whole["val_loss"], abs=1e-3)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU library can be told")
+def test_what_a_step_frees_is_there_for_the_next() -> None:
+    """Pages of 4 kB that the system had to give anew, once all sizes had been asked for."""
+    count = """
+import resource, sys, torch
+from nanolm.training.tuning import threads_for
+from nanolm.training import tuning
+if sys.argv[1] == "given back":
+    tuning.keep_memory = lambda: None
+with threads_for(1):
+    for step in range(12):
+        if step == 4:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        some = [torch.zeros(1 << 22) for _ in range(4)]  # 64 MB in all
+        del some
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    given_back, kept = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", count, how], capture_output=True, check=True
+            ).stdout
+        )
+        for how in ("given back", "kept")
+    )
+    assert kept < 1_000 < given_back, (kept, given_back)
