@@ -112,6 +112,20 @@ def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
         yield
 
 
+def in_use(file: Path) -> bool:
+    """Whether a process holds the lock `file`, as far as that can be told."""
+    try:
+        import fcntl
+
+        with file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
 def sweep(parent: Path, name: str = "") -> None:
     """Remove what a killed process left half done (of the folder `name`, if that is given)."""
     for pattern in (TEMPORARY, TRASH):

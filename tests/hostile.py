@@ -1,4 +1,4 @@
-"""Model folders from strangers, each good but for one thing."""
+"""What strangers may send: model folders, each good but for one thing, and text that is markup."""
 
 import io
 import json
@@ -329,3 +329,10 @@ CASES = {
     for name, (damage, words) in cases.items()
 }
 HARMLESS = {"good": lambda folder: None, "with code": with_code}
+
+TAGS = ("script", "img", "svg", "iframe", "a", "style", "b", "form", "object", "meta")
+MARKUP = [f"<{tag} src=x onerror=alert(1)>" for tag in TAGS]
+MARKUP += [f"</{tag}><{tag}>alert({n})</{tag}>" for n, tag in enumerate(TAGS)]
+MARKUP += [f'"><{tag} onload="x">' for tag in TAGS] + [f"'{tag}' onclick='x'" for tag in TAGS]
+MARKUP += ["&lt;b&gt;", "&#x3c;b>", "<!--", "]]>", "</title></style></body></html>"]
+MARKUP += ["<b\n>", "\0<b>", "<\u202escript>", "javascript:alert(1)", "{{7*7}}"]

@@ -15,6 +15,7 @@ ORDER = [
     "model",
     "runs",
     "report",
+    "inspect",
     "generation",
     "training",
     "classification",

@@ -23,9 +23,10 @@ def test_commands_options_and_recipes_exist(document: Path) -> None:
             command = cli.get_command(click.Context(cli), verb)
             assert command
             if isinstance(command, click.Group):  # then the next word is the command
-                verb, _, rest = rest.partition(" ")
-                command = command.get_command(click.Context(command), verb.strip("`,"))
-                assert command, verb
+                word, _, others = rest.partition(" ")
+                found = command.get_command(click.Context(command), word.strip("`,"))
+                assert found or command.invoke_without_command, f"{verb} {word}"
+                command, rest = (found, others) if found else (command, rest)
             options = [[*one.opts, *one.secondary_opts] for one in command.params]
             known = {name for names in options for name in names}
             used = set(re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", rest.split("  ")[0])) - {"--help"}

@@ -36,7 +36,6 @@ from nanolm.model.huggingface import (
     save_model,
     weight_files,
 )
-from nanolm.report.curves import Line, Panel, curves_svg, read_metrics
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
     Run,
@@ -51,7 +50,7 @@ from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import Trainer, also_to_log
+from nanolm.training.loop import Trainer, also_to_log, end
 from nanolm.training.prepare import (
     ROOT,
     begin,
@@ -129,7 +128,7 @@ def finetune(
             stopped = trainer.loop(stop)
             if stopped != "interrupted":
                 trainer.take_best()
-            return finish(job, run, trainer.state, stopped)
+            return finish(job, run, trainer.state, stopped, notify)
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
@@ -254,7 +253,7 @@ def weights_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def finish(task: Labels, run: Run, state: State, stopped: str) -> Result:
+def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> Result:
     """Measure the best model, calibrate it, and write all that is left behind."""
     split, labels = task.split, task.split.labels
     result = Result(
@@ -287,8 +286,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str) -> Result:
         else None,
         mistakes=worst(split.val.texts, logits, truth, labels, temperature),
     )
-    (run.path / "loss.svg").write_text(draw(run, state.best_step), encoding="utf-8")
-    run.update({**run.facts(), "result": result.to_json()})
+    end(run, result.to_json(), notify)
     return result
 
 
@@ -300,18 +298,3 @@ def save_final(task: Labels, run: Run, state: State) -> None:
 
     folder = files.commit(run.checkpoints, FINAL, write)
     checkpoint.point(run.path / "best", folder)
-
-
-def draw(run: Run, best_step: int) -> str:
-    """The curves of training and validation."""
-    lines = read_metrics(run.metrics)
-
-    def line(name: str, key: str) -> Line:
-        return Line(name, [(each["step"], each[key]) for each in lines if key in each])
-
-    mark = (float(best_step), "best")
-    panels = [
-        Panel("loss", [line("training", "loss"), line("validation", "val_loss")], mark),
-        Panel("accuracy", [line("training", "accuracy"), line("validation", "val_accuracy")], mark),
-    ]
-    return curves_svg(panels, run.path.name)

@@ -21,6 +21,7 @@ from nanolm.cli.options import (
 )
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES
+from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
     from nanolm.classification.finetune import Result
@@ -156,6 +157,7 @@ def run(
     seeds: int | None,
     out: str | None,
     resume: bool,
+    report_to: list[str],
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -168,11 +170,11 @@ def run(
     from nanolm.classification.seeds import finetune_seeds
     from nanolm.cli.progress import TrainingView
 
-    with TrainingView() as view:
+    with TrainingView() as view, Trackers(report_to, view.show) as told:
         if seeds is not None:
-            spread = finetune_seeds(settings, seeds, out, view.show)
+            spread = finetune_seeds(settings, seeds, out, told)
         else:
-            result = finetune(settings, out, resume, view.show)
+            result = finetune(settings, out, resume, told)
     if seeds is not None:
         return show_spread(spread, as_json)
     if as_json:
@@ -208,7 +210,7 @@ def show(result: "Result") -> None:
         f"scores divided by {result.temperature:g}, fitted on the validation texts: log-loss "
         f"{result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     )
-    note(f"curves: {result.run}/loss.svg; everything: {result.run}/run.json")
+    note(f"report: {result.run}/report.html")
     note(f'next: nanolm classify {shlex.quote(result.run)} "..."')
 
 

@@ -27,6 +27,9 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "compare": "nanolm.cli.compare",
     "classify": "nanolm.cli.classify",
     "eval": "nanolm.cli.eval",
+    "inspect": "nanolm.cli.inspect",
+    "report": "nanolm.cli.report",
+    "runs": "nanolm.cli.runs",
     "tokenizer": "nanolm.cli.tokenizer",
     "data": "nanolm.cli.data",
     "info": "nanolm.cli.info",
@@ -80,6 +83,9 @@ def cli() -> None:
     nanolm classify RUN "A lovely film."    and ask it
     nanolm compare                          the models of the lectures side by side
     nanolm eval runs/corpus other.txt       how well it knows a text
+    nanolm inspect runs/corpus "A text"     where it looks, what each layer would say
+    nanolm report runs/corpus               curves, samples and settings on one page
+    nanolm runs                             all that was trained
     nanolm data check texts/                what would be read, and is it all right?
     nanolm tokenizer show "Some words."     how text becomes tokens
     nanolm info runs/corpus                 what a model is made of

@@ -10,6 +10,7 @@ import click
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.training.settings import CHOICES, Settings, option
+from nanolm.training.trackers import TRACKERS, known
 
 # heading -> field -> (metavar, help); an empty metavar is click's own for the type
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -136,6 +137,12 @@ def run_options(kind: type[Settings]) -> Callable[[Any], Any]:
             "expose_value": False,
             "callback": config_of(kind),
             "help": "Settings from a file, such as runs/x/config.toml; options go on top.",
+        },
+        "--report-to": {
+            "metavar": ",".join(TRACKERS),
+            "default": "",
+            "callback": lambda context, parameter, names: known(names),
+            "help": "Send the metrics there too, while training.",
         },
         "--json": {"is_flag": True, "help": "Print the result as JSON."},
     }

@@ -24,6 +24,7 @@ from nanolm.training.settings import (
     SWITCHES,
     TrainSettings,
 )
+from nanolm.training.trackers import Trackers
 
 TABLE: Table = {
     "Text": {
@@ -182,6 +183,7 @@ def command(
     /,
     out: str | None,
     resume: bool,
+    report_to: list[str],
     as_json: bool,
     list_presets: bool,
     extend: str | None,
@@ -220,15 +222,15 @@ def command(
     from nanolm.training import extend as extension
     from nanolm.training import language
 
-    with TrainingView() as view:
+    with TrainingView() as view, Trackers(report_to, view.show) as told:
         if plan_only:
             plan = language.plan_only(settings, view.show, started)
         elif extend is not None:
             budget = {name: getattr(settings, name) for name in extension.BUDGETS}
             budget = {name: value for name, value in budget.items() if value is not None}
-            result = extension.extend(extend, budget, view.show, started)
+            result = extension.extend(extend, budget, told, started)
         else:
-            result = language.train(settings, out, resume, view.show, started)
+            result = language.train(settings, out, resume, told, started)
     if plan_only:
         if as_json:
             click.echo(json.dumps(plan.as_object()))
@@ -247,6 +249,7 @@ def command(
             f"(loss {result.val_loss:.3f}) at step {result.best_step:,} of {result.steps:,}, "
             f"after {result.seconds:.0f} s"
         )
+        note(f"report: {result.run}/report.html")
         note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0
 
@@ -257,7 +260,7 @@ def refuse_others(context: click.Context) -> None:
         max(parameter.opts, key=len)
         for parameter in context.command.params
         if context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
-        and parameter.name not in ("extend", "as_json", "minutes", "steps", "tokens")
+        and parameter.name not in ("extend", "report_to", "as_json", "minutes", "steps", "tokens")
     ]
     if given:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""Text and its tokens as pages for a browser: self-contained, offline, nothing in them can run.
+"""Text and its tokens as pages for a browser: self-contained, offline, and nothing in them can run
+but what we wrote for them.
 
 >>> Path("tokens.html").write_text(tokens_page(tokenizer, "Some text."))
 """
@@ -6,6 +7,7 @@
 import base64
 import codecs
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
 
@@ -17,7 +19,7 @@ body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.4; }
 dl { display: flex; flex-wrap: wrap; gap: 0.25rem 2rem; margin: 0 0 1.5rem; }
 dl div { display: flex; gap: 0.5rem; }
 dt { opacity: 0.7; }
-dd { margin: 0; font-variant-numeric: tabular-nums; }
+dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 i { font-style: normal; opacity: 0.45; }
 """
 TOKENS_STYLE = """
@@ -32,6 +34,7 @@ TOKENS_STYLE = """
 .e { background: light-dark(#fff3b0, #5c5200); }
 """
 COLOURS = "abcde"
+INNER_STYLE = re.compile("<style>(.*?)</style>", re.DOTALL)
 # The more surprising, the further from the page's own colour, and never near that of the letters.
 SURPRISE_STYLE = """
 .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; line-height: 1.7; }
@@ -55,22 +58,33 @@ PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
 PICTURES |= {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
-def page(title: str, facts: dict[str, str], body: str, style: str = "") -> str:
-    """A whole page: heading, a row of facts, then `body`, which is HTML and must be harmless."""
+def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
+    """A whole page: heading, a row of facts, then `body`, which is HTML and must be harmless.
+
+    Pictures in it may have a <style> of their own.
+    """
     style = STYLE + style
-    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    styles = " ".join(dict.fromkeys(map(hashed, [style, *INNER_STYLE.findall(body)])))
+    policy = f"default-src 'none'; style-src {styles}"
+    if script:
+        policy += f"; script-src {hashed(script)}"
+        body += f"\n<script>{script}</script>"
     rows = "".join(
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
         for what, value in facts.items()
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"style-src 'sha256-{style_hash}'\">\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title><style>{style}</style></head>\n"
         f"<body><h1>{escape(title)}</h1><dl>{rows}</dl>\n{body}\n</body></html>\n"
     )
+
+
+def hashed(text: str) -> str:
+    """How a policy names a style or script that it lets through."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def tokens_page(tokenizer: Tokenizer, text: str, name: str = "tokens") -> str:

@@ -21,7 +21,7 @@ from nanolm.training import recipe
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import Trainer, also_to_log
+from nanolm.training.loop import Trainer, also_to_log, end
 from nanolm.training.loss import next_token_loss
 from nanolm.training.metrics import Score, evaluate
 from nanolm.training.planner import Plan
@@ -127,7 +127,7 @@ def train(
                 stopped=stopped,
             )
             if stopped != "interrupted":
-                run.update({**run.facts(), "result": asdict(result)})
+                end(run, asdict(result), notify)
             return result
 
 

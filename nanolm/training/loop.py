@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -23,6 +24,7 @@ from torch import Tensor
 from nanolm import files
 from nanolm.choice import Choice
 from nanolm.errors import Diverged, ModelError, OutOfMemory
+from nanolm.report.page import write_report
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
 from nanolm.training.average import Average
@@ -492,6 +494,15 @@ def told(state: State, lr: float, numbers: Tensor) -> Launched:
         done = torch.cuda.Event()
         done.record()
     return Launched(state.step, state.tokens, lr, numbers, done)
+
+
+def end(run: Run, result: dict[str, Any], notify: Notify) -> None:
+    """Write down what came of it; the run is whole without the report, whatever happens there."""
+    run.update({**run.facts(), "result": result})
+    try:
+        write_report(run)
+    except Exception as error:
+        notify(Note(f"there is no report ({error!r}); try `nanolm report {run.path}`"))
 
 
 def also_to_log(run: Run, notify: Notify) -> Notify:

@@ -90,7 +90,7 @@ def test_it_learns_and_leaves_everything_behind(data: Path, tmp_path: Path) -> N
     assert result.test is None
     names = {entry.name for entry in out.iterdir()} - {".lock"}
     kept = {"best", "checkpoints", "config.toml", "last", "log.txt", "loss.svg", "metrics.jsonl"}
-    assert names == {*kept, "run.json"}
+    assert names == {*kept, "report.html", "run.json"}
     assert json.loads((out / "run.json").read_text())["result"]["val"]["accuracy"] == 1.0
     for folder in (*list_checkpoints(out / "checkpoints"), (out / "best").resolve()):
         verify(folder)

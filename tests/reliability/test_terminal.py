@@ -3,16 +3,30 @@
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Cli, Tally, on_a_terminal, program
+from hostile import MARKUP
+from models import of_family
 
 import nanolm
+from nanolm.classification.metrics import score
 from nanolm.generation.language_model import Sample
 from nanolm.generation.page import samples_page
+from nanolm.inspect.decided import decided
+from nanolm.inspect.heads import describe
+from nanolm.inspect.look import look
+from nanolm.inspect.page import inspection_page, word_page
+from nanolm.inspect.vectors import Occurrences
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig
 from nanolm.report.curves import Line, Panel, curves_svg
+from nanolm.report.page import Told, report_page
+from nanolm.runs.folder import Run
 from nanolm.text.page import surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
 
@@ -51,14 +65,6 @@ def test_what_a_model_writes_is_not_obeyed(tmp_path: Path) -> None:
     assert not OBEYED.findall(ours)
 
 
-TAGS = ("script", "img", "svg", "iframe", "a", "style", "b", "form", "object", "meta")
-MARKUP = [f"<{tag} src=x onerror=alert(1)>" for tag in TAGS]
-MARKUP += [f"</{tag}><{tag}>alert({n})</{tag}>" for n, tag in enumerate(TAGS)]
-MARKUP += [f'"><{tag} onload="x">' for tag in TAGS] + [f"'{tag}' onclick='x'" for tag in TAGS]
-MARKUP += ["&lt;b&gt;", "&#x3c;b>", "<!--", "]]>", "</title></style></body></html>"]
-MARKUP += ["<b\n>", "\0<b>", "<\u202escript>", "javascript:alert(1)", "{{7*7}}"]
-
-
 class Seen(HTMLParser):
     """The tags of a page with the names of their attributes."""
 
@@ -80,7 +86,35 @@ def pages(text: str) -> dict[str, str]:
         text, 0, tokens=ids, logprobs=[-1.0] * len(ids), top=[[(ids[0], -1.0)]] * len(ids)
     )
     points = [(0.0, 1.0), (1.0, 0.5)]
+    model = of_family("gpt2", vocab_size=tokenizer.vocab_size, context=len(ids) + 1)
+    seen = look(model, ids)
+    heads = describe(seen.attention, ids)
+    config = ClassifierConfig(base=model.config, labels=(text, f"no {text}"), window=512)
+    what = decided(Classifier(config, of_family("gpt2", **asdict(model.config))), ids)
+    one = Told(
+        run=Run(Path("runs") / text.replace("/", "").replace("\0", "")),
+        settings={"corpus": [text], text: text, "minutes": 1},
+        facts={
+            "machine": text,
+            "choices": [{"what": text, "value": text, "reason": text}],
+            "fingerprints": {text: text},
+            "result": {
+                "seconds": 1.0,
+                "val": score(np.eye(2), np.array([0, 1]), config.labels).to_json(),
+                "mistakes": [{"text": text, "label": text, "predicted": text, "probability": 0.9}],
+            },
+        },
+        metrics=[{"step": 1, "loss": 2.0}],
+        samples=[(text, text)],
+    )
     return {
+        "inspect": inspection_page(tokenizer, seen, heads, {text: text}),
+        "decided": inspection_page(
+            tokenizer, seen, heads, {text: text}, (0, 0), (what, config.labels)
+        ),
+        "word": word_page(Occurrences(text, [text, text], np.ones((2, 2, 3), np.float32)), {}),
+        "report": report_page(one),
+        "labels": report_page(replace(one, settings={"data": [text]})),
         "tokens": tokens_page(tokenizer, text, text),
         "surprise": surprise_page(tokenizer, rows, {text: text}, text),
         "samples": samples_page(tokenizer, [sample], {text: text}),

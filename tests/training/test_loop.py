@@ -200,7 +200,9 @@ def test_the_run_folder(unbroken: Path) -> None:
         "config.toml",
         "last",
         "log.txt",
+        "loss.svg",
         "metrics.jsonl",
+        "report.html",
         "run.json",
         "samples.md",
     }

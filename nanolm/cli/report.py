@@ -1,0 +1,86 @@
+"""`nanolm report`: a run as a page to hand in."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nanolm.cli.console import note
+from nanolm.cli.options import Command, unwritable
+from nanolm.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from nanolm.runs.folder import Run
+
+COMPARED = "report.html"
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what other hands may have written
+
+
+@click.command("report", cls=Command)
+@click.argument("run", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help=f"The page to write.  [default: RUN/report.html; of several runs {COMPARED}]",
+)
+@click.option("--terminal", is_flag=True, help="Draw the loss here instead.")
+def command(run: tuple[str, ...], out: str | None, terminal: bool) -> None:
+    """Write a page about a run: curves, the plan and what came of it, samples, settings, mistakes.
+
+    The page works offline and can be printed; RUN/loss.svg has the curves alone. `nanolm train`
+    writes both when it is done. Several runs give one page that compares them.
+
+    \b
+    nanolm report runs/novel
+    nanolm report runs/novel runs/novel-2 --out compared.html
+    nanolm report runs/novel --terminal
+    """
+    problems = unwritable("--out", out)
+    if terminal and out is not None:
+        problems.append("give one of --terminal and --out")
+    if problems:
+        raise UsageError("\n".join(problems))
+
+    from nanolm.files import write_atomically
+    from nanolm.report.page import comparison_page, report_page, told, write_report
+    from nanolm.runs.folder import Run
+
+    runs = [Run(Path(name)) for name in run]
+    for each in runs:
+        if not each.exists():
+            raise DataError(f"{each.path} is no run; `nanolm runs` shows what there is")
+    try:
+        if terminal:
+            for each in runs:
+                draw(each)
+        elif len(runs) == 1 and out is None:
+            for file in write_report(runs[0]):
+                tell(file)
+        else:
+            file = Path(out or COMPARED)
+            page = comparison_page(runs) if len(runs) > 1 else report_page(told(runs[0]))
+            write_atomically(file, page)
+            tell(file)
+    except UNREADABLE as error:
+        raise DataError(
+            f"run.json or metrics.jsonl is not as nanolm writes it: {error!r}"
+        ) from None
+
+
+def tell(file: Path) -> None:
+    note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
+
+
+def draw(run: "Run") -> None:
+    """The loss of a run, as wide as the terminal."""
+    from nanolm.report.page import told
+    from nanolm.report.terminal import plot
+
+    one = told(run)
+    lines = [one.line("loss", "training"), one.line("val_loss", "validation")]
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    width = min(100, shutil.get_terminal_size().columns)
+    click.echo(f"{run.path}: loss by step")
+    click.echo("\n".join(plot(lines, width, 16, plain)))

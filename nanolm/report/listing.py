@@ -1,0 +1,75 @@
+"""What has been trained: a row for each run.
+
+>>> [row.name for row in listing(Path("runs"), note=print)]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolm import files
+from nanolm.errors import DataError
+from nanolm.report.curves import read_metrics
+from nanolm.runs.folder import Run
+
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what other hands may have written
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run; what is not known, or not yet, is None."""
+
+    run: str
+    corpus: str  # what it was trained on
+    parameters: int | None
+    steps: int | None
+    bits_per_byte: float | None
+    accuracy: float | None
+    minutes: float | None
+    state: str  # "finished", "training" (by some process now) or "stopped"
+    started: str
+
+
+def listing(root: Path, note: Callable[[str], None]) -> list[Row]:
+    """Of the runs right under `root`; what cannot be read is noted and passed over."""
+    rows = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        run = Run(folder)
+        if run.exists():
+            try:
+                rows.append(row(run))
+            except (DataError, *UNREADABLE) as error:
+                note(f"{folder} is passed over: {error}")
+    return rows
+
+
+def row(run: Run) -> Row:
+    facts, settings = run.facts(), run.settings()
+    result = facts.get("result") or {}
+    last = {} if result else latest(run)
+    texts = settings.get("corpus") or settings.get("data") or []
+    scores = result.get("test") or result.get("val") or {}
+    seconds = result.get("seconds", last.get("seconds"))
+    state = "finished" if result else "stopped"
+    if files.in_use(run.path / ".lock"):
+        state = "training"
+    return Row(
+        run=str(run.path),
+        corpus=", ".join(Path(str(text)).name for text in texts),
+        parameters=facts.get("parameters"),
+        steps=result.get("steps", last.get("step", 0)),
+        bits_per_byte=result.get("val_bits_per_byte", last.get("val_bits_per_byte")),
+        accuracy=scores.get("accuracy", last.get("val_accuracy")),
+        minutes=None if seconds is None else float(seconds) / 60,
+        state=state,
+        started=str(facts.get("started", "")),
+    )
+
+
+def latest(run: Run) -> dict[str, Any]:
+    """What the metrics of an unfinished run say last, of each number."""
+    found: dict[str, Any] = {}
+    for line in read_metrics(run.metrics) if run.metrics.exists() else []:
+        found |= line
+    return found

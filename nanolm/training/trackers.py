@@ -1,0 +1,126 @@
+"""Other places that a run's metrics can go to: TensorBoard, Weights & Biases, Trackio.
+
+    >>> with Trackers(["tensorboard"], notify) as notify:
+    ...     train(settings, notify=notify)
+
+What they are given is what metrics.jsonl is given. None of them is needed, and a run does not end
+because one of them fails.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nanolm.errors import UsageError
+from nanolm.training.events import Event, Note, Notify, Progressed, Started
+
+PROJECT = "nanolm"
+Values = dict[str, float]
+
+
+class Tracker:
+    """One of them, from the first step of a run on."""
+
+    def __init__(self, log: Callable[[Values, int], None], close: Callable[[], None]) -> None:
+        self.log, self.close = log, close
+
+
+def tensorboard(run: Path, settings: dict[str, Any], step: int) -> Tracker:
+    library: Any = importlib.import_module("torch.utils.tensorboard")
+    # What was logged after the step that is gone on from is not shown.
+    writer = library.SummaryWriter(str(run / "tensorboard"), purge_step=step or None)
+    writer.add_text("settings", "\n".join(f"    {key} = {settings[key]}" for key in settings), step)
+
+    def log(values: Values, step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return Tracker(log, writer.close)
+
+
+def wandb(run: Path, settings: dict[str, Any], step: int) -> Tracker:
+    library: Any = importlib.import_module("wandb")
+    found = library.init(project=PROJECT, name=run.name, dir=str(run), config=settings)
+    return Tracker(lambda values, step: found.log(values, step=step), found.finish)
+
+
+def trackio(run: Path, settings: dict[str, Any], step: int) -> Tracker:
+    library: Any = importlib.import_module("trackio")
+    library.init(project=PROJECT, name=run.name, config=settings)
+    return Tracker(lambda values, step: library.log(values, step=step), library.finish)
+
+
+TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+
+
+def known(names: str) -> list[str]:
+    """Those in "wandb,trackio"; what is wrong with them is told before any work is done."""
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in TRACKERS:
+            raise UsageError(f"--report-to {name}: there is {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"--report-to {name}: not installed; try `pip install {name}`")
+    return found
+
+
+class Trackers:
+    """Passes every event on, and the numbers among them to trackers too."""
+
+    def __init__(self, names: Sequence[str], notify: Notify) -> None:
+        self.names, self.notify = names, notify
+        self.open: dict[str, Tracker] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.notify(event)
+        if isinstance(event, Started):
+            self.close()  # those of the run before this one
+            for name in self.names:
+                self.attempt(name, lambda name=name: self.begin(name, event))  # type: ignore[misc]
+        elif isinstance(event, Progressed):
+            step = int(event.record.get("step", 0))
+            values = {
+                key: float(value)
+                for key, value in event.record.items()
+                if key != "step" and isinstance(value, int | float)
+            }
+            for name, tracker in list(self.open.items()):
+                self.attempt(name, lambda log=tracker.log: log(values, step))  # type: ignore[misc]
+
+    def begin(self, name: str, event: Started) -> None:
+        from nanolm.runs.folder import Run
+
+        self.open[name] = TRACKERS[name](event.run, Run(event.run).settings(), event.step)
+
+    def attempt(self, name: str, work: Callable[[], None]) -> None:
+        """Whatever others' code may do, training goes on; what it prints is no result of ours."""
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                work()
+        except Exception as error:
+            self.open.pop(name, None)
+            self.notify(Note(f"{name} is told nothing more: {error!r}"))
+        if text := said.getvalue().strip():
+            self.notify(Note(text))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self.open:
+            name, tracker = self.open.popitem()
+            self.attempt(name, tracker.close)

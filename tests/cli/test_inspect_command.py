@@ -1,0 +1,120 @@
+"""`nanolm inspect` as a user types it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from journeys import journeys
+
+import nanolm
+
+TEXT = "The brown dog saw a cat."
+
+
+def test_a_text_becomes_a_page(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("inspect", trained, TEXT)
+    assert shown.returncode == 0, shown.stderr
+    assert "inspect.html is written" in shown.stderr
+    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
+    for heading in ("The text", "Where each head looks", "What each layer would say"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "script-src 'sha256-" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_numbers(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("inspect", trained, TEXT, "--json", "--top", 3)
+    found = json.loads(shown.stdout)
+    time = len(found["tokens"])
+    assert "".join(found["tokens"]).endswith(TEXT)
+    assert len(found["attention"]) == 1  # layer
+    assert len(found["attention"][0]) == len(found["heads"][0]) == 2
+    assert [len(row) for row in found["attention"][0][1]] == [time] * time
+    assert len(found["predictions"]["tokens"][0]) == 3
+    assert found["layers"][-1] == found["predictions"]
+    assert not (tmp_path / "inspect.html").exists()
+    # The same probabilities as those of `nanolm sample`.
+    model = nanolm.load(trained)
+    rows = found["predictions"]["probabilities"]
+    ids = model.tokenizer.encode_prompt(TEXT)
+    import torch
+
+    with torch.inference_mode():
+        best = model.model(torch.tensor([ids]))[0].softmax(dim=-1).topk(3).values
+    assert rows == [pytest.approx(row, abs=1e-5) for row in best.tolist()]
+
+
+def test_from_a_file_and_a_pipe(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text(TEXT + "\n")
+    direct = cli("inspect", trained, TEXT, "--json").stdout
+    assert cli("inspect", trained, "--file", "some.txt", "--json").stdout == direct
+    assert cli("inspect", trained, "--file", "-", "--json", stdin=TEXT).stdout == direct
+
+
+def test_a_classifier_shows_what_decided(cli: Cli, tmp_path: Path) -> None:
+    journey = journeys(tmp_path)["fine-tuning"]
+    journey.go(tmp_path / "run", steps=4, evaluations=1)
+    shown = cli("inspect", "run", "a long day was good", "--out", "why.html")
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "why.html").read_text(encoding="utf-8")
+    assert "<h2>What decided</h2>" in page
+    assert "<h2>What was foretold</h2>" not in page
+    found = json.loads(cli("inspect", "run", "a long day was good", "--json").stdout)
+    assert len(found["rollout"]) == len(found["gradient_x_input"]) == len(found["tokens"])
+    labels = json.loads(cli("classify", "run", "a long day was good", "--json").stdout)
+    assert found["label"] == labels["label"]
+    assert found["probabilities"] == pytest.approx(labels["probabilities"], abs=1e-4)
+    refused = cli("inspect", "run", "--neighbours", "x")
+    assert refused.returncode == 2
+    assert "is a classifier" in refused.stderr
+
+
+def test_words_neighbours_and_positions(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli(
+        "inspect", trained, "--word", "dog", "The dog saw.", "A dog ran.", "--out", "w.html"
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "in 2 places" in (tmp_path / "w.html").read_text(encoding="utf-8")
+    found = json.loads(cli("inspect", trained, "--word", "dog", "A dog ran.", "--json").stdout)
+    assert found["places"] == ["A [dog] ran."]
+    shown = cli("inspect", trained, "--neighbours", "dog")
+    assert len(shown.stdout.splitlines()) == 10
+    assert float(shown.stdout.split()[0]) <= 1
+    shown = cli("inspect", trained, "--positions", "--out", "p.html")
+    assert '<canvas class="heat"' in (tmp_path / "p.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="nanolm[plot]")
+def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("inspect", trained, "It costs $5 or $6", "--head", "1.2", "--png", "pictures")
+    assert shown.returncode == 0, shown.stderr
+    for name in ("attention", "predictions", "head-1.2"):
+        picture = (tmp_path / "pictures" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "no text: give one"),
+        (("a", "b"), "several texts are for --word"),
+        (("a", "--head", "3"), "--head 3: give layer and head"),
+        (("a", "--head", "9.9"), "--head 9.9: the last one is 1.2"),
+        (("a", "--word", "x", "--positions"), "give one of --word, --positions"),
+        (("a", "--positions"), "--positions takes no TEXT"),
+        (("a", "--out", "no/where.html"), "--out no/where.html: give a file in a folder"),
+        (("a", "--file", "b"), "--file is instead of TEXT"),
+        (("--word", "zebra", "A dog."), "--word zebra: no text has it"),
+        (("--file", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    arguments: tuple[str, ...], told: str, trained: Path, cli: Cli
+) -> None:
+    shown = cli("inspect", trained, *arguments)
+    assert shown.returncode in (2, 3)
+    assert told in shown.stderr
+    assert "Traceback" not in shown.stderr

@@ -1,0 +1,96 @@
+"""`nanolm runs` and `nanolm report` as a user types them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Cli, on_a_terminal, program
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """Two runs, one of which has other settings."""
+    for name in ("one", "two"):
+        shutil.copytree(trained, tmp_path / "runs" / name, symlinks=True)
+    config = tmp_path / "runs/two/config.toml"
+    config.write_text(config.read_text().replace("steps = 60", "steps = 61"))
+    return tmp_path / "runs"
+
+
+def test_the_table(runs: Path, cli: Cli) -> None:
+    shown = cli("runs", "--sort", "run")
+    head, *rows = shown.stdout.splitlines()
+    assert head.split() == ["run", "corpus", "size", "steps", "bits/byte", "minutes", "state"]
+    assert [row.split()[0] for row in rows] == ["runs/one", "runs/two"]
+    assert rows[0].split()[-1] == "finished"
+    found = [json.loads(line) for line in cli("runs", "--json").stdout.splitlines()]
+    assert {row["run"] for row in found} == {"runs/one", "runs/two"}
+    assert found[0]["bits_per_byte"] == pytest.approx(float(rows[0].split()[4]), abs=1e-3)
+    wrong = cli("runs", "--sort", "size-of-hat")
+    assert wrong.returncode == 2
+    assert "--sort size-of-hat: there is started" in wrong.stderr
+
+
+def test_no_runs_yet(cli: Cli) -> None:
+    shown = cli("runs")
+    assert shown.returncode == 0
+    assert "no runs in runs" in shown.stderr
+
+
+def test_side_by_side(runs: Path, cli: Cli) -> None:
+    shown = cli("runs", "compare", "runs/one", "runs/two")
+    lines = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines()[1:]}
+    assert lines["--steps"] == ["60", "61"]
+    assert lines["parameters"][0] == lines["parameters"][1]
+    assert "--dim" not in lines
+    assert "give two runs or more" in cli("runs", "compare", "runs/one").stderr
+
+
+def test_removing_asks_first(runs: Path, cli: Cli) -> None:
+    refused = cli("runs", "rm", "runs/one")
+    assert refused.returncode == 2
+    assert "give --yes" in refused.stderr
+    assert (runs / "one").exists()
+    assert "nowhere is no run" in cli("runs", "rm", "runs/nowhere", "--yes").stderr
+    (runs / "folder").mkdir()
+    assert cli("runs", "rm", "runs/folder", "--yes").returncode == 3
+    assert (runs / "folder").exists()
+    assert cli("runs", "rm", "runs/one", "--yes").returncode == 0
+    assert not (runs / "one").exists()
+    assert (runs / "two").exists()
+
+
+def test_a_run_in_use_is_not_removed(runs: Path, cli: Cli) -> None:
+    from nanolm.runs.folder import Run
+
+    with Run(runs / "one").locked():
+        shown = cli("runs", "rm", "runs/one", "--yes")
+    assert shown.returncode == 3
+    assert "being trained by another process" in shown.stderr
+    assert (runs / "one" / "best").exists()
+
+
+def test_reports(runs: Path, cli: Cli, tmp_path: Path) -> None:
+    (runs / "one/report.html").unlink()
+    shown = cli("report", "runs/one")
+    assert "runs/one/report.html is written" in shown.stderr
+    assert (runs / "one/report.html").stat().st_size < 300_000
+    assert cli("report", "runs/one", "runs/two").returncode == 0
+    assert "2 runs compared" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "runs/nowhere is no run" in cli("report", "runs/nowhere").stderr
+    facts = json.loads((runs / "two/run.json").read_text())
+    (runs / "two/run.json").write_text(json.dumps(facts | {"choices": 7}))
+    broken = cli("report", "runs/two")
+    assert broken.returncode == 3
+    assert "not as nanolm writes it" in broken.stderr
+
+
+def test_in_the_terminal(runs: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = on_a_terminal(
+        program("report", "runs/one", "--terminal"), "stdout", tmp_path, COLUMNS="50"
+    )
+    lines = shown.splitlines()
+    assert lines[0] == "runs/one: loss by step"
+    assert max(map(len, lines)) <= 50
+    assert "● validation" in shown

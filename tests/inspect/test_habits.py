@@ -1,0 +1,20 @@
+"""What the README's smallest model is found to do."""
+
+from pathlib import Path
+
+from conftest import Cli
+
+import nanolm
+from nanolm.text.sources import embedded_file
+
+
+def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
+    """A previous-token or an induction head, by the page itself."""
+    nanolm.train("embedded:tiny", out=tmp_path / "run", preset="nano")
+    sentences = embedded_file("tiny.txt").read_text().splitlines()[100:108]
+    shown = cli("inspect", "run", "\n".join(sentences))
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
+    habits = page.partition('<table id="habits">')[2].partition("</table>")[0]
+    wanted = ("the token before (", "what followed the same token, earlier (")
+    assert any(words in habits for words in wanted), habits

@@ -1,0 +1,163 @@
+"""The pages open in a real browser, from disk: no complaint, no request, and all of it works."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Browser
+from hostile import MARKUP
+from models import of_family
+
+from nanolm.inspect.decided import decided
+from nanolm.inspect.heads import describe
+from nanolm.inspect.look import Seen, look
+from nanolm.inspect.page import inspection_page, positions_page, word_page
+from nanolm.inspect.vectors import occurrences, positions
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig
+from nanolm.report.page import comparison_page, report_page, told
+from nanolm.runs.folder import Run
+from nanolm.text.tokenizer import train_tokenizer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+]
+READY = "document.body.dataset.ready === 'yes'"
+TEXT = "It was the best of times, it was the worst"
+WIDTHS = (1200, 360)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, Path]:
+    """One of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    tokenizer = train_tokenizer([], "byte")
+    shape: dict[str, Any] = {"vocab_size": 258, "context": 64}
+    model = of_family("modern", **shape)
+    ids = tokenizer.encode_prompt(TEXT)
+    seen = look(model, ids)
+    heads = describe(seen.attention, ids)
+    kind, vectors = positions(model)
+    base = of_family("modern", **shape)
+    config = ClassifierConfig(base=base.config, labels=("bad", "good"), window=64)
+    classifier = Classifier(config, base).eval()
+    what = decided(classifier, ids)
+    looks = Seen(ids, what.looks, [])
+    words = occurrences(model, tokenizer, "was", [TEXT])
+    run = Run(trained)
+    made = {
+        "language model": inspection_page(tokenizer, seen, heads, {"model": "x"}),
+        "classifier": inspection_page(
+            tokenizer,
+            looks,
+            describe(what.looks, ids),
+            {"model": "x"},
+            (1, 2),
+            (what, config.labels),
+        ),
+        "word": word_page(words, {}),
+        "positions": positions_page(kind, vectors, {}),
+        "report": report_page(told(run)),
+        "comparison": comparison_page([run, run]),
+    }
+    for name, page in made.items():
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+@pytest.mark.parametrize("name", ["language model", "classifier", "positions"])
+def test_pages_with_a_script(name: str, browser: Browser, pages: dict[str, Path]) -> None:
+    opened(browser, pages[name], READY)
+    drawn = """[...document.querySelectorAll("canvas")].every(canvas => canvas.getContext("2d")
+        .getImageData(0, 0, canvas.width, canvas.height).data.some(value => value > 0))"""
+    assert browser.value(drawn)
+
+
+@pytest.mark.parametrize("name", ["word", "report", "comparison"])
+def test_pages_without_one(name: str, browser: Browser, pages: dict[str, Path]) -> None:
+    opened(browser, pages[name], "document.readyState === 'complete'")
+    assert browser.value("document.scripts.length") == 0
+
+
+def opened(browser: Browser, page: Path, ready: str) -> None:
+    """As wide as a desk and as a phone, by day and by night."""
+    browser.complaints.clear()
+    browser.requests.clear()
+    for width in WIDTHS:
+        for dark in (False, True):
+            browser.look(width, dark)
+            browser.open(page, ready)
+            wide = browser.value("document.documentElement.scrollWidth")
+            assert wide <= width, f"{page.name} is {wide} wide on a screen of {width}"
+    browser.look(WIDTHS[0])
+    assert browser.complaints == []
+    assert set(browser.requests) == {page.as_uri()}
+
+
+def test_hover_and_choice(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.look(1200)
+    browser.open(pages["language model"], READY)
+    text = 'document.getElementById("about").textContent'
+    assert browser.value(text).startswith("the mean of all heads; here from t, token 42")
+    browser.point("#tokens button", 4)
+    assert browser.value(text).startswith("the mean of all heads; here from a, token 5")
+    assert browser.value('document.querySelectorAll("#tokens button.on").length') == 1
+    large = 'document.getElementById("large").toDataURL()'
+    before = browser.value(large)
+    browser.point('.grid button[data-layer="1"][data-head="2"]', click=True)
+    assert browser.value(text).startswith("head 2.3 looks")
+    assert browser.value(large) != before
+    chosen = browser.value("""(() => { const on = document.querySelector(".grid button.on");
+        return [on.dataset.layer, on.dataset.head]; })()""")
+    assert chosen == ["1", "2"]
+
+
+def test_what_a_head_looks_at_is_what_was_measured(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """Read back from the page: the token that each head looks at most, and how much."""
+    tokenizer = train_tokenizer([], "byte")
+    model = of_family("modern", vocab_size=258, context=64)
+    ids = tokenizer.encode_prompt(TEXT)
+    seen = look(model, ids)
+    browser.look(1200)
+    browser.open(pages["language model"], READY)
+    browser.point("#tokens button", 20)
+    for layer, weights in enumerate(seen.attention):
+        for head, rows in enumerate(weights):
+            place = f'.grid button[data-layer="{layer}"][data-head="{head}"] .looks'
+            shown = browser.value(f"document.querySelector('{place}').textContent")
+            share = rows[20].max()
+            assert abs(int(shown.split()[-1].rstrip("%")) - 100 * share) <= 3
+
+
+def test_the_first_head_is_the_one_asked_for(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["classifier"], READY)
+    assert browser.value('document.getElementById("about").textContent').startswith("head 2.3 ")
+
+
+def test_hostile_text_is_inert(browser: Browser, tmp_path: Path) -> None:
+    browser.complaints.clear()
+    browser.requests.clear()
+    model = of_family("modern", vocab_size=258, context=512)
+    tokenizer = train_tokenizer([], "byte")
+    page = tmp_path / "hostile.html"
+    for text in MARKUP:
+        ids = tokenizer.encode_prompt(text)[:200]
+        seen = replace(look(model, ids))
+        facts = {text: text}
+        page.write_text(inspection_page(tokenizer, seen, describe(seen.attention, ids), facts))
+        browser.open(page, READY)
+        assert browser.value("document.scripts.length") == 2
+        assert browser.value('document.querySelectorAll("img, iframe, object, svg, a").length') == 0
+    assert browser.complaints == []
+    assert set(browser.requests) == {page.as_uri()}

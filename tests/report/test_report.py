@@ -1,0 +1,125 @@
+"""The report of a run: what it says, how large it is, how long it takes."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from journeys import Journey
+
+from nanolm.report.curves import Line
+from nanolm.report.listing import listing
+from nanolm.report.page import comparison_page, report_page, told, write_report
+from nanolm.report.terminal import plot
+from nanolm.runs.folder import Run
+
+
+def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
+    journey, path = ended
+    page = (path / "report.html").read_text(encoding="utf-8")
+    assert (path / "loss.svg").read_text(encoding="utf-8").startswith("<svg")
+    wanted = ["Curves", "Settings", "Machine and versions", "The same again", "finished"]
+    if journey.verb == "finetune":
+        wanted += ["What was taken for what", "Calibration", "validation"]
+    else:
+        wanted += ["bits per byte", "What it wrote as it learned"]
+    for heading in wanted:
+        assert heading in page, heading
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert f"nanolm {journey.verb} --config" in page
+    assert write_report(Run(path))  # and anew, from the folder alone
+    assert (path / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_of_ten_thousand_steps(tmp_path: Path, trained: Path) -> None:
+    run = Run(tmp_path / "long")
+    run.path.mkdir()
+    facts = Run(trained).facts()
+    run.begin(Run(trained).settings(), facts)
+    rows = []
+    for step in range(1, 10_001):
+        row = {"step": step, "tokens": 64 * step, "seconds": step / 10, "loss": 8 / step**0.3}
+        row |= {"lr": 1e-3 * (1 - step / 10_000), "tokens_per_second": 640.0 + step % 7}
+        rows.append(row)
+        if step % 100 == 0:
+            look = {"val_loss": 8.1 / step**0.29, "val_bits_per_byte": 3 / step**0.1}
+            rows.append({"step": step, "seconds": step / 10, **look})
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sample = "> It was a dark and stormy night. " * 40
+    heads = (f"## Step {100 * n:,}: 1.{n:03} bits per byte\n\n{sample}\n\n" for n in range(1, 101))
+    run.samples.write_text("".join(heads))
+    begin = time.perf_counter()
+    write_report(run)
+    assert time.perf_counter() - begin < 2
+    assert 20_000 < (run.path / "report.html").stat().st_size < 300_000
+
+
+def test_of_a_run_that_has_hardly_begun(tmp_path: Path, trained: Path) -> None:
+    run = Run(tmp_path / "new")
+    run.path.mkdir()
+    facts = Run(trained).facts()
+    del facts["result"]
+    run.begin(Run(trained).settings(), facts)
+    page = report_page(told(run))
+    assert "not finished" in page
+    assert "no data yet" in page
+
+
+def test_several_runs_on_one_page(trained: Path, ended: tuple[Journey, Path]) -> None:
+    page = comparison_page([Run(trained), Run(ended[1])])
+    assert "2 runs compared" in page
+    assert "Settings that differ" in page
+    assert ">steps<" in page
+    assert f">{trained.name}<" in page
+
+
+def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:
+    stopped, broken = Run(tmp_path / "b-stopped"), tmp_path / "c-broken"
+    facts = Run(trained).facts()
+    del facts["result"]
+    stopped.path.mkdir()
+    stopped.begin(Run(trained).settings(), facts)
+    stopped.metrics.write_text(
+        '{"step": 7, "seconds": 90.0}\n{"step": 7, "val_bits_per_byte": 2.5}\n'
+    )
+    broken.mkdir()
+    (broken / "run.json").write_text("{}")
+    (tmp_path / "no-run").mkdir()
+    notes: list[str] = []
+    (row,) = listing(tmp_path, notes.append)
+    assert (row.steps, row.minutes, row.bits_per_byte, row.state) == (7, 1.5, 2.5, "stopped")
+    assert len(notes) == 1
+    assert "c-broken is passed over" in notes[0]
+    with stopped.locked():
+        assert listing(tmp_path, notes.append)[0].state == "training"
+    (row,) = listing(trained.parent, notes.append)
+    assert (row.state, row.steps, row.corpus) == ("finished", 60, "embedded:tiny")
+    assert listing(tmp_path / "nowhere", notes.append) == []
+
+
+POINTS = [(float(step), 5 - step / 50) for step in range(0, 101)]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("width", [40, 100])
+def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
+    looks = Line("validation", POINTS[::20])
+    rows = plot([Line("training", POINTS), looks], width, 12, plain)
+    assert len(rows) == 15
+    assert all(len(row) <= width for row in rows)
+    assert rows[0].startswith("5.0 ")
+    text = "\n".join(rows)
+    assert text.isascii() == plain
+    curve, mark = rows[:12], "o" if plain else "●"
+    # The looks, from the upper left to the lower right.
+    places = [(n, row.index(mark)) for n, row in enumerate(curve) if mark in row]
+    assert len(places) == 6
+    assert places == sorted(places)
+    assert (places[0], places[-1]) == ((0, 5), (11, width - 1))
+    assert rows[13].split() == ["0", "20", "40", "60", "80", "100"]
+    assert rows[14].split() == ["*" if plain else "⠒", "training", mark, "validation"]
+
+
+def test_nothing_to_draw() -> None:
+    assert plot([Line("training", [])], 40, 10) == ["no data yet"]
