@@ -3,7 +3,7 @@
 >>> print("\\n".join(plot([Line("training", points)], width=70, height=16)))
 
 Every character holds two columns and four rows of dots (the Braille patterns of Unicode). A line of
-few points is drawn as these points, so that the two can be told apart.
+few points beside it is drawn as these points, so that the two can be told apart.
 """
 
 import itertools
@@ -29,9 +29,9 @@ def plot(lines: Sequence[Line], width: int, height: int, plain: bool = False) ->
     dots = [[0] * inner for _ in range(height)]
     marks: dict[tuple[int, int], str] = {}
     line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
-    names = []
+    names: list[str] = []
     for name, points in curves.items():
-        few = len(points) <= FEW and len(curves) > 1
+        few = len(points) <= FEW and bool(names)  # the first is a line
         names.append(f"{point_mark if few else line_mark} {name}")
         columns, rows = (inner, height) if few or plain else (2 * inner, 4 * height)
         places = [
