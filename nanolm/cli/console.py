@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,6 +46,11 @@ def complain(message: str) -> None:
 def note(message: str) -> None:
     """Something worth knowing, on stderr."""
     click.echo(printable(message), err=True)
+
+
+def tell_of(file: Path) -> None:
+    """One that was made."""
+    note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
 
 
 def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:

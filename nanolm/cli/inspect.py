@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, printable
+from nanolm.cli.console import note, printable, tell_of
 from nanolm.cli.options import Command, unwritable
 from nanolm.errors import DataError, UsageError
 from nanolm.training.settings import DEVICES
@@ -172,7 +172,7 @@ class Inspector:
             spelled = partial(visible, found.tokenizer)
             self.attention(seen, heads, first, spelled(ids))
             predictions_png(self.png / "predictions.png", seen, spelled)
-            self.told(self.png / "predictions.png")
+            tell_of(self.png / "predictions.png")
 
     def decided(self, found: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.decided import decided
@@ -217,13 +217,13 @@ class Inspector:
 
         assert self.png is not None
         attention_png(self.png / "attention.png", seen, heads)
-        self.told(self.png / "attention.png")
+        tell_of(self.png / "attention.png")
         if first is not None:
             layer, number = first
             title = f"head {layer + 1}.{number + 1} {heads[layer][number].words}"
             file = self.png / f"head-{layer + 1}.{number + 1}.png"
             head_png(file, seen.attention[layer, number], title, spelled)
-            self.told(file)
+            tell_of(file)
 
     def word(self, found: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
@@ -241,7 +241,7 @@ class Inspector:
 
             titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
             matrices_png(self.png / "word.png", list(zip(titles, cosines, strict=True)))
-            self.told(self.png / "word.png")
+            tell_of(self.png / "word.png")
 
     def neighbours(self, found: "LanguageModel", word: str) -> None:
         from nanolm.inspect.vectors import neighbours, token_of
@@ -275,7 +275,7 @@ class Inspector:
             largest = float(abs(vectors).max()) or 1.0
             pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
             matrices_png(self.png / "positions.png", pairs, aspect="auto")
-            self.told(self.png / "positions.png")
+            tell_of(self.png / "positions.png")
 
     def facts(self, seen: "Seen") -> dict[str, str]:
         layers, heads = seen.attention.shape[:2]
@@ -286,10 +286,7 @@ class Inspector:
         from nanolm.files import write_atomically
 
         write_atomically(self.out, page)
-        self.told(self.out)
-
-    def told(self, file: Path) -> None:
-        note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
+        tell_of(self.out)
 
     def print(self, values: dict[str, Any]) -> None:
         click.echo(json.dumps({"model": self.run, **values}, ensure_ascii=False))

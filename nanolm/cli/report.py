@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import note
+from nanolm.cli.console import tell_of
 from nanolm.cli.options import Command, unwritable
 from nanolm.errors import DataError, UsageError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from nanolm.runs.folder import Run
 
 COMPARED = "report.html"
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what other hands may have written
 
 
 @click.command("report", cls=Command)
@@ -44,6 +43,7 @@ def command(run: tuple[str, ...], out: str | None, terminal: bool) -> None:
         raise UsageError("\n".join(problems))
 
     from nanolm.files import write_atomically
+    from nanolm.report.listing import UNREADABLE
     from nanolm.report.page import comparison_page, report_page, told, write_report
     from nanolm.runs.folder import Run
 
@@ -57,20 +57,16 @@ def command(run: tuple[str, ...], out: str | None, terminal: bool) -> None:
                 draw(each)
         elif len(runs) == 1 and out is None:
             for file in write_report(runs[0]):
-                tell(file)
+                tell_of(file)
         else:
             file = Path(out or COMPARED)
             page = comparison_page(runs) if len(runs) > 1 else report_page(told(runs[0]))
             write_atomically(file, page)
-            tell(file)
+            tell_of(file)
     except UNREADABLE as error:
         raise DataError(
             f"run.json or metrics.jsonl is not as nanolm writes it: {error!r}"
         ) from None
-
-
-def tell(file: Path) -> None:
-    note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
 
 
 def draw(run: "Run") -> None:
