@@ -201,9 +201,10 @@ def prepare(
         if saved != classifier_config:
             raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     family, reason = model_type(classifier_config)
+    task = Labels(settings, split, tokenizer, classifier, head, folder, progress)
+    settings, choices = task.settings, choices + task.choices
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
-    task = Labels(settings, split, tokenizer, classifier, head, folder, progress)
     if fresh:  # and nothing is wrong with the settings
         for text in (split.how, *split.examples, *split.notes):
             notify(Note(text))

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanolm.choice import Report
+from nanolm.choice import Choice, Report
 from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import WIDTH, Logits, predict
 from nanolm.classification.data import Batches, Cut, Encoded, Split, Texts, encode
@@ -26,9 +27,12 @@ from nanolm.model.huggingface import copied, load_classifier, save_model
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.task import State, Task
+from nanolm.training.tuning import Probe, best_products, use_attention
 
 ADAPTERS = "adapters.safetensors"
 LANGUAGE_HEAD = "language_head.safetensors"
+BESIDE = ("base.token_embedding.weight", "score.weight", "language_head.weight")  # Muon's matrices:
+BESIDE_RATE = 1.5  # times the learning rate
 
 
 class Labels(Task):
@@ -60,7 +64,6 @@ class Labels(Task):
         self.classifier = self.model = model.to(device)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         self.patience = settings.patience
-        self.low = settings.dtype == "bfloat16"
         self.weights = None
         if settings.class_weights:
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
@@ -73,6 +76,15 @@ class Labels(Task):
             parameter.requires_grad_(name in self.trained)
         if saved:
             self.restore(saved)
+        self.choices: list[Choice] = []
+        if settings.dtype == "auto":
+            probe = Probe(model.base, self.parameters(), self.loss, self.batch(0))
+            numbers, reason = best_products(settings, probe)
+            self.settings = settings = replace(settings, dtype=numbers)
+            self.choices.append(Choice("dtype", numbers, reason))
+        use_attention(model.base, settings)
+        # On a CPU that is for the products of a step alone.
+        self.low = settings.dtype == "bfloat16" and device != "cpu"
 
     def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
         """The output layer of the language model, where foretelling tokens is learned too."""
@@ -114,6 +126,8 @@ class Labels(Task):
     def rate(self, name: str) -> float:
         """Layers nearer to the input learn more slowly."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
+        if self.settings.optimizer == "muon" and name in BESIDE:
+            return BESIDE_RATE
         if not decay or decay == 1 or not name.startswith("base."):
             return 1.0
         parts = name.split(".")
@@ -121,6 +135,12 @@ class Labels(Task):
         if parts[1] == "norm":
             depth = config.layers
         return float(decay ** (config.layers + 1 - depth))
+
+    def matrices(self) -> dict[str, list[int]]:
+        if self.settings.optimizer != "muon":
+            return {}
+        named = {f"base.{name}": rows for name, rows in self.classifier.base.matrices().items()}
+        return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(part) for part in self.train.rows(self.batches[index]))

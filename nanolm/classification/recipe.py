@@ -8,12 +8,14 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
+from nanolm.training import recipe
 from nanolm.training.settings import DEFAULT_FAMILY
 
 LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
 HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
 MANY = 50_000  # texts; batches of 64 were measured there (docs/experiments.md)
 FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
+FRESH = {"muon": 2e-3, "adamw": 1e-3}  # learning rates
 WIDE = 768  # a model; narrower ones knew less, and from many texts they learn it anew
 
 
@@ -40,8 +42,9 @@ def choose_settings(
             choices.append(Choice(name, value, reason))
 
     choose("device", *choose_device(settings.device))
-    choose("dtype", *choose_dtype(settings.dtype, settings.device))
     on_cpu, count = settings.device == "cpu", len(lengths)
+    if not on_cpu:  # there it takes a measurement
+        choose("dtype", *choose_dtype(settings.dtype, settings.device))
     longest = max(lengths)
     if base is None:
         if settings.preset is None:
@@ -79,6 +82,11 @@ def choose_settings(
         choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if settings.batch is None:
         settings = replace(settings, batch=64 if count >= MANY else 32 if count >= 1000 else 16)
+    if base is None:
+        config = fresh_config(replace(settings, dropout=0.0), vocab_size=1)
+        config = replace(config, context=max(1, sum(lengths) // count))  # what a text fills
+        choose("optimizer", *recipe.optimizer(config, settings.batch or 1))
+    settings = replace(settings, optimizer=settings.optimizer or "adamw")
     choose("lr", *learning_rate(settings, base, width, count))
     if small and settings.train == "all" and count < FEW:
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
@@ -114,7 +122,7 @@ def learning_rate(
     settings: FinetuneSettings, base: ModelConfig | None, width: int, count: int
 ) -> tuple[float, str]:
     if base is None:
-        return 1e-3, "for fresh weights"
+        return FRESH[settings.optimizer or "adamw"], f"for fresh weights and {settings.optimizer}"
     if settings.train == "head":
         return 3e-3, "for the last layer alone"
     if settings.train == "lora":

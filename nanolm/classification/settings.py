@@ -39,6 +39,7 @@ class FinetuneSettings(Settings):
     class_weights: bool = False
     layer_decay: float | None = None
     language_loss: float | None = None
+    optimizer: str | None = None
     weight_decay: float | None = None
     evaluations: int | None = None
     patience: int = 5

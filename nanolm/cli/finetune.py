@@ -66,6 +66,10 @@ TABLE: Table = {
     },
     "Learning": {
         "batch": ("", "Texts a step."),
+        "optimizer": (
+            "|".join(CHOICES["optimizer"]),
+            "What updates the matrices.  [default: muon from scratch, else adamw]",
+        ),
         "lr": ("", "Peak learning rate.  [default: by what is trained]"),
         "layer_decay": ("", "Each layer further from the end learns so many times as fast."),
         "language_loss": ("", "Weight of foretelling the text's tokens too."),

@@ -128,7 +128,8 @@ def compare(
     request.check()
     settings = with_absolute_paths(request.settings)
     device, _ = choose_device(settings.device)
-    settings = replace(settings, device=device, dtype=choose_dtype(settings.dtype, device)[0])
+    choose_dtype(settings.dtype, device)  # one that is not there is better told at once
+    settings = replace(settings, device=device)
     asked = json.loads(json.dumps({**asdict(request), "settings": settings.to_dict()}))
 
     def fits(folder: Path) -> bool | None:

@@ -40,6 +40,7 @@ TOGETHER = 128  # bags that are looked at at once
 LONG = 1000  # words of a text that it is timed with
 SHARED = 4096  # tokens of a batch, from which on more than one thread helps
 SEEDS = 5  # where texts are few
+EVALUATIONS = 3  # of a Transformer: on a CPU, each takes as long as twenty steps
 
 
 @dataclass
@@ -199,6 +200,7 @@ def transformer(lesson: Lesson, start_from: str | None) -> Trained:
         start_from=start_from or SCRATCH,
         minutes=lesson.seconds / 60,
         epochs=epochs,
+        evaluations=EVALUATIONS,
     )
     train = partial(finetune, notify=lesson.notify)
     result = in_run(settings, lesson.folder, train)
@@ -281,7 +283,7 @@ ROWS: dict[str, Row] = {
     "transformer": Row(
         "Transformer",
         "each word looks at all before it at once: any two of them meet in one step",
-        12.5,
+        18.0,
         partial(transformer, start_from=None),
     ),
     "pretrained": Row(

@@ -10,13 +10,13 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice
@@ -29,7 +29,7 @@ from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizer
 from nanolm.training.settings import Settings, TrainSettings
-from nanolm.training.step import LOW, Step
+from nanolm.training.step import LOW, Batch, Loss, Step
 
 PROBE = 1_024  # tokens of the batch that threads are tried with
 TRIES = 5
@@ -44,6 +44,16 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 REPEATABLE = ("flash", "math")  # those that can be told to sum in one order
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a step is tried with."""
+
+    model: Model
+    parameters: dict[str, nn.Parameter]
+    loss: Loss
+    batch: Batch
 
 
 def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings, list[Choice]]:
@@ -72,9 +82,7 @@ def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings
             choose("threads", threads, reason)
         settings = replace(settings, workers=workers)
     if settings.dtype == "auto":
-        (dtype, attention), reason = best_products(settings, model)
-        choose("dtype", dtype, reason)
-        settings = replace(settings, attention=attention)
+        choose("dtype", *best_products(settings, probe([settings], model)))
     return settings, choices
 
 
@@ -109,7 +117,7 @@ def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int]
     if len(ways) == 1:
         return ways[0], "all that this process may use"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
-    times = dict(zip(ways, step_seconds(asked, model), strict=True))
+    times = dict(zip(ways, step_seconds(asked, probe(asked, model)), strict=True))
     best = ways[0]
     for way in ways[1:]:
         if times[way] < WORTH * times[best]:
@@ -121,59 +129,64 @@ def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int]
     return best, in_words(told, "ms a step")
 
 
-def best_products(settings: TrainSettings, model: Model) -> tuple[tuple[str, str | None], str]:
-    """The numbers of products on a CPU and how attention is done, by what whole steps take."""
-    dtype, attention = settings.dtype, settings.attention
-    ways: list[tuple[str, str | None]] = [("float32", None)]
-    if isinstance(model.config, GPTConfig) and model.config.dim >= WIDE and dtype == "auto":
-        # What multiplies in bfloat16 is slow in torch's own kernel for attention.
-        ways = [("float32", None), ("bfloat16", "math")]
-    if len(ways) == 1 or attention:
-        return (known(dtype), attention), "the safe choice on a CPU"
-    asked = [replace(settings, dtype=numbers, attention=how) for numbers, how in ways]
-    times = dict(zip(ways, step_seconds(asked, model), strict=True))
-    best = ways[0] if times[ways[1]] > CLEARLY * times[ways[0]] else ways[1]
-    return best, in_words({name: time for (name, _), time in times.items()}, "ms a step")
+def best_products(settings: Settings, probe: Probe) -> tuple[str, str]:
+    """The numbers of products on a CPU, by what a step takes, and why."""
+    config = probe.model.config
+    if not isinstance(config, GPTConfig) or config.dim < WIDE:
+        return "float32", "the safe choice on a CPU"
+    exact, low = "float32", "bfloat16"
+    asked = [replace(settings, dtype=numbers) for numbers in (exact, low)]
+    times = dict(zip((exact, low), step_seconds(asked, probe), strict=True))
+    best = low if times[low] <= CLEARLY * times[exact] else exact
+    return best, in_words(times, "ms a step")
 
 
-def step_seconds(ways: list[TrainSettings], model: Model) -> list[float]:
-    """Of the way forward and back for a few rows, with each of these settings, taking turns."""
+def probe(ways: list[TrainSettings], model: Model) -> Probe:
+    """A few rows of whatever, to learn the next token from."""
     rows, context = ways[0].batch or 1, ways[0].context or 1
-    rows = min(rows, max(PROBE // context, *(way.workers or 1 for way in ways)))
+    rows = min(rows, max(PROBE // context, *(way.workers or 1 for way in ways), 1))
     context = min(context, max(16, PROBE // rows))
-    ids = torch.randint(model.config.vocab_size, (rows, context + 1))
-    model.train()
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return next_token_loss(model.head, model.body(ids[:, :-1]), ids[:, 1:]), {}
 
-    def once(way: TrainSettings, step: Step) -> float:
-        use_attention(model, way)
-        with threads_for(way.threads, way.workers):
+    ids = torch.randint(model.config.vocab_size, (rows, context + 1))
+    return Probe(model, dict(model.named_parameters()), loss, (ids,))
+
+
+def step_seconds(ways: Sequence[Settings], probe: Probe) -> list[float]:
+    """Of the way forward and back, with each of these settings, taking turns."""
+    probe.model.train()
+    workers = [getattr(way, "workers", None) or 1 for way in ways]
+
+    def once(way: Settings, shares: int, step: Step) -> float:
+        use_attention(probe.model, way)
+        with threads_for(way.threads, shares):
             start = time.perf_counter()
-            step.gradients((ids,))
+            step.gradients(probe.batch)
             taken = time.perf_counter() - start
         step.optimizer.zero_grad()
         return taken
 
     steps = []
-    for way in ways:
-        with threads_for(way.threads, way.workers):
-            shares = way.workers or 1
-            optimizer = Optimizer(dict(model.named_parameters()), 0.0, shares=shares)
-            steps.append(Step(loss, optimizer, known(way.dtype)))
-    pairs = list(zip(ways, steps, strict=True))
-    first = [once(*pair) for pair in pairs]
+    for way, shares in zip(ways, workers, strict=True):
+        with threads_for(way.threads, shares):
+            optimizer = Optimizer(probe.parameters, 0.0, shares=shares)
+            steps.append(Step(probe.loss, optimizer, known(way.dtype)))
+    turns = list(zip(ways, workers, steps, strict=True))
+    first = [once(*turn) for turn in turns]
     tries = TRIES if sum(first) < LONG else 0  # a large model shows the difference at once
-    rounds = [[once(*pair) for pair in pairs] for _ in range(tries)] or [first]
-    use_attention(model, ways[0], undo=True)
+    rounds = [[once(*turn) for turn in turns] for _ in range(tries)] or [first]
+    use_attention(probe.model, ways[0])
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def use_attention(model: Model, settings: TrainSettings, undo: bool = False) -> None:
-    """On a CPU, let it be done as the settings say."""
+def use_attention(model: Model, settings: Settings) -> None:
+    """On a CPU, let it be done as the settings say, and where products are in bfloat16: with them,
+    torch's own kernel is slow."""
     if isinstance(model, GPT) and settings.device == "cpu":
-        model.use_written_attention(settings.attention == "math" and not undo)
+        asked = getattr(settings, "attention", None) == "math"
+        model.use_written_attention(asked or settings.dtype == "bfloat16")
 
 
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:

@@ -120,6 +120,7 @@ HOW: dict[str, dict[str, Any]] = {
     "scratch, tied": {"start_from": "none", "language_loss": 0.5, **FAST, "family": "gpt2"},
     "scratch, mean": {"start_from": "none", "pool": "mean", **FAST},
     "scratch, lstm": {"start_from": "none", **FAST, "family": "lstm"},
+    "scratch, muon": {"start_from": "none", **FAST, "optimizer": "muon", "dtype": "bfloat16"},
     "windows": {"start_from": "none", **FAST, "context": 9, "long": "windows"},
     "all": {"train": "all", "layer_decay": 0.8, "language_loss": 0.5},
     "last-1": {"train": "last-1"},
@@ -140,6 +141,11 @@ def test_what_is_open_follows_from_model_and_texts() -> None:
     assert (few.batch, many.batch) == (16, 64)
     assert (few.language_loss, many.language_loss) == (0.5, 0.0)
     assert [each.layer_decay for each in (few, many, fresh, head)] == [0.8, 0.8, 1.0, 1.0]
+    assert [each.optimizer for each in (few, fresh, head)] == ["adamw", "adamw", "adamw"]
+    # Batches of 32 such texts are worth what Muon's updates cost.
+    more, _ = choose_settings(replace(asked, start_from="none"), None, 1_000_000, [20] * 1000)
+    assert (more.optimizer, more.lr) == ("muon", 2e-3)
+    assert more.dtype == "auto"  # on a CPU, a measurement decides
     # The narrower, the more a model learns anew from many texts: by the root of 768 / width.
     assert (few.lr, many.lr) == pytest.approx((0.05 / 384, 2**0.5 * 0.05 / 384), rel=1e-3)
     wide, _ = choose_settings(asked, replace(trained, dim=1536), 11_000_000, [20] * 60_000)
