@@ -49,6 +49,20 @@ class DiskFull(NanolmError):
     exit_code = 7
 
 
+class PeerLost(NanolmError):
+    """Another process of a training that has many is gone; all can be begun again."""
+
+    exit_code = 75
+
+
+class ToldElsewhere(NanolmError):
+    """Another process has told what is wrong."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """A question to end a message with, where something close to `word` is known."""
     close = get_close_matches(str(word), known, n=1)

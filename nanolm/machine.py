@@ -12,13 +12,28 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as malloc.h has 
 
 
 def available_threads() -> int:
-    """OMP_NUM_THREADS if it is set, else the cores this process may run on."""
+    """OMP_NUM_THREADS if it is set, else this process's share of the cores it may run on."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(1, cores // local_processes())
+
+
+def process() -> tuple[int | None, int]:
+    """Which of how many processes this is, where something like torchrun started it; else None."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not (rank.isdigit() and size.isdigit() and "MASTER_ADDR" in os.environ):
+        return None, 1
+    return int(rank), int(size)
+
+
+def local_processes() -> int:
+    """How many of them are on this machine."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(count) if process()[0] is not None and count.isdigit() and int(count) else 1
 
 
 def keep_memory() -> None:

@@ -19,6 +19,8 @@ class Request:
     seconds: float = 3.0  # for each number
     against: str | None = None
     profile: bool = False
+    scale: tuple[int, ...] = ()  # numbers of processes to reckon with; none: measure this machine
+    bandwidth: float = 50.0  # between two of them, in GB/s
 
     def problems(self) -> list[str]:
         """Everything that is wrong, each with what there is."""
@@ -34,6 +36,12 @@ class Request:
             for flag, word, known in asked
             if word not in known
         ]
+        if not all(1 <= count <= 100_000 for count in self.scale):
+            found.append("--scale: give numbers of processes, such as 1,8,64")
+        if self.scale and (self.against or self.profile):
+            found.append("--scale cannot be with --against or --profile: leave out one")
+        if not 0.001 <= self.bandwidth <= 100_000:
+            found.append(f"--bandwidth {self.bandwidth:g}: must be from 0.001 to 100000, in GB/s")
         least, most = SECONDS
         if not least <= self.seconds <= most:
             found.append(f"--seconds {self.seconds:g}: must be from {least:g} to {most:g}")

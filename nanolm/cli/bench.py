@@ -61,6 +61,21 @@ SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people r
     is_flag=True,
     help=f"Show the {SHOWN} largest costs of an update, and how far each is from its limit.",
 )
+@click.option(
+    "--scale",
+    metavar="1,8,64",
+    default=(),
+    callback=lambda context, parameter, text: counts(text),
+    help="Instead, how well so many processes would share a batch, reckoned from a step here.",
+)
+@click.option(
+    "--bandwidth",
+    metavar="GB/S",
+    type=float,
+    default=50.0,
+    show_default=True,
+    help="What --scale takes for granted between any two of them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool, **asked: Any) -> None:
     """Measure this machine: how fast it trains and writes, and how much of it that uses.
@@ -69,12 +84,16 @@ def command(as_json: bool, **asked: Any) -> None:
     nanolm bench
     nanolm bench --preset micro --against transformers
     nanolm bench --preset mini --profile
+    nanolm bench --preset gpt2 --scale 1,8,64 --bandwidth 50
     """
     request = Request(**asked)
     if problems := request.problems():
         raise UsageError("\n".join(problems))
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself on stderr
+    if request.scale:
+        show_scale(request, as_json)
+        return
     from nanolm.bench.measure import measured
 
     report = measured(request, note)
@@ -85,6 +104,45 @@ def command(as_json: bool, **asked: Any) -> None:
     for preset, profile in report.profiles.items():
         click.echo()
         show_profile(preset, profile)
+
+
+def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of processes; what is none is refused with the rest of the request."""
+    if isinstance(text, tuple):
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts)
+
+
+def show_scale(request: Request, as_json: bool) -> None:
+    from nanolm.bench.scale import estimates
+
+    found = estimates(request, note)
+    if as_json:
+        rows = [asdict(each) for each in found]
+        click.echo(json.dumps({"bandwidth": request.bandwidth, "estimates": rows}))
+        return
+    say(
+        f"Reckoned, not measured: a ring of processes with {request.bandwidth:g} GB/s from each to "
+        "the next, gradients of 4 bytes, exchanged while the way back (half a step) goes on; "
+        "nothing for waiting on the slowest, or on the disk."
+    )
+    click.echo()
+    heads = f"{'rows each':>9} {'step ms':>8} {'told ms':>8} {'shown ms':>8} {'tokens/s':>11}"
+    click.echo(f"{'preset':<8} {'processes':>9} {heads} {'of n':>6} {'grown':>6}")
+    for each in found:
+        times = [1000 * value for value in (each.compute, each.exchange, each.shown)]
+        click.echo(
+            f"{each.preset:<8} {each.processes:>9,} {each.rows:>9,} {times[0]:>8.1f} "
+            f"{times[1]:>8.2f} {times[2]:>8.2f} {each.speed:>11,.0f} {each.efficiency:>6.1%} "
+            f"{each.grown:>6.1%}"
+        )
+    click.echo()
+    say(
+        "step: measured here with the rows that each would have. told: all that is exchanged; "
+        "shown: what of it nothing hides. of n: of so many times the speed of one, the batch being "
+        "the same; grown: if the batch grew with them."
+    )
 
 
 def as_object(report: "Report") -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolm.machine import process
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -37,9 +39,12 @@ def styled(text: str, **style: Any) -> str:
     return text if plain else click.style(text, **style)
 
 
-def complain(message: str) -> None:
-    """An error, on stderr, in one voice."""
-    text = printable(message).replace("\n", "\n       ")
+def complain(message: str, common: bool = False) -> None:
+    """An error, on stderr, in one voice: of several processes, what they all found by the first."""
+    rank, _ = process()
+    if rank and common:
+        return
+    text = printable(f"process {rank}: {message}" if rank else message).replace("\n", "\n       ")
     click.echo(styled("error:", fg="red", bold=True) + " " + text, err=True)
 
 

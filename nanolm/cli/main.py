@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import sys
+import time
 import traceback
 
 import click
@@ -15,9 +16,11 @@ import click
 from nanolm import __version__
 from nanolm.cli.console import complain
 from nanolm.cli.options import Group
-from nanolm.errors import NanolmError
+from nanolm.errors import NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
+from nanolm.machine import process
 
+GRACE = 3.0  # seconds in which the first one can tell what is wrong
 VERBS = {  # the module of each, and the command in it where that has another name
     "train": "nanolm.cli.train",
     "sweep": "nanolm.cli.sweep",
@@ -73,7 +76,8 @@ class Verbs(Group):
     "`nanolm train --steps 500`.",
 )
 @click.version_option(__version__, prog_name="nanolm")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Your own language model from a text file.
 
     \b
@@ -92,6 +96,12 @@ def cli() -> None:
     nanolm bench                            how fast this machine trains and writes
     nanolm doctor                           what a bug report needs; doctor RUN: is it whole?
     """
+    _, count = process()
+    if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
+        raise UsageError(
+            f"{count} processes were started, and {verb} is for one: leave out torchrun (only "
+            "`nanolm train` shares its work)"
+        )
 
 
 def main() -> None:
@@ -107,7 +117,10 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    sys.exit(run())
+    code = run()
+    if process()[0] and code not in (0, 75):  # a launcher ends all of them when one has ended,
+        time.sleep(GRACE)
+    sys.exit(code)
 
 
 def run() -> int:
@@ -115,15 +128,17 @@ def run() -> int:
         code = cli.main(prog_name="nanolm", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return code if isinstance(code, int) else 0
+    except ToldElsewhere as error:
+        return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"
-        complain(f"{error.format_message()}\n`{where} --help` shows what it takes")
+        complain(f"{error.format_message()}\n`{where} --help` shows what it takes", common=True)
         return 2
     except click.ClickException as error:
         complain(error.format_message())
         return error.exit_code
     except NanolmError as error:
-        complain(str(error))
+        complain(str(error), common=isinstance(error, UsageError))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")

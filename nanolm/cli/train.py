@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from nanolm.cli.console import note
 from nanolm.cli.options import MACHINE, READING, Command, Option, Table, options_of, run_options
 from nanolm.errors import UsageError
+from nanolm.machine import process
 from nanolm.model.config import RECURRENT
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import EMBEDDED, SCHEME
@@ -119,6 +120,11 @@ TABLE: Table = {
             "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
         ),
         "compile": ("", "Let torch compile the model.  [default: if it pays within the run]"),
+        "shard": (
+            "",
+            "Under torchrun, let each process keep only a share of the weights.  [default: if the "
+            "whole does not fit]",
+        ),
     },
     "Run": {
         "evaluations": (
@@ -129,7 +135,7 @@ TABLE: Table = {
     },
 }
 
-MEASURED = ("threads", "workers", "attention", "compile")  # for a model and a machine
+MEASURED = ("threads", "workers", "attention", "compile", "shard")  # for a model and a machine
 # Given on the command line, these make the others void in the environment or a --config file.
 DISPLACES = {
     "steps": ("minutes", "epochs", "tokens"),
@@ -203,6 +209,7 @@ def command(
     nanolm train novel.txt --from runs/stories    go on from another model; or --from gpt2
     nanolm train novel.txt --family lstm          something to compare with
     nanolm train --config runs/novel/config.toml  the same again
+    torchrun --nproc-per-node 8 -m nanolm train novel.txt    on eight GPUs
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """
@@ -222,6 +229,8 @@ def command(
     from nanolm.training import extend as extension
     from nanolm.training import language
 
+    if process()[0]:  # another one plans, tells and writes
+        return 75 if not plan_only and language.follow().stopped == "interrupted" else 0
     with TrainingView() as view, Trackers(report_to, view.show) as told:
         if plan_only:
             plan = language.plan_only(settings, view.show, started)

@@ -10,7 +10,7 @@ are compared before a number is read, every fault is named, and nothing in a fol
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,11 +108,11 @@ def save_model(
     tokenizer.save(folder, base_config(model).context)
 
 
-def copied(model: M) -> M:
+def copied(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value.clone()) -> M:
     """What can be saved while the model itself goes on learning."""
     with torch.device("meta"):  # nothing is drawn or allocated
         copy = type(model)(model.config)
-    state = {name: value.detach().clone() for name, value in model.named_parameters()}
+    state = {name: copy_of(value.detach()) for name, value in model.named_parameters()}
     copy.load_state_dict(state, strict=False, assign=True)
     if isinstance(copy, Model) and copy.config.tied:
         copy.head.weight = copy.token_embedding.weight

@@ -39,7 +39,7 @@ from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import make_tokenizer
 from nanolm.text.words import MARK
 
-FORMAT = 2  # to be raised whenever the same request would give other tokens
+FORMAT = 3  # to be raised whenever the same request would give other tokens
 ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 
@@ -72,6 +72,7 @@ class Prepared:
     prompt: str  # how the held-out text begins
     choices: list[Choice]
     fingerprints: dict[str, str]  # of corpus, validation and tokenizer
+    folder: Path  # where it lies
 
 
 def prepare_tokens(
@@ -90,7 +91,7 @@ def prepare_tokens(
     with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
         files.sweep(parent, key)
         if _whole(folder, note):
-            return _load(folder, request, fingerprints)
+            return open_tokens(folder, request.tokenizer, fingerprints)
         _remove_old(parent)
 
         def write(temporary: Path) -> None:
@@ -98,7 +99,7 @@ def prepare_tokens(
             if _stamps(sources, validation) != stamps:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
-        return _load(files.commit(parent, key, write), request, fingerprints)
+        return open_tokens(files.commit(parent, key, write), request.tokenizer, fingerprints)
 
 
 def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
@@ -190,7 +191,7 @@ def _prepare(
                 request.measured,
             )
             choices += chosen
-            (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
         encode_corpus(held_out, val, tokenizer, folder / "val.bin", report)
         beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
@@ -250,8 +251,12 @@ def _whole(folder: Path, note: Note) -> bool:
     return True
 
 
-def _load(folder: Path, request: Request, fingerprints: dict[str, str]) -> Prepared:
-    tokenizer = request.tokenizer
+def open_tokens(
+    folder: Path,
+    tokenizer: str | Tokenizer | None = None,
+    fingerprints: dict[str, str] | None = None,
+) -> Prepared:
+    """What was prepared there."""
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(folder)
     os.utime(folder)  # it is in use
@@ -264,7 +269,8 @@ def _load(folder: Path, request: Request, fingerprints: dict[str, str]) -> Prepa
         documents=facts["documents"],
         prompt=facts["prompt"],
         choices=[Choice(**choice) for choice in facts["choices"]],
-        fingerprints={**fingerprints, "tokenizer": tokenizer.fingerprint()},
+        fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},
+        folder=folder,
     )
 
 

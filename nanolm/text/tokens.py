@@ -8,7 +8,7 @@ come out on any machine. Each epoch cuts the tokens into windows at another offs
 every window once, in an order that a keyed permutation gives without storing it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ class Batches:
     context: int
     batch: int
     seed: int
+    # Of each batch; where several processes share it, not all.
+    rows: slice = field(default_factory=lambda: slice(None))
 
     @property
     def windows(self) -> int:
@@ -35,6 +37,7 @@ class Batches:
     def starts(self, index: int) -> Words:
         """Where the windows of batch `index` begin."""
         numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
+        numbers = numbers[self.rows]
         epochs, positions = np.divmod(numbers, np.uint64(self.windows))
         keys = _mix(_mix(np.full_like(epochs, self.seed)) + epochs)
         room = min(self.context, len(self.tokens) - self.windows * self.context)

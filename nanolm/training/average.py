@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from nanolm.training.distributed import fill, local
+
 
 class Average:
     """Of some parameters, a step back counting `keep` times as much as the one after it."""
@@ -26,7 +28,8 @@ class Average:
     def update(self, step: int) -> None:
         """Take in the weights after `step` steps; over the first ones it is their plain mean."""
         weight = max(1 - self.keep, 1 / step)
-        torch._foreach_lerp_(self.means, list(self.parameters.values()), weight)
+        now = [local(parameter) for parameter in self.parameters.values()]
+        torch._foreach_lerp_([local(mean) for mean in self.means], now, weight)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -52,6 +55,5 @@ class Average:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from a model that is the mean, and what `tensors` gave."""
         self.swap()
-        with torch.no_grad():
-            for name, parameter in self.tensors().items():
-                parameter.copy_(tensors[name])
+        for name, parameter in self.tensors().items():
+            fill(parameter, tensors[name])

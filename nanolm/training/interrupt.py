@@ -5,9 +5,12 @@ import threading
 from types import FrameType
 from typing import Self
 
+from nanolm.machine import process
+
 
 class StopRequest:
-    """While entered, the first signal only sets `requested`; a second Ctrl-C is immediate."""
+    """While entered, the first signal only sets `requested`; a second Ctrl-C is immediate, except
+    where it comes from what started this process as one of several, after the first one."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -24,7 +27,7 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self.requested and number == signal.SIGINT and process()[0] is None:
             raise KeyboardInterrupt
         self.requested = True
         outer = getattr(self._before.get(signal.Signals(number)), "__self__", None)

@@ -5,19 +5,31 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nanolm.generation.language_model import LanguageModel
+from nanolm.machine import available_threads
+from nanolm.model.base import Model
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import copied, load_model, save_model
 from nanolm.runs.folder import append
 from nanolm.text.tokens import Batches
 from nanolm.training import recipe
+from nanolm.training.distributed import (
+    ALONE,
+    World,
+    collected,
+    fill,
+    local_rank,
+    meet,
+    sharded,
+    whole,
+)
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
@@ -33,6 +45,7 @@ from nanolm.training.prepare import (
     prepare,
     prepare_text,
     refuse_finished,
+    taken_up,
     with_absolute_paths,
 )
 from nanolm.training.settings import TrainSettings
@@ -83,52 +96,76 @@ def train(
 ) -> Result:
     """Train on `settings.corpus`, or go on with an unfinished run of the same settings.
 
-    A time to train for is counted from `started`, by `time.monotonic`, or from now.
+    A time to train for is counted from `started`, by `time.monotonic`, or from now. Where this is
+    the first of several processes, the others `follow` it.
     """
     elapsed = stopwatch(started)
     settings.check()
-    settings = with_absolute_paths(settings)
-    # What is not there is better told at once.
-    choose_dtype(settings.dtype, choose_device(settings.device)[0])
-    run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-    base = find_base(settings, notify)
-    text = prepare_text(settings, base, notify)
-    with run.locked(), repeatable(settings.deterministic):
-        if run.exists():
-            refuse_finished(run)  # it may have ended between the choice and the lock
-        notify = also_to_log(run, notify)
-        job = prepare(settings, run, base, text, elapsed, notify)
-        with (
-            threads_for(job.settings.threads, job.settings.workers),
-            attention_by(job.settings.attention),
-            StopRequest() as stop,
-        ):
-            tell_of_threads(job.settings, notify)
-            task = NextToken(job, notify)
-            spent = elapsed()
-            trainer = Trainer(run, job.settings, task, job.checkpoint, notify, spent)
-            stopped = trainer.loop(stop)
-            scores = trainer.state.scores
-            if stopped != "interrupted":
-                trainer.take_best()
-                if not (task.all_seen and trainer.state.best_step == trainer.state.step):
-                    scores = as_metrics(task.score())  # of all that was held out
-                trainer.tick()
-            state = trainer.state
-            result = Result(
-                run=str(run.path),
-                steps=state.step,
-                tokens=state.tokens,
-                seconds=round(state.seconds, 3),
-                train_loss=state.train_loss,
-                val_loss=scores.get("val_loss"),
-                val_bits_per_byte=scores.get("val_bits_per_byte"),
-                best_step=state.best_step,
-                stopped=stopped,
-            )
-            if stopped != "interrupted":
+    with meet() as world, world.leading():
+        settings = with_absolute_paths(settings)
+        # What is not there is better told at once.
+        device = choose_device(settings.device)[0]
+        choose_dtype(settings.dtype, device)
+        if world.joined and device == "cuda":
+            local_rank()
+        run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
+        base = find_base(settings, notify)
+        text = prepare_text(settings, base, notify)
+        with run.locked(), repeatable(settings.deterministic):
+            if run.exists():
+                refuse_finished(run)  # it may have ended between the choice and the lock
+            notify = also_to_log(run, notify)
+            job = prepare(settings, run, base, text, elapsed, notify, world.size)
+            world.tell(job.facts())
+            result = learn(job, world, elapsed, notify)
+            if result.stopped != "interrupted":
                 end(run, asdict(result), notify)
             return result
+
+
+def follow() -> Result:
+    """Do what the first of several processes has decided, and tell nothing."""
+    with meet() as world:
+        job = taken_up(world.hear())
+        with repeatable(job.settings.deterministic):
+            return learn(job, world, stopwatch(None), lambda event: None)
+
+
+def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> Result:
+    """All steps of a run, or what is left of them."""
+    settings = job.settings
+    if world.joined:  # what was found for one process may be too much for each of several
+        threads = min(settings.threads or 1, available_threads())
+        job = replace(job, settings=replace(settings, workers=1, threads=threads))
+        settings = job.settings
+    world.connect(settings.device)
+    with (
+        threads_for(settings.threads, settings.workers),
+        attention_by(settings.attention),
+        StopRequest() as stop,
+    ):
+        tell_of_threads(settings, notify)
+        task = NextToken(job, notify, world)
+        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
+        stopped = trainer.loop(stop)
+        scores = trainer.state.scores
+        if stopped != "interrupted":
+            trainer.take_best()
+            if not (task.all_seen and trainer.state.best_step == trainer.state.step):
+                scores = as_metrics(task.score())  # of all that was held out
+            trainer.tick()
+        state = trainer.state
+        return Result(
+            run=str(job.run.path),
+            steps=state.step,
+            tokens=state.tokens,
+            seconds=round(state.seconds, 3),
+            train_loss=state.train_loss,
+            val_loss=scores.get("val_loss"),
+            val_bits_per_byte=scores.get("val_bits_per_byte"),
+            best_step=state.best_step,
+            stopped=stopped,
+        )
 
 
 def plan_only(
@@ -151,14 +188,25 @@ def stopwatch(started: float | None) -> Callable[[], float]:
 class NextToken(Task):
     """A language model on a text."""
 
-    def __init__(self, job: Job, notify: Notify) -> None:
+    def __init__(self, job: Job, notify: Notify, world: World = ALONE) -> None:
         settings = self.settings = job.settings
         assert settings.context and settings.batch
-        self.job, self.notify, self.context = job, notify, settings.context
-        batches = Batches(job.text.train, settings.context, settings.batch, settings.seed)
+        self.job, self.notify, self.world = job, notify, world
+        self.step_tokens = settings.batch * settings.context
+        batches = Batches(
+            job.text.train,
+            settings.context,
+            settings.batch,
+            settings.seed,
+            world.rows(settings.batch),
+        )
         self.source = source(batches, settings.device)
         self.network = self.model = job.model.to(settings.device)
-        with_kernels(self.network, settings)
+        if settings.shard and world.joined:
+            # Kernels that reach from one layer into the next would miss what others have of it.
+            self.sharded = sharded(self.network, self.loss)
+        else:
+            with_kernels(self.network, settings)
         use_attention(self.network, settings)
         assert settings.weight_decay is not None and settings.evaluations
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
@@ -202,7 +250,7 @@ class NextToken(Task):
         return (self.source.batch(index),)
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
-        return len(batch[0]) * self.context
+        return self.step_tokens
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
@@ -232,36 +280,59 @@ class NextToken(Task):
             affordable = CHEAPER * share * state.tokens / progress
             if settings.minutes and self.scoring:  # much of it may have passed before the steps
                 affordable = max(affordable, share * 60 * settings.minutes / self.scoring)
+            affordable = self.world.same(affordable)
             state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
         self.all_seen = state.evaluated_tokens == len(text.val)
+        network = self.seen()
         if not self.looked:
-            self.score(limit=1)  # what only the first time takes
+            self.score(network, limit=1)  # what only the first time takes
             self.looked = True
         start = time.monotonic()
-        score = self.score(state.evaluated_tokens)
+        score = self.score(network, state.evaluated_tokens)
         self.scoring = (time.monotonic() - start) / max(1, score.tokens)
-        writer = LanguageModel(self.network, text.tokenizer)
-        sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=settings.seed)
-        heading = f"## Step {state.step:,}: {score.bits_per_byte:.3f} bits per byte\n"
-        quoted = "\n".join("> " + line for line in (text.prompt + sample).splitlines())
-        append(self.job.run.samples, f"{heading}\n{quoted}\n\n")
-        self.notify(Wrote(state.step, text.prompt, sample))
+        if self.world.first:
+            self.write(network, state.step, score)
         return [score.loss], as_metrics(score)
 
-    def score(self, limit: int | None = None) -> Score:
-        """How good the model is on held-out text, or on about `limit` tokens of it."""
+    def seen(self) -> Model:
+        """The model, to be looked at: one that is sharded as a copy that is whole."""
+        return copied(self.network, whole) if self.sharded else self.network
+
+    def write(self, network: Model, step: int, score: Score) -> None:
+        """A sample of what the model has come to."""
+        text = self.job.text
+        writer = LanguageModel(network, text.tokenizer)
+        sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+        heading = f"## Step {step:,}: {score.bits_per_byte:.3f} bits per byte\n"
+        quoted = "\n".join("> " + line for line in (text.prompt + sample).splitlines())
+        append(self.job.run.samples, f"{heading}\n{quoted}\n\n")
+        self.notify(Wrote(step, text.prompt, sample))
+
+    def score(self, network: Model | None = None, limit: int | None = None) -> Score:
+        """How good the model is on held-out text, or on about `limit` tokens of it; `network` is
+        what `seen` gave, if anything."""
         assert self.settings.context
         text = self.job.text
         low = LOW.get(self.settings.dtype) if self.settings.device != "cpu" else None
+        network = network or self.seen()
         with torch.autocast(self.settings.device, low, enabled=low is not None):
-            return evaluate(self.network, text.tokenizer, text.val, self.settings.context, limit)
+            return evaluate(
+                network,
+                text.tokenizer,
+                text.val,
+                self.settings.context,
+                limit,
+                world=self.world,
+            )
 
     def copied(self) -> Callable[[Path], None]:
-        copy = copied(self.network)
+        copy = copied(self.network, collected)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
     def take_back(self, folder: Path) -> None:
-        self.network.load_state_dict(load_model(folder).state_dict())
+        saved = dict(load_model(folder).named_parameters())
+        for name, parameter in self.network.named_parameters():
+            fill(parameter, saved[name])
 
 
 def as_metrics(score: Score) -> dict[str, float]:

@@ -28,6 +28,7 @@ from nanolm.report.page import write_report
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
 from nanolm.training.average import Average
+from nanolm.training.distributed import ALONE, World, collected, replicated
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer, load_tensors
@@ -42,7 +43,8 @@ PATIENCE = 10  # steps in a row without a finite gradient before going back,
 RETURNS = 3  # so many times before giving up
 RESERVED = 0.4  # of the time for steps, at most, before it is known what the end takes
 AHEAD = 10  # steps that a GPU may be behind what it was told,
-AHEAD_SECONDS = 0.25  # and for how long
+AHEAD_SECONDS = 0.25  # and for how long;
+AHEAD_TOGETHER = 4  # where others have to be as far behind
 COMPILED_FROM = 10  # the step; those before tell what there is to gain
 STUCK, STILL = 0.2, 0.98  # so far into the run, the loss should be below so much of the first,
 MOVING = 50  # after so many steps
@@ -71,22 +73,28 @@ class Trainer:
         saved: Path | None,
         notify: Notify,
         spent: float = 0.0,
+        world: World = ALONE,
     ) -> None:
         """`spent` are seconds of the budget that are used up before a first step."""
         self.run, self.settings, self.task, self.notify = run, settings, task, notify
+        self.world = world
         assert settings.lr
         self.lr = settings.lr
         workers = getattr(settings, "workers", None) or 1
+        loss: Any = task.loss
+        if world.joined:
+            loss = task.sharded or replicated(task.model, task.loss)
         self.optimizer = Optimizer(
-            task.parameters(), task.weight_decay, task.rate, workers, task.matrices()
+            task.parameters(), task.weight_decay, task.rate, workers, task.matrices(), world
         )
         self.optimizer.prepare()  # what is left is for the batches
-        self.step = Step(task.loss, self.optimizer, settings.dtype, task.tokens, task.save_memory)
+        how = (settings.dtype, task.tokens, task.save_memory, world)
+        self.step = Step(loss, self.optimizer, *how, world.weight(settings.batch or 1))
         self.average = None
         if settings.average:
             self.average = Average(task.parameters(), settings.average)
         self.launched: deque[Launched] = deque()
-        self.ahead = 0
+        self.ahead = AHEAD_TOGETHER if world.joined and self.step.device.type == "cuda" else 0
         self.looked = False  # at held-out data, by this process
         self.saver = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
@@ -97,7 +105,7 @@ class Trainer:
         self.saved_step = -1
         if saved:
             self.take_up(saved)
-            checkpoint.point(run.path / "last", saved)  # it may have been killed before that
+            self.point("last", saved)  # it may have been killed before that
         self.state.seconds += spent
         progress = self.progress()
         behind = int(min(1, progress) * task.evaluations + 1e-9)
@@ -107,7 +115,13 @@ class Trainer:
             self.state.decay_step = None
         if self.state.step == 0:
             self.state.begun = min(progress, 0.99)
-        run.cut_back(self.state.lengths)
+        if world.first:
+            run.cut_back(self.state.lengths)
+
+    def point(self, name: str, folder: Path) -> None:
+        """Let the run's link of this name be to a checkpoint."""
+        if self.world.first:
+            checkpoint.point(self.run.path / name, folder)
 
     def take_up(self, folder: Path) -> None:
         """All but the weights, as it was saved in `folder`."""
@@ -136,14 +150,18 @@ class Trainer:
         last_save = self.clock = time.monotonic()
         self.last_log, self.speed = (state.tokens, state.seconds), 0
         task.model.train()
+        if self.world.joined:
+            self.step.fit(task.batch(0))
+            state.parts = self.step.parts
         undecided = task.compile_seconds is not None
         while True:
             if undecided and state.step >= COMPILED_FROM:
                 self.decide_on_compiling()
                 undecided = False
-            progress = self.progress()
+            long_ago = time.monotonic() - last_save > SAVE_SECONDS
+            progress, stopping, save = self.world.agree(self.progress(), stop.requested, long_ago)
             due = progress >= (state.evaluations + 1) / task.evaluations
-            save = due or stop.requested or time.monotonic() - last_save > SAVE_SECONDS
+            save = save or due or stopping
             if self.settings.save_every and state.step % self.settings.save_every == 0:
                 save = save or state.step > 0
             if state.decay_step is None and progress >= 1 - DECAY:
@@ -154,7 +172,7 @@ class Trainer:
                 last_save = time.monotonic()
             if state.returns > returns:
                 continue
-            if stop.requested and progress < 1:
+            if stopping and progress < 1:
                 self.finish_saving()
                 return "interrupted"
             if due:
@@ -183,12 +201,18 @@ class Trainer:
         state, settings = self.state, self.settings
         batch = self.task.batch(state.step + state.passed_over)
         if settings.dropout:
-            torch.manual_seed((settings.seed * 1_000_003 + state.step) % (1 << 63))
+            seed = settings.seed * 1_000_003 + state.step + (self.world.rank << 40)
+            torch.manual_seed(seed % (1 << 63))
         try:
             numbers = self.step(batch, lr)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
+            if self.world.joined:
+                raise OutOfMemory(
+                    f"{len(batch[0]):,} sequences of --context {settings.context} do not fit into "
+                    "the memory of each process; try more processes, --shard, or a smaller --batch"
+                ) from None
             raise OutOfMemory(
                 f"not even one sequence of --context {settings.context} fits into memory; "
                 f"try --context {max(1, (settings.context or 1) // 2)}, or a smaller model"
@@ -237,7 +261,7 @@ class Trainer:
                     means["skipped"] = state.skipped
                 state.sums, state.summed, state.skipped = {}, 0, 0
                 self.record(found.step, found.tokens, means)
-            if found.done:
+            if found.done and not self.world.joined:
                 each = (state.seconds - before) / count
                 self.ahead = max(1, min(AHEAD, int(AHEAD_SECONDS / max(each, 1e-9))))
 
@@ -256,16 +280,18 @@ class Trainer:
         kept = {"seconds": state.seconds, "parts": state.parts, "told": state.told}
         kept |= {"returns": state.returns + 1, "bad_steps": 0}
         next_batch = state.step + state.passed_over
+        self.world.wait()  # for what is being saved
         good = self.last_good()
         if good:  # else the weights are still those from before: nothing bad was learned
-            checkpoint.discard_after(self.run.checkpoints, good)
             self.task.restore(good)
             self.take_up(good)
-            self.run.cut_back(state.lengths)
-            checkpoint.point(self.run.path / "last", good)
+            self.world.wait()  # until all have read it
+            if self.world.first:
+                checkpoint.discard_after(self.run.checkpoints, good)
+                self.run.cut_back(state.lengths)
+            self.point("last", good)
             if state.best:
-                best = self.checkpoint_folder(state.best_step)
-                checkpoint.point(self.run.path / "best", best)
+                self.point("best", self.checkpoint_folder(state.best_step))
             why += f"; going back to step {state.step:,}"
         vars(state).update(kept, passed_over=next_batch - state.step)
         self.step.parts = state.parts
@@ -292,7 +318,7 @@ class Trainer:
         assert cost is not None
         asked = getattr(self.settings, "compile", None)
         wanted = bool(asked)
-        if asked is None and self.settings.device in GAIN:
+        if asked is None and self.settings.device in GAIN and not self.world.joined:
             progress = self.progress()
             left = state.seconds / progress * (1 - progress) if progress else math.inf
             gain = GAIN[self.settings.device] * left
@@ -310,7 +336,8 @@ class Trainer:
                 self.notify(Choice("compile", "yes" if wanted else "no", times))
         if asked is None:
             self.settings = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
-            self.run.configure(self.settings.to_dict())
+            if self.world.first:
+                self.run.configure(self.settings.to_dict())
         self.step.forget_captured()
         self.tick()
         self.leave_out(before)
@@ -364,7 +391,8 @@ class Trainer:
             "seconds": round(state.seconds, 3),
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
         }
-        append(self.run.metrics, json.dumps(line) + "\n")
+        if self.world.first:
+            append(self.run.metrics, json.dumps(line) + "\n")
         progress = self.progress()
         left = state.seconds / progress * max(0, 1 - progress) if progress else math.inf
         learned = max(0.0, min(1, progress) - state.begun) / (1 - state.begun)
@@ -382,7 +410,7 @@ class Trainer:
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
         if state.best is None or found < state.best:
             state.best, state.best_step, state.beyond = found, state.step, 0
-            checkpoint.point(self.run.path / "best", self.checkpoint_folder(state.step))
+            self.point("best", self.checkpoint_folder(state.step))
         elif loss > 1.05 * state.lowest_loss:
             state.beyond += 1
         self.record(state.step, state.tokens, state.scores)
@@ -424,6 +452,9 @@ class Trainer:
         self.finish_saving()
         if not self.state.bad_steps:
             self.state.good_step = self.state.step
+        self.saved_step = self.state.step
+        if not (self.world.first or self.task.sharded):
+            return
         self.state.lengths = self.run.lengths()
         state = json.dumps(asdict(self.state), indent=1) + "\n"
         with self.averaged():
@@ -431,7 +462,7 @@ class Trainer:
         tensors = self.optimizer.tensors()
         for more in self.also_saved():
             tensors |= more.tensors()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        tensors = {name: collected(tensor) for name, tensor in tensors.items()}
         weights = sum(parameter.nbytes for parameter in self.task.model.parameters())
         size = weights + sum(tensor.nbytes for tensor in tensors.values())
         folder = self.checkpoint_folder(self.state.step)
@@ -456,8 +487,8 @@ class Trainer:
 
         if on_gpu:
             torch.cuda.synchronize()  # the copies are made
-        self.saving = self.saver.submit(commit)
-        self.saved_step = self.state.step
+        if self.world.first:
+            self.saving = self.saver.submit(commit)
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is whole on the disk, or say why it is not."""
@@ -470,6 +501,7 @@ class Trainer:
 
     def take_best(self) -> None:
         """Let the model be the best that was seen; where that is damaged, the last one is."""
+        self.world.wait()  # for what was being saved
         if self.state.best_step == self.state.step:
             if self.average:
                 self.average.swap()
@@ -481,8 +513,7 @@ class Trainer:
         except ModelError as error:
             self.notify(Note(f"{error}; taking the last checkpoint as the best"))
             self.state.best_step = self.state.step
-            last = self.checkpoint_folder(self.state.step)
-            checkpoint.point(self.run.path / "best", last)
+            self.point("best", self.checkpoint_folder(self.state.step))
 
 
 def told(state: State, lr: float, numbers: Tensor) -> Launched:

@@ -28,6 +28,7 @@ from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
+from nanolm.training.distributed import ALONE, World
 
 LOGITS = 1 << 24  # of a batch, at 4 bytes each
 CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
@@ -116,29 +117,32 @@ def evaluate(
     stride: int | None = None,
     ranked: bool = False,
     keep: int = 0,
+    world: World = ALONE,
 ) -> Score:
     """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart.
 
     Without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
-    likeliest, and the first `keep` kept one by one.
+    likeliest, and the first `keep` kept one by one. All processes of `world` do a part of it, and
+    have the same result, to the last bit that of one.
     """
     characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
     sizes = torch.from_numpy(np.stack([tokenizer.byte_lengths(), characters_of], axis=1))
     text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
-    nats, tokens, top_1, top_5 = 0.0, 0, 0, 0
+    counts = torch.zeros(3, dtype=torch.int64)  # tokens, and those among the likeliest 1 and 5
+    nats: dict[int, float] = {}  # by batch
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
     with model.at_rest():
-        parts = scored(model, ids, window, stride or window, ranked, report, every)
-        for targets, losses, ranks in parts:
+        parts = scored(model, ids, window, stride or window, ranked, report, every, world)
+        for number, targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
-            nats += losses[counted].sum().item()
-            tokens += int(counted.sum())
+            nats[number] = losses[counted].sum().item()
+            counts[0] += counted.sum()
             text += sizes[targets].sum(dim=0)
             if ranks is None:
                 continue
-            top_1 += int((ranks[counted] <= 1).sum())
-            top_5 += int((ranks[counted] <= 5).sum())
+            counts[1] += (ranks[counted] <= 1).sum()
+            counts[2] += (ranks[counted] <= 5).sum()
             part = np.empty(min(room, len(targets)), SURPRISE)
             bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
             values = {"id": targets, "bits": bits, "rank": ranks}
@@ -146,10 +150,16 @@ def evaluate(
                 part[name] = value[: len(part)].numpy()
             kept.append(part)
             room -= len(part)
+    by_batch = torch.zeros(world.most(max(nats, default=-1) + 1), dtype=torch.float64)
+    for number, found in nats.items():
+        by_batch[number] = found
+    world.add_up(by_batch, counts, text)  # of which all but one are zero: nothing is rounded
+    all_nats = sum(by_batch.tolist())
     size, characters = text.tolist()
-    all_bits, some = nats / math.log(2), max(1, tokens)
+    tokens, top_1, top_5 = counts.tolist()
+    all_bits, some = all_nats / math.log(2), max(1, tokens)
     return Score(
-        loss=nats / some,
+        loss=all_nats / some,
         bits_per_byte=all_bits / max(1, size),
         bits_per_character=all_bits / max(1, characters),
         tokens=tokens,
@@ -169,8 +179,10 @@ def scored(
     ranked: bool,
     report: Report,
     every: int = 1,
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """(id, nats, rank) of every token but the first, in order, each an array for a batch.
+    world: World = ALONE,
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+    """(id, nats, rank) of every token but the first, in order, each an array for a batch, with the
+    number of the batch. Where there are other processes, they have the other batches.
 
     Every `stride` tokens a window begins, and it scores what no earlier one has: the first one
     all its targets, the others their last `stride`, which have the rest to look back on. Of these
@@ -181,7 +193,9 @@ def scored(
     stride = min(stride, window)
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, LOGITS // (window * model.config.vocab_size))
-    for done in range(0, len(starts), rows):
+    for number, done in enumerate(range(0, len(starts), rows)):
+        if number % world.size != world.rank:
+            continue
         begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)
         places = begin + np.arange(window + 1)  # (rows, window + 1)
         # The last window may reach beyond the text: what fills it up is seen by nothing before it.
@@ -199,5 +213,5 @@ def scored(
         if ranked:  # behind every token that is likelier; behind all of them if that is NaN
             behind = ~(logits <= logits.gather(2, right[..., None]))
             ranks = 1 + behind.sum(dim=2).cpu()[new]
-        yield y[new], losses.cpu().double().view_as(new)[new], ranks
+        yield number, y[new], losses.cpu().double().view_as(new)[new], ranks
         report("evaluating", min(done + rows, len(starts)), len(starts))

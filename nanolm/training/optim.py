@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nanolm.errors import ModelError
-from nanolm.training.muon import MOMENTUM, Pieces
+from nanolm.training.distributed import ALONE, World, fill, local
+from nanolm.training.muon import MOMENTUM, Pieces, SharedPieces
 
 BETA1, BETA2 = 0.9, 0.95  # the second shorter than Adam's 0.999: runs here are short
 EPSILON = 1e-10
@@ -67,10 +68,10 @@ class AdamW(Group):
         if not learning:
             return
         adamw(
-            learning,  # type: ignore[arg-type]
-            [p.grad for p in learning if p.grad is not None],
-            [self.remembered[p][0] for p in learning],
-            [self.remembered[p][1] for p in learning],
+            [local(p) for p in learning],
+            [local(p.grad) for p in learning if p.grad is not None],
+            [local(self.remembered[p][0]) for p in learning],
+            [local(self.remembered[p][1]) for p in learning],
             [],
             [self.steps[p] for p in learning],
             fused=True,
@@ -95,19 +96,23 @@ class Muon(Group):
 
     moments = ("momentum",)
 
-    def __init__(self, parts: Mapping[nn.Parameter, Sequence[int]], *rest: object) -> None:
+    def __init__(
+        self, parts: Mapping[nn.Parameter, Sequence[int]], world: World, *rest: object
+    ) -> None:
         """`parts` is how many rows each matrix has that belongs together within a parameter."""
         super().__init__(list(parts), *rest)  # type: ignore[arg-type]
-        self.parts = parts
+        self.parts, self.world = parts, world
 
     def prepare(self) -> None:
         if not self.remembered:
             super().prepare()
-            self.pieces = Pieces(self.parts)
+            self.pieces = (
+                SharedPieces(self.parts, self.world) if self.world.size > 1 else Pieces(self.parts)
+            )
 
     def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
-        momenta = [self.remembered[p][0] for p in self.parameters]
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        momenta = [local(self.remembered[p][0]) for p in self.parameters]
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             return
         rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
@@ -123,7 +128,8 @@ class Muon(Group):
                 rate = rate * (1 - overflow)
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
-        self.pieces.update(self.parameters, gradients, rate, self.weight_decay)
+        parameters = [local(p) for p in self.parameters]
+        self.pieces.update(parameters, gradients, rate, self.weight_decay)
 
 
 class Optimizer:
@@ -136,6 +142,7 @@ class Optimizer:
         scale: Callable[[str], float] = lambda name: 1.0,
         shares: int = 1,
         matrices: Mapping[str, Sequence[int]] | None = None,
+        world: World = ALONE,
     ) -> None:
         """`scale` is what to multiply the learning rate of each parameter by; `matrices` are those
         for Muon, each with the rows of the matrices that lie in it one below the other."""
@@ -156,7 +163,7 @@ class Optimizer:
                     times,
                     self.rate(times) if on_gpu else None,
                 )
-                group = Muon(members, *rest) if by_muon else AdamW(list(members), *rest)
+                group = Muon(members, world, *rest) if by_muon else AdamW(list(members), *rest)
                 self.shares[-1].append(group)
 
     def rate(self, scale: float) -> Tensor:
@@ -211,7 +218,7 @@ class Optimizer:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what `tensors` gave."""
         for name, value in self.tensors().items():
-            value.copy_(tensors[name])
+            fill(value, tensors[name])
         for group in self.adamw():
             for step in group.steps.values():
                 step.copy_(tensors["step"])

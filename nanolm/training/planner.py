@@ -11,18 +11,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from nanolm.choice import Choice, Report
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.model.size import body_parameters
+from nanolm.model.size import body_parameters, training_bytes
 from nanolm.text.vocabulary import TINY
 from nanolm.training import recipe
 from nanolm.training.law import Forecast, Law
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
-from nanolm.training.sizes import A_TOKEN, Outlook, Text, pick
+from nanolm.training.sizes import A_TOKEN, FULL, Outlook, Text, pick
 from nanolm.training.tuning import fit_to_machine
 
 MINUTES = 3.0  # a first try
@@ -42,6 +44,7 @@ class Plan:
     settings: TrainSettings
     choices: list[Choice] = field(default_factory=list)
     forecast: Forecast | None = None
+    processes: int = 1  # that share each batch
 
     def choose(self, name: str, value: object, reason: str, shown: object = None) -> None:
         self.settings = replace(self.settings, **{name: value})  # type: ignore[arg-type]
@@ -70,10 +73,15 @@ def make_plan(
     base: ModelConfig | None = None,
     elapsed: Callable[[], float] = lambda: 0.0,
     report: Report = lambda *how_far: None,
+    processes: int = 1,
 ) -> Plan:
     """Choose what is open. `base` is the model that training starts from, if it does not start from
     nothing; `elapsed` are the seconds that were spent already of a time that is asked for."""
-    plan = Plan(settings)
+    plan = Plan(settings, processes=processes)
+    if processes > 1 and settings.batch is not None and settings.batch < processes:
+        raise UsageError(
+            f"--batch {settings.batch}: {processes} processes share it; give at least {processes}"
+        )
     choose_device_and_budget(plan, text)
     outlook = None
     if base is not None:
@@ -89,12 +97,30 @@ def make_plan(
     context, tokens = plan.settings.context, text.tokens
     if context and context >= tokens:
         plan.choose("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
+    if processes > 1:
+        choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_learning(plan, text, base, outlook)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
     plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / A_LOOK))))
     if base is None:
         warn_of_little_text(plan, text)
     return plan
+
+
+def choose_sharding(plan: Plan, config: ModelConfig) -> None:
+    """Whether each process has the whole model, or a share of it."""
+    if not plan.open("shard"):
+        return
+    gpu = plan.settings.device == "cuda"
+    with torch.device("meta"):
+        parameters = build_model(config).parameter_count()
+    # Rows of a batch can go through one after the other, weights and moments cannot.
+    needed = training_bytes(config, parameters, config.context)
+    room = torch.cuda.mem_get_info()[0] if gpu else math.inf
+    wanted = needed > FULL * room and isinstance(config, GPTConfig)
+    takes = f"a process needs {needed / 1e9:.2g} GB for the whole model"
+    reason = f"{takes}, and its GPU has {room / 1e9:.3g}" if gpu else takes
+    plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 
 def warn_of_little_text(plan: Plan, text: Text) -> None:
@@ -141,13 +167,13 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
     def fit(settings: TrainSettings, config: GPTConfig) -> tuple[TrainSettings, list[Choice]]:
         if seconds() < HURRY.get(settings.device, HURRY_ON_GPU):
             return in_a_hurry(settings), []
-        batch = settings.batch or max(1, 2_048 // config.context)
+        batch = -(-(settings.batch or max(1, 2_048 // config.context)) // plan.processes)
         asked = replace(settings, batch=batch, context=config.context)
         found, choices = fit_to_machine(asked, build_model(config))
         return replace(found, batch=settings.batch, context=settings.context), choices
 
     asked = plan.settings
-    picked = pick(asked, text, make, seconds, fit, report)
+    picked = pick(asked, text, make, seconds, fit, report, plan.processes)
     plan.settings, outlook = picked.settings, picked.outlook
     plan.choices += picked.choices
     config = outlook.config
@@ -197,7 +223,8 @@ def choose_preset(plan: Plan, text: Text) -> None:
     plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
     # As many tokens a step as the preset has, whatever the context.
     assert plan.settings.context is not None
-    plan.fill(batch=max(1, preset.batch * preset.context // plan.settings.context))
+    batch = preset.batch * preset.context // plan.settings.context
+    plan.fill(batch=max(plan.processes, batch))
 
 
 def choose_reach(plan: Plan, base: ModelConfig) -> None:
@@ -208,7 +235,8 @@ def choose_reach(plan: Plan, base: ModelConfig) -> None:
         plan.choose("context", context, f"the model looks back on {base.context:,}")
     preset = PRESETS["micro" if small else "mini"]  # for the tokens a step alone
     assert plan.settings.context is not None
-    plan.fill(batch=max(1, preset.batch * preset.context // plan.settings.context))
+    batch = preset.batch * preset.context // plan.settings.context
+    plan.fill(batch=max(plan.processes, batch))
 
 
 def choose_learning(

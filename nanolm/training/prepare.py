@@ -18,6 +18,7 @@ from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
+from nanolm.model.config import ModelConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import load_config, load_model
@@ -25,7 +26,7 @@ from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
-from nanolm.text.store import Prepared, Request, prepare_tokens
+from nanolm.text.store import Prepared, Request, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Note, Notify, Planned, Preparing
@@ -52,6 +53,33 @@ class Job:
     checkpoint: Path | None  # to go on from
     forecast: Forecast | None
     counted: bool  # somebody asked for a number of steps
+    base: Path | None = None  # the model that it began with
+
+    def facts(self) -> dict[str, Any]:
+        """All that another process needs to do its part, if it sees the same files."""
+
+        def place(path: Path | None) -> str | None:
+            return str(path.absolute()) if path else None
+
+        return {
+            "settings": self.settings.to_dict(),
+            "run": place(self.run.path),
+            "text": place(self.text.folder),
+            "checkpoint": place(self.checkpoint),
+            "base": place(self.base),
+            "counted": self.counted,
+        }
+
+
+def taken_up(facts: dict[str, Any]) -> Job:
+    """The job that another process has told of."""
+    settings = TrainSettings.from_dict(facts["settings"])
+    folder, base = (Path(facts[name]) if facts[name] else None for name in ("checkpoint", "base"))
+    text = open_tokens(Path(facts["text"]))
+    config = wanted_config(settings, base, text)
+    model = starting_model(settings, config, base, folder)
+    run = Run(Path(facts["run"]))
+    return Job(settings, run, text, model, folder, None, facts["counted"], base)
 
 
 def numbered(stem: str) -> Iterator[Path]:
@@ -157,13 +185,14 @@ def plan_for(
     text: Prepared,
     elapsed: Callable[[], float],
     notify: Notify,
+    processes: int = 1,
 ) -> Plan:
     """What to do with a text, `elapsed` seconds of the time for it being gone."""
     tokenizer = text.tokenizer
     hard = cache(partial(how_hard, text.train, text.val, tokenizer))
     facts = Text(tokenizer.vocab_size, text.size, len(text.train), hard)
     given = load_config(base) if base else None
-    plan = make_plan(settings, facts, given, elapsed, reports(notify)[1])
+    plan = make_plan(settings, facts, given, elapsed, reports(notify)[1], processes)
     if given is None:
         plan.fill(tokenizer=tokenizer.kind)
     if plan.settings.tokenizer == "bpe":
@@ -179,6 +208,7 @@ def prepare(
     text: Prepared,
     elapsed: Callable[[], float],
     notify: Notify,
+    processes: int = 1,
 ) -> Job:
     """Settings and model: new, from another one, or as the last checkpoint of the run has them."""
     request, folder = settings, None
@@ -187,22 +217,12 @@ def prepare(
         settings = TrainSettings.from_dict(run.settings())
         settings.check()
         folder = resume_from(run, text.fingerprints, notify)
-    plan = plan_for(settings, base, text, elapsed, notify)
+    plan = plan_for(settings, base, text, elapsed, notify, processes)
     settings, choices, forecast = plan.settings, plan.choices, plan.forecast
-    if base:
-        assert settings.dropout is not None
-        config = replace(load_config(base), dropout=settings.dropout)
-    else:
-        config = model_config(settings, text.tokenizer.vocab_size)
-    if folder:
-        model = load_model(folder)
-        if model.config != config:
-            raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    elif base:
-        model = load_model(base, config.dropout)
-    else:
-        torch.manual_seed(settings.seed)
-        model = build_model(config)
+    config = wanted_config(settings, base, text)
+    model = starting_model(settings, config, base, folder)
+    if folder and model.config != config:
+        raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     settings, measured = fit_to_machine(settings, model)
     choices += measured
     family, reason = model_type(config)
@@ -216,7 +236,26 @@ def prepare(
     if not fresh and isinstance(facts.get("forecast"), dict):
         forecast = Forecast(**facts["forecast"])
     counted = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
-    return Job(settings, run, text, model, folder, forecast, counted)
+    return Job(settings, run, text, model, folder, forecast, counted, base)
+
+
+def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) -> ModelConfig:
+    if base is None:
+        return model_config(settings, text.tokenizer.vocab_size)
+    assert settings.dropout is not None
+    return replace(load_config(base), dropout=settings.dropout)
+
+
+def starting_model(
+    settings: TrainSettings, config: ModelConfig, base: Path | None, folder: Path | None
+) -> Model:
+    """As it was saved in `folder`, or as `base` is, or new."""
+    if folder:
+        return load_model(folder)
+    if base:
+        return load_model(base, config.dropout)
+    torch.manual_seed(settings.seed)
+    return build_model(config)
 
 
 def resume_from(run: Run, fingerprints: dict[str, str], notify: Notify) -> Path | None:

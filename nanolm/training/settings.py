@@ -207,6 +207,7 @@ class TrainSettings(Settings):
     workers: int | None = None
     attention: str | None = None
     compile: bool | None = None
+    shard: bool | None = None
 
     def reading(self) -> Reading:
         """How the files are to be read."""
@@ -229,6 +230,14 @@ class TrainSettings(Settings):
                 f"--workers {self.workers} cannot be with --dropout {self.dropout}, whose numbers "
                 "come one after the other; try --workers 1"
             )
+        if self.shard:
+            given = {"--compile": self.compile, "--dtype float8": self.dtype == "float8"}
+            given[f"--family {self.family}"] = self.family in RECURRENT
+            problems += [
+                f"--shard and {other} cannot be together: leave out one"
+                for other, both in given.items()
+                if both
+            ]
         if self.compile and self.dtype == "float8":
             problems.append("--compile and --dtype float8 cannot be together: leave out one")
         if self.deterministic:

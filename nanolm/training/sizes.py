@@ -99,9 +99,11 @@ def pick(
     seconds: Callable[[], float],
     fit: Callable[[TrainSettings, GPTConfig], tuple[TrainSettings, list[Choice]]],
     report: Callable[[str, int, int], None],
+    processes: int = 1,
 ) -> Picked:
     """The best of the sizes that `settings` leave open. `make` gives the model that settings
-    describe, `fit` what the machine does best with it; `seconds` are those left for training."""
+    describe, `fit` what the machine does best with it; `seconds` are those left for training. Of
+    several processes, each does its part of a batch, and this one is tried."""
     configs = candidates(settings, text, make)
     first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
     if settings.device == "cpu" and seconds() < MOMENT:
@@ -115,10 +117,11 @@ def pick(
     def measure(index: int) -> None:
         report("trying sizes", len(measured), MOST)
         each = min(EACH, share * seconds())
-        measured[index] = step_seconds(configs[index], batch_of(configs[index]), settings, each)
+        rows = -(-batch_of(configs[index]) // processes)
+        measured[index] = step_seconds(configs[index], rows, settings, each)
 
     def batch_of(config: GPTConfig) -> int:
-        return settings.batch or max(1, tokens // config.context)
+        return settings.batch or max(processes, tokens // config.context)
 
     def outlook(index: int) -> Outlook:
         known = min(measured, key=lambda other: abs(other - index))

@@ -7,18 +7,22 @@ On a CPU, parts can go through side by side, each on a thread of its own: thread
 product have to wait for each other hundreds of times a step, these once. On a GPU, a small batch
 takes less time than launching its kernels one by one does, so the whole update is captured, once
 for each shape of batch that comes up again, and from then on replayed.
+
+Where several processes share a batch, the gradients, and what is recorded, are the means over all.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from nanolm.model.device import recording
+from nanolm.training.distributed import ALONE, World, whole
 from nanolm.training.optim import Optimizer
 
 MAX_GRADIENT_NORM = 1.0
@@ -54,9 +58,13 @@ class Step:
         dtype: str,
         tokens: Callable[[Batch], int] = lambda batch: batch[0].numel(),
         save_memory: Callable[[], bool] = lambda: False,
+        world: World = ALONE,
+        weight: float = 1.0,
     ) -> None:
-        """`tokens` counts a batch; `save_memory` is what is left to try when no row fits."""
+        """`tokens` counts a batch; `save_memory` is what is left to try when no row fits; `weight`
+        is that of this process's rows beside those of the others."""
         self.loss, self.optimizer = loss, optimizer
+        self.world, self.weight = world, weight
         self.tokens, self.save_memory = tokens, save_memory
         self.parameters = list(optimizer.names.values())
         self.device = self.parameters[0].device
@@ -75,15 +83,30 @@ class Step:
         """The norm of the gradient, the loss and what else is recorded, still on the device."""
         self.lr = lr
         self.optimizer.set_rate(lr)
+        if self.world.joined:
+            return self.update(batch)
+        work = self.run if self.device.type == "cuda" else self.update
+        return self.until_it_fits(work, batch)
+
+    def until_it_fits(self, work: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         while True:
             try:
-                return self.run(batch) if self.device.type == "cuda" else self.update(batch)
+                return work(batch)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
                 failure = str(error)
             # Outside of the handler: what it holds on to is memory too.
             self.make_room(len(batch[0]), failure)
+
+    def fit(self, batch: Batch) -> None:
+        """Find parts that fit before the first step: in a step, the others would wait for this
+        process while it tries again."""
+        if isinstance(self.loss, DistributedDataParallel) and self.device.type == "cuda":
+            with self.loss.no_sync():
+                self.until_it_fits(self.gradients, batch)
+            self.optimizer.zero_grad()
+        self.parts = self.world.most(self.parts)
 
     def make_room(self, rows: int, failure: str) -> None:
         """Smaller parts from now on, or something else that saves memory; else it is raised."""
@@ -104,7 +127,7 @@ class Step:
 
     def update(self, batch: Batch) -> Tensor:
         """Forward, backward, update; on a GPU nothing of it waits for the device."""
-        numbers = self.gradients(batch)
+        numbers = self.world.mean(self.gradients(batch))
         self.optimizer.prepare()  # by one thread, for all
         norms = self.each(self.norm)
         norm = (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).float()
@@ -131,7 +154,7 @@ class Step:
         """Of all gradients of a share together."""
         groups = self.optimizer.shares[share]
         gradients = [p.grad for group in groups for p in group.parameters if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        return whole(torch.nn.utils.get_total_norm(gradients))
 
     def gradients(self, batch: Batch) -> Tensor:
         """Leave the gradients with the parameters; the loss and what else is recorded."""
@@ -142,16 +165,28 @@ class Step:
         rows = len(batch[0])
         size = -(-rows // max(self.parts, self.workers))
         parts = [
-            (tuple(part[first : first + size] for part in batch), min(size, rows - first) / rows)
+            (
+                tuple(part[first : first + size] for part in batch),
+                min(size, rows - first) / rows * self.weight,
+            )
             for first in range(0, rows, size)
         ]
         if len(parts) == 1:
             return self.learn(*parts[0])
         if self.workers == 1:
-            return torch.stack([self.learn(*part) for part in parts]).sum(dim=0)
+            *before, last = parts
+            with self.by_itself():  # the others are asked once, with the last part
+                numbers = [self.learn(*part) for part in before]
+            return torch.stack([*numbers, self.learn(*last)]).sum(dim=0)
         found = list(self.pool.map(lambda part: self.learned(*part), parts))
         self.each(lambda share: self.add_up(share, [gradients for _, gradients in found]))
         return torch.stack([numbers for numbers, _ in found]).sum(dim=0)
+
+    def by_itself(self) -> AbstractContextManager[None]:
+        """Let gradients stay what they are in this process meanwhile."""
+        alone: Any = getattr(self.loss, "no_sync", nullcontext)
+        context: AbstractContextManager[None] = alone()
+        return context
 
     def add_up(self, share: int, found: list[dict[nn.Parameter, Tensor | None]]) -> None:
         """Always in the same order, so that the same bits come out."""
@@ -184,7 +219,7 @@ class Step:
         values = {"loss": loss, **others}
         self.names = list(values)
         numbers = torch.stack([value.detach().float() for value in values.values()])
-        if share < 1:
+        if share != 1:
             loss, numbers = loss * share, numbers * share
         if self.scale:
             loss = loss * self.scale.factor

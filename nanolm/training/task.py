@@ -55,6 +55,7 @@ class Task(ABC):
     evaluations: int  # in the whole run
     patience: int | None = None  # evaluations clearly beyond the best before it is enough
     compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
+    sharded: nn.Module | None = None  # the loss, where each process has a share of the weights
 
     @abstractmethod
     def started(self, run: Path, step: int) -> Started:

@@ -1,0 +1,247 @@
+"""Training in many processes, each with its share of every batch. What starts them is torchrun:
+
+    torchrun --nproc-per-node 8 -m nanolm train corpus.txt
+
+Everything between them is PyTorch's own: DDP, or FSDP2 where the model is sharded. The first one
+decides; it reads the text, plans, tells and writes. The others hear what it decided, as JSON in
+the store at which all of them met, and from then on all do the same. So a model does not know that
+there are others, and neither does a run folder.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from nanolm.errors import DataError, NanolmError, PeerLost, ToldElsewhere, UsageError
+from nanolm.machine import local_processes, process
+from nanolm.model.base import Model
+from nanolm.model.gpt import GPT
+
+LONG = timedelta(days=7)  # for the first one to read a text, and for all to come
+PATIENCE = timedelta(minutes=10)  # for another process to do what all do together
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+DECIDED = "decided"  # the key of what the first one tells
+SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "peer")
+
+
+@dataclass
+class World:
+    """All processes of a training, seen from one of them."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None  # where they met; None: this one is alone
+
+    @property
+    def joined(self) -> bool:
+        """Somebody started this process as one of several, if only of one."""
+        return self.store is not None
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def rows(self, batch: int) -> slice:
+        """Those of a batch that are this one's."""
+        return slice(self.rank * batch // self.size, (self.rank + 1) * batch // self.size)
+
+    def weight(self, batch: int) -> float:
+        """Of the mean over this one's rows, beside those of the others."""
+        rows = self.rows(batch)
+        return float((rows.stop - rows.start) * self.size / batch)
+
+    def tell(self, facts: dict[str, Any]) -> None:
+        """Let the others know, who wait for nothing else."""
+        if self.size > 1 and not self.store.check([DECIDED]):
+            self.store.set(DECIDED, json.dumps(facts))
+
+    def hear(self) -> dict[str, Any]:
+        """What the first one has decided."""
+        self.store.wait([DECIDED], LONG)
+        facts: dict[str, Any] = json.loads(self.store.get(DECIDED))
+        if "failed" in facts:
+            raise ToldElsewhere(facts["failed"])
+        return facts
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """While this one decides; if it fails before, the others need not wait."""
+        failed = 1
+        try:
+            yield
+        except NanolmError as error:
+            failed = error.exit_code
+            raise
+        finally:
+            self.tell({"failed": failed})  # unless something else was told
+
+    def connect(self, device: str) -> None:
+        """From here on they can compute together."""
+        if self.joined:
+            if device == "cuda":
+                torch.cuda.set_device(local_rank())
+            dist.init_process_group(
+                BACKENDS[device],
+                store=PrefixStore("group", self.store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=PATIENCE,
+            )
+
+    def agree(self, progress: float, *asked: bool) -> tuple[Any, ...]:
+        """How far the first one is, and what any of them asks for."""
+        if not self.joined:
+            return (progress, *asked)
+        mine = [progress if self.first else -math.inf, *map(float, asked)]
+        found = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        progress, *any_ = found.tolist()
+        return (progress, *(value > 0 for value in any_))
+
+    def same(self, value: float) -> float:
+        """What the first one has."""
+        return float(self.agree(value)[0])
+
+    def most(self, value: int) -> int:
+        """The most that any of them has."""
+        if self.joined:
+            found = torch.tensor(value)
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+            value = int(found)
+        return value
+
+    def wait(self) -> None:
+        """Until all of them are here."""
+        self.most(0)
+
+    def add_up(self, *numbers: Tensor) -> None:
+        """Let each be the sum of what all of them have."""
+        if self.joined:
+            for each in numbers:
+                dist.all_reduce(each)
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        if self.joined:
+            dist.all_reduce(numbers)
+            numbers /= self.size
+        return numbers
+
+
+ALONE = World()
+
+
+@contextmanager
+def meet() -> Iterator[World]:
+    """The world that this process was started in; that another process of it is lost is told."""
+    rank, size = process()
+    if rank is None:
+        yield ALONE
+        return
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=LONG))
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error}); start all with "
+            "torchrun, or unset them"
+        ) from None
+    world = World(rank, size, PrefixStore("nanolm", store))
+    try:
+        yield world
+    except RuntimeError as error:
+        text = str(error).lower()
+        if size > 1 and (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)):
+            first = str(error).strip().partition("\n")[0][:200]
+            raise PeerLost(
+                f"another of the {size} processes ended ({first}); the same command goes on from "
+                "the last checkpoint"
+            ) from None
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which GPU of this machine is this process's."""
+    count, there = local_processes(), torch.cuda.device_count()
+    if count > there:
+        raise DataError(
+            f"{count} processes on a machine with {there} GPUs; one for each is enough: "
+            f"torchrun --nproc-per-node {there}, or --device cpu"
+        )
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class Learning(nn.Module):
+    """The loss as a module, so that DDP and FSDP find what it depends on."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *batch: Tensor) -> Any:
+        return self.loss(*batch)
+
+
+def replicated(model: nn.Module, loss: Any) -> DistributedDataParallel:
+    """`loss`, with the gradients of its model being the mean over all processes. Its weights are
+    those of the first one."""
+    return DistributedDataParallel(Learning(model, loss))
+
+
+def sharded(model: Model, loss: Any) -> nn.Module:
+    """The same, each process keeping a share of every weight, and having the others' while it needs
+    them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    assert isinstance(model, GPT)
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    learning = Learning(model, loss)
+    fully_shard(learning, mesh=mesh)
+    return learning
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of it is in this process, in the same memory."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of what is sharded."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
+def collected(tensor: Tensor) -> Tensor:
+    """A copy of all of it; of what is sharded, only in the first process, and on the CPU."""
+    if not hasattr(tensor, "full_tensor"):
+        return tensor.detach().clone()
+    full = whole(tensor.detach())
+    return full.cpu() if dist.get_rank() == 0 else full.to("meta")  # there is room for one
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, full: Tensor) -> None:
+    """Let it be what `full` is, of which each process has a copy."""
+    if hasattr(tensor, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+        full = full.to(tensor.device)
+        full = distribute_tensor(full, mesh, tensor.placements, src_data_rank=None)
+    tensor.copy_(full)

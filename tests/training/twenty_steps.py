@@ -1,0 +1,64 @@
+"""Twenty steps in float64, by one process or by many; the weights afterwards go to a file.
+
+python twenty_steps.py FOLDER replicated
+torchrun --nproc-per-node 2 twenty_steps.py FOLDER sharded
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from nanolm.model.build import build_model
+from nanolm.runs.folder import Run
+from nanolm.text.store import Request, prepare_tokens
+from nanolm.training.distributed import World, collected, meet
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.language import NextToken
+from nanolm.training.loop import Trainer
+from nanolm.training.planner import model_config
+from nanolm.training.prepare import Job
+from nanolm.training.settings import TrainSettings
+
+
+def learn(folder: Path, world: World, sharded: bool) -> None:
+    settings = TrainSettings(
+        corpus=("embedded:tiny",),
+        family="modern",
+        layers=2,
+        heads=2,
+        dim=32,
+        context=16,
+        batch=6,
+        steps=20,
+        lr=3e-3,
+        weight_decay=0.1,
+        dropout=0.0,
+        optimizer="muon",
+        evaluations=1,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        workers=1,
+        compile=False,
+        shard=sharded,
+    )
+    text = prepare_tokens(Request(settings.corpus, tokenizer="byte"))
+    torch.manual_seed(1)
+    model = build_model(model_config(settings, text.tokenizer.vocab_size)).double()
+    world.connect("cpu")
+    (folder / "run").mkdir(exist_ok=True)
+    job = Job(settings, Run(folder / "run"), text, model, None, None, True)
+    task = NextToken(job, print, world)
+    trainer = Trainer(job.run, settings, task, None, lambda event: None, 0.0, world)
+    trainer.loop(StopRequest())
+    weights = {name: collected(value) for name, value in model.named_parameters()}
+    if world.first:
+        save_file(weights, folder / "weights.safetensors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with meet() as joined:
+        learn(Path(sys.argv[1]), joined, sys.argv[2] == "sharded")
