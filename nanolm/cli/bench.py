@@ -64,7 +64,6 @@ SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people r
 @click.option(
     "--scale",
     metavar="1,8,64",
-    default=(),
     callback=lambda context, parameter, text: counts(text),
     help="Instead, how well so many processes would share a batch, reckoned from a step here.",
 )
@@ -106,11 +105,9 @@ def command(as_json: bool, **asked: Any) -> None:
         show_profile(preset, profile)
 
 
-def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
+def counts(text: str | None) -> tuple[int, ...]:
     """Numbers of processes; what is none is refused with the rest of the request."""
-    if isinstance(text, tuple):
-        return text
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
     return tuple(int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts)
 
 
@@ -141,7 +138,7 @@ def show_scale(request: Request, as_json: bool) -> None:
     say(
         "step: measured here with the rows that each would have. told: all that is exchanged; "
         "shown: what of it nothing hides. of n: of so many times the speed of one, the batch being "
-        "the same; grown: if the batch grew with them."
+        "the same, but at least a row each; grown: if the batch grew with them."
     )
 
 

@@ -155,13 +155,15 @@ def meet() -> Iterator[World]:
             f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error}); start all with "
             "torchrun, or unset them"
         ) from None
-    world = World(rank, size, PrefixStore("nanolm", store))
+    # A launcher that starts them again may have the same store: what is in there is old.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    world = World(rank, size, PrefixStore(f"nanolm {attempt}", store))
     try:
         yield world
     except RuntimeError as error:
         text = str(error).lower()
         if size > 1 and (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)):
-            first = str(error).strip().partition("\n")[0][:200]
+            first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
             raise PeerLost(
                 f"another of the {size} processes ended ({first}); the same command goes on from "
                 "the last checkpoint"

@@ -14,6 +14,7 @@ each is a matrix of its own here.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -167,7 +168,8 @@ class SharedPieces:
         made = flat(updates, like)
         mine[: len(made)] = made
         all_ = like.new_empty(self.world.size * most)
-        dist.all_gather_into_tensor(all_, mine)
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(all_, mine)
         for owned, size, part in zip(self.owned, sizes, all_.view(-1, most), strict=True):
             for number, piece in zip(owned, part[: sum(size)].split(size), strict=True):
                 yield number, piece.view(self.shapes[number])

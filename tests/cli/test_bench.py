@@ -74,6 +74,29 @@ def test_mistakes_are_told_together(cli: Cli) -> None:
     assert "--seconds -1: must be from" in shown.stderr
 
 
+def test_what_more_processes_would_be_worth(cli: Cli) -> None:
+    arguments = ("--preset", "nano", "--seconds", "0.05", "--device", "cpu", "--bandwidth", "0.5")
+    shown = cli("bench", *arguments, "--scale", "4,1,16", "--json")
+    assert shown.returncode == 0, shown.stderr
+    one, four, many = json.loads(shown.stdout)["estimates"]
+    assert [each["processes"] for each in (one, four, many)] == [1, 4, 16]
+    assert (one["exchange"], one["efficiency"], one["grown"]) == (0, 1, 1)
+    # Each gradient goes twice past every process but one, at half a gigabyte a second; Muon's
+    # updates once, where it is Muon.
+    with_muon = four["exchange"] / (4 * 0.75 / 5e8)
+    assert with_muon == pytest.approx(many["exchange"] / (4 * 15 / 16 / 5e8))
+    hidden = max(0, four["exchange"] - four["compute"] / 2)
+    assert four["shown"] >= hidden - 1e-9
+    assert 0 < four["efficiency"] < 2
+    assert four["rows"] == 4 and many["rows"] == 1
+    table = cli("bench", *arguments, "--scale", "1,4")
+    assert table.returncode == 0
+    assert "0.5 GB/s" in table.stdout
+    wrong = cli("bench", "--scale", "1,x", "--bandwidth", "0", "--profile")
+    assert wrong.returncode == 2
+    assert "such as 1,8,64" in wrong.stderr and "--bandwidth 0" in wrong.stderr
+
+
 def test_a_gpu_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "cuda", "name": "NVIDIA \x1b[31m" + "Very " * 20, "dtype": "bfloat16"}
     machine |= {"torch": "2.13.0+cu130", "nanolm": nanolm.__version__}

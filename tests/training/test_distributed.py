@@ -229,7 +229,7 @@ def test_torchrun_starts_again_what_was_killed(tmp_path: Path) -> None:
     with started(out, *options, by=launcher(2, "--max-restarts", "1")) as run:
         until(lambda: steps(out) > 100)
         os.kill(workers(run)[1], signal.SIGKILL)
-        assert run.wait(300) == 0
+        assert run.wait(300) == 0, (tmp_path / "run.log").read_text()
     assert "resuming" in (tmp_path / "run.log").read_text()
     assert [step for step, _ in curve(out)] == list(range(10, 601, 10))
 
@@ -278,7 +278,8 @@ def test_what_is_wrong_is_told_once(words: list[str], told: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
-    options = ("--steps", "1000", "--evaluations", "2")
+    # At a high learning rate, what is rounded otherwise soon leads elsewhere.
+    options = ("--steps", "1000", "--evaluations", "2", "--lr", "3e-4")
     for count in (1, 2, 4):
         train(tmp_path / str(count), *options, by=launcher(count))
     train(tmp_path / "sharded", *options, "--shard", by=launcher(2))
