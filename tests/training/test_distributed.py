@@ -290,7 +290,8 @@ def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["--no-shard", "--shard"])
 def test_one_process_by_nccl_learns_what_plain_training_does(how: str, tmp_path: Path) -> None:
-    options = ("--steps", "60", "--evaluations", "3", "--device", "cuda")
+    # Otherwise a GPU adds up in whatever order it comes to it, and no two runs are alike.
+    options = ("--steps", "60", "--evaluations", "3", "--device", "cuda", "--deterministic")
     train(tmp_path / "plain", *options)
     train(tmp_path / "joined", *options, how, by=launcher(1))
     assert apart(tmp_path / "plain", tmp_path / "joined") < 1e-4
