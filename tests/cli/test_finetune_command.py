@@ -64,7 +64,7 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     for expected in (
         "text is 'text', label is 'label'",
         "  negative: the film was bad",
-        "lr: 0.001",
+        "lr: 0.002 (for fresh weights and muon)",
     ):
         assert expected in shown.stderr
     assert "next: nanolm classify runs/films" in shown.stderr

@@ -288,6 +288,7 @@ def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("how", ["--no-shard", "--shard"])
 def test_one_process_by_nccl_learns_what_plain_training_does(how: str, tmp_path: Path) -> None:
     # Otherwise a GPU adds up in whatever order it comes to it, and no two runs are alike.
