@@ -33,7 +33,7 @@ from nanolm.training.settings import TrainSettings
 
 FILE = "compare.json"
 LEAST = 1.0  # seconds for a row, however little time is left
-ENDING = 5.0  # seconds, but not more than a tenth, for what comes after the last row has learned
+ENDING = 9.0  # seconds, but not more than a tenth, for what comes after the last row has learned
 AGAIN = 0.75  # of the time of a round has to be left for another seed
 
 
