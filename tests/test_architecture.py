@@ -21,6 +21,7 @@ ORDER = [
     "classification",
     "comparison",
     "bench",
+    "serve",
     "cli",
 ]
 

@@ -31,6 +31,7 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "classify": "nanolm.cli.classify",
     "eval": "nanolm.cli.eval",
     "inspect": "nanolm.cli.inspect",
+    "serve": "nanolm.cli.serve",
     "report": "nanolm.cli.report",
     "runs": "nanolm.cli.runs",
     "tokenizer": "nanolm.cli.tokenizer",
@@ -88,6 +89,7 @@ def cli(context: click.Context) -> None:
     nanolm compare                          the models of the lectures side by side
     nanolm eval runs/corpus other.txt       how well it knows a text
     nanolm inspect runs/corpus "A text"     where it looks, what each layer would say
+    nanolm serve runs/corpus                a playground in the browser, and an API
     nanolm report runs/corpus               curves, samples and settings on one page
     nanolm runs                             all that was trained
     nanolm data check texts/                what would be read, and is it all right?

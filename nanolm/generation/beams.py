@@ -45,8 +45,9 @@ def beam_search(
 ) -> list[Beam]:
     """The best `knobs.beams` texts that follow the prompt, the best first."""
     width, vocabulary = knobs.beams, tokenizer.vocab_size
-    rows = [prompt] * width
-    sampler = Sampler(knobs, tokenizer, rows, [0] * width, device)
+    sampler = Sampler(tokenizer, width, device)
+    for row in range(width):
+        sampler.begin(row, knobs, prompt)
     ids = torch.zeros(width, len(prompt) + knobs.tokens, dtype=torch.long, device=device)
     ids[:, : len(prompt)] = torch.tensor(prompt)
     # All rows begin alike, so only the first may be continued.

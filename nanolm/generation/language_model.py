@@ -13,8 +13,9 @@ import torch
 
 from nanolm.choice import Report
 from nanolm.errors import UsageError
+from nanolm.generation.batch import Batch, Row, Token
 from nanolm.generation.beams import beam_search
-from nanolm.generation.decoding import Cached, Decoder, Network, first_visible
+from nanolm.generation.decoding import Cached, Network, first_visible
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.transcript import Transcript, transcribed
@@ -40,6 +41,34 @@ class Sample:
     top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
     text: str = ""  # without the prompt and without a stop text
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
+
+
+class Pen:
+    """Writes a sample, token by token."""
+
+    def __init__(self, sample: Sample, knobs: Knobs, tokenizer: Tokenizer) -> None:
+        self.sample, self.knobs, self.tokenizer = sample, knobs, tokenizer
+        self.transcript = Transcript(knobs.stop)
+
+    def add(self, token: Token) -> str:
+        """The text that is certain now; the sample says whether it was the last."""
+        sample, transcript = self.sample, self.transcript
+        sample.tokens.append(token.id)
+        sample.logprobs.append(token.logprob)
+        if token.top:
+            sample.top.append(token.top)
+        enough = len(sample.tokens) >= self.knobs.min_tokens
+        piece = transcript.add(self.tokenizer.tokens[token.id], heed_stops=enough)
+        if transcript.stopped:
+            sample.stopped = "stop"
+        elif token.id in self.tokenizer.stops:
+            sample.stopped = "end"
+        elif len(sample.tokens) == self.knobs.tokens:
+            sample.stopped = "length"
+        if sample.stopped:
+            piece += transcript.finish()
+        sample.text += piece
+        return piece
 
 
 class How(NamedTuple):
@@ -112,37 +141,27 @@ class LanguageModel:
         self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
         knobs, top, path, _ = how
-        device = self.model.device
-        numbers = [sample.number for sample in samples]
-        sampler = Sampler(knobs, self.tokenizer, prompts, numbers, device, top)
-        network = path(self.model, len(samples), max(map(len, prompts)) + knobs.tokens)
-        transcripts = [Transcript(knobs.stop) for _ in samples]
-        left = len(samples)
-        for step in Decoder(network, sampler, prompts, knobs.tokens).steps():
-            for row, sample in enumerate(samples):
-                if sample.stopped:
+        device, most = self.model.device, len(samples)
+        length = max(map(len, prompts)) + knobs.tokens
+        network, sampler = path(self.model, most, length), Sampler(self.tokenizer, most, device)
+        # On a GPU always of one size, for each has a graph of its own.
+        batch = Batch(network, sampler, length, (most,) if device.type == "cuda" else ())
+        pens = {}
+        for number, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+            row = Row(prompt, knobs, sample.number, top)
+            pens[row] = number, Pen(sample, knobs, self.tokenizer)
+        batch.join(list(pens))
+        left = most
+        while left:
+            for row, token in batch.step():
+                number, pen = pens[row]
+                if pen.sample.stopped:
                     continue
-                id, transcript = step.ids[row], transcripts[row]
-                sample.tokens.append(id)
-                sample.logprobs.append(step.logprobs[row])
-                if top:
-                    pairs = zip(step.top_ids[row], step.top_logprobs[row], strict=True)
-                    sample.top.append(list(pairs))
-                enough = len(sample.tokens) >= knobs.min_tokens
-                piece = transcript.add(self.tokenizer.tokens[id], heed_stops=enough)
-                if transcript.stopped:
-                    sample.stopped = "stop"
-                elif id in self.tokenizer.stops:
-                    sample.stopped = "end"
-                elif len(sample.tokens) == knobs.tokens:
-                    sample.stopped = "length"
-                if sample.stopped:
-                    piece += transcript.finish()
+                piece = pen.add(token)
+                if pen.sample.stopped:
+                    batch.leave(row)
                     left -= 1
-                sample.text += piece
-                yield row, piece
-            if not left:
-                return
+                yield number, piece
 
     def _search(
         self, samples: list[Sample], prompts: list[list[int]], how: How

@@ -25,6 +25,15 @@ class Memory(Protocol):
     def select(self, rows: Tensor) -> None:
         """Let row i be what row rows[i] was."""
 
+    def use(self, rows: int) -> None:
+        """Let the first `rows` take part from now on."""
+
+    def move(self, source: int, target: int) -> None:
+        """Let one row be what another was."""
+
+    def forget(self, row: int) -> None:
+        """Nothing is behind this row, and it stays so."""
+
 
 class Embedding(nn.Embedding):
     """One that leaves its numbers to the model, which draws them anew or has them from a file."""

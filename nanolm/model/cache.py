@@ -11,9 +11,10 @@ from nanolm.model.config import GPTConfig
 class Cache:
     """Keys and values of up to `length` tokens a row for every layer, allocated once.
 
-    Rows may be of different lengths; what stands behind the end of one is never looked at. With
-    `fixed` every step has tensors of the same size at the same place, whatever the lengths, as a
-    CUDA graph needs it; without, only what is used is looked at.
+    Rows may be of different lengths; what stands behind the end of one is never looked at. Only
+    the first ones may take part (`use`). With `fixed` every step has tensors of the same size at
+    the same place, whatever the lengths, as a CUDA graph needs it; without, only what is used is
+    looked at.
     """
 
     def __init__(
@@ -24,16 +25,22 @@ class Cache:
         self.values = like.new_zeros(shape)
         self.fixed = fixed
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # tokens behind
-        self.longest = 0  # of the lengths, known without asking the device
-        self.even = True  # all rows are so long
+        self.going = torch.ones_like(self.lengths)  # 0: the row stays where it is
+        self.behind = [0] * batch  # the lengths, known without asking the device
+        self.use(batch)
+
+    def use(self, rows: int) -> None:
+        """Let the first `rows` take part from now on."""
+        self.rows = rows
+        self.longest = max(self.behind[:rows])
+        self.even = min(self.behind[:rows]) == self.longest  # all are so long
 
     def places(self, time: int) -> slice | Tensor:
         """Where the next `time` tokens stand: the same in all rows, or (batch, time)."""
         if self.even and not self.fixed:
             return slice(self.longest, self.longest + time)
-        if time == 1:
-            return self.lengths[:, None]
-        return self.lengths[:, None] + torch.arange(time, device=self.lengths.device)
+        lengths = self.lengths[: self.rows, None]
+        return lengths if time == 1 else lengths + torch.arange(time, device=lengths.device)
 
     def visible(self, here: slice | Tensor) -> Tensor | None:
         """Which places each new token may look at, (batch, 1, time, places); None: all behind."""
@@ -52,7 +59,7 @@ class Cache:
         self, layer: int, keys: Tensor, values: Tensor, here: slice | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Put keys and values, (batch, kv_heads, time, head_dim), `here`; all there are so far."""
-        every = (self.keys[layer], self.values[layer])
+        every = (self.keys[layer, : self.rows], self.values[layer, : self.rows])
         for kept, new in zip(every, (keys, values), strict=True):
             if isinstance(here, slice):
                 kept[:, :, here] = new
@@ -63,8 +70,10 @@ class Cache:
 
     def advance(self, time: int) -> None:
         """The model has gone on by so many tokens."""
-        self.lengths += time
-        self.longest += time
+        self.lengths[: self.rows] += time * self.going[: self.rows]
+        if not self.fixed:  # there a graph repeats it, and all of this stands still
+            self.behind[: self.rows] = [length + time for length in self.behind[: self.rows]]
+            self.longest += time
 
     def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
         """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
@@ -72,15 +81,29 @@ class Cache:
         self.keys[:, rows, :, :places] = other.keys
         self.values[:, rows, :, :places] = other.values
         self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
-        everywhere = self.lengths.tolist()
-        self.longest = max(everywhere)
-        self.even = len(set(everywhere)) == 1
+        self.going[rows] = 1
+        for row, length in zip(rows, lengths, strict=True):
+            self.behind[row] = length
+        self.use(self.rows)
 
     def select(self, rows: Tensor) -> None:
         """Let row i be what row rows[i] was."""
         for whole in (self.keys, self.values):
             whole.copy_(whole[:, rows])
         self.lengths.copy_(self.lengths[rows])
+
+    def move(self, source: int, target: int) -> None:
+        """Let one row be what another was."""
+        places = slice(None if self.fixed else self.behind[source])
+        for whole in (self.keys, self.values):
+            whole[:, target, :, places] = whole[:, source, :, places]
+        for each in (self.lengths, self.going):
+            each[target] = each[source]
+        self.behind[target] = self.behind[source]
+
+    def forget(self, row: int) -> None:
+        """Nothing is behind this row, and it stays so."""
+        self.lengths[row] = self.going[row] = self.behind[row] = 0
 
 
 def look_back(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -206,10 +206,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 class OneToken:
     """A step of `model`, one new token a row: ids (rows, 1) in, logits (rows, vocabulary) out."""
 
-    def __init__(self, model: GPT, cache: Cache) -> None:
+    def __init__(self, model: GPT, cache: Cache, rows: int) -> None:
+        """For the first `rows` of the cache."""
         self.model, self.cache = model, cache
         config = model.config
-        rows, like = len(cache.lengths), model.token_embedding.weight
+        like = model.token_embedding.weight
 
         self.few = rows <= FEW_ROWS
         self.dtype = torch.float32 if self.few else like.dtype

@@ -87,7 +87,10 @@ class States:
         parts = 1 if config.cell == "rnn" else 2
         whole = like.new_zeros(config.layers, parts, batch, config.dim)
         self.whole = whole  # always in one place, as a CUDA graph needs it
-        self.states: list[State] = [tuple(layer) for layer in whole]  # views into it
+        self.use(batch)
+
+    def use(self, rows: int) -> None:
+        self.states: list[State] = [tuple(layer[:, :rows]) for layer in self.whole]  # views into it
 
     def keep(self, layer: int, state: State) -> None:
         for kept, new in zip(self.states[layer], state, strict=True):
@@ -98,6 +101,12 @@ class States:
 
     def select(self, rows: Tensor) -> None:
         self.whole.copy_(self.whole[:, :, rows])
+
+    def move(self, source: int, target: int) -> None:
+        self.whole[:, :, target] = self.whole[:, :, source]
+
+    def forget(self, row: int) -> None:
+        self.whole[:, :, row] = 0
 
 
 class Cell(nn.Module, ABC):

@@ -1,12 +1,14 @@
 """Cached and naive writing are one, whatever the model, the prompts and what is beside them."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 from models import gpt_config, lively
 
-from nanolm.generation.decoding import Cached, Decoder, Naive, first_visible
+from nanolm.generation.batch import Batch, Row
+from nanolm.generation.decoding import Cached, Naive, first_visible
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.model.base import Model
@@ -43,11 +45,17 @@ def written(
     tokens: int = TOKENS,
 ) -> list[list[int]]:
     """The ids that each row gets."""
-    device = torch.device("cpu")
-    sampler = Sampler(knobs, BYTES, prompts, [0] * len(prompts), device)
-    network = path(model, len(prompts), max(map(len, prompts)) + tokens)
-    steps = [step.ids for step in Decoder(network, sampler, prompts, tokens).steps()]
-    return [list(row) for row in zip(*steps, strict=True)]
+    length = max(map(len, prompts)) + tokens
+    network, sampler = path(model, len(prompts), length), Sampler(BYTES, len(prompts), model.device)
+    batch = Batch(network, sampler, length)
+    ids: dict[Row, list[int]] = {
+        Row(prompt, replace(knobs, tokens=tokens)): [] for prompt in prompts
+    }
+    batch.join(list(ids))
+    while batch.busy():
+        for row, token in batch.step():
+            ids[row].append(token.id)
+    return list(ids.values())
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -20,8 +20,8 @@ from transformers import (
 
 from nanolm.generation.bans import Bans
 from nanolm.generation.knobs import Knobs
-from nanolm.generation.sampler import BLOCK, Sampler, filtered
-from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.generation.sampler import BLOCK, Sampler
+from nanolm.text.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer([], "byte")
 SIZE = BYTES.vocab_size
@@ -51,8 +51,12 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def sampler_of(knobs: Knobs, prompts: list[list[int]], tokenizer: Tokenizer = BYTES) -> Sampler:
-    return Sampler(knobs, tokenizer, prompts, list(range(len(prompts))), CPU)
+def sampler_of(knobs: Knobs, prompts: list[list[int]], first: int = 0, top: int = 0) -> Sampler:
+    """Rows with the random numbers from `first` on."""
+    sampler = Sampler(BYTES, len(prompts), CPU)
+    for row, prompt in enumerate(prompts):
+        sampler.begin(row, knobs, prompt, first + row, top)
+    return sampler
 
 
 def by_transformers(knobs: Knobs) -> LogitsProcessorList:
@@ -84,7 +88,7 @@ def test_what_is_kept_is_what_transformers_keeps(name: str) -> None:
     scale = torch.linspace(0.5, 6, rows)[:, None]
     logits = torch.randn(rows, SIZE, generator=generator) * scale
     sampler = sampler_of(knobs, [PROMPT] * rows)
-    ours = filtered(sampler.scores(logits), knobs)
+    ours = sampler.filtered(sampler.scores(logits))
     theirs = by_transformers(knobs)(torch.tensor([PROMPT] * rows), logits.clone())
     assert torch.equal(ours > -torch.inf, theirs > -torch.inf)
     torch.testing.assert_close(ours.softmax(-1).float(), theirs.softmax(-1), atol=1e-6, rtol=1e-4)
@@ -101,7 +105,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
     counts = torch.zeros(SIZE, dtype=torch.float64)
     sampler.scores = lambda logits: scores  # type: ignore[method-assign]  # the first step's, always
     for _ in range(steps):
-        sampler.prepare()
+        sampler.prepare(rows)
         ids, _ = sampler.draw(scores)
         counts += torch.bincount(ids, minlength=SIZE)
     wanted = expected.double() * rows * steps
@@ -171,12 +175,12 @@ def test_a_prompt_counts_for_a_ban() -> None:
 def test_rows_draw_the_same_whatever_is_beside_them() -> None:
     logits = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
     together = sampler_of(Knobs(seed=3), [[1]] * 4)
-    alone = Sampler(Knobs(seed=3), BYTES, [[1]], [2], CPU)
-    other = Sampler(Knobs(seed=4), BYTES, [[1]], [2], CPU)
+    alone = sampler_of(Knobs(seed=3), [[1]], first=2)
+    other = sampler_of(Knobs(seed=4), [[1]], first=2)
     same, different = [], []
     for _ in range(BLOCK + 20):
         for sampler in (together, alone, other):
-            sampler.prepare()
+            sampler.prepare(sampler.rows)
         found = together.draw(logits)[0][2]
         same.append(found == alone.draw(logits[2:3])[0][0])
         different.append(found == other.draw(logits[2:3])[0][0])
@@ -196,8 +200,8 @@ def test_greedy(knobs: Knobs) -> None:
 def test_what_is_known_of_a_draw_is_the_models_own() -> None:
     logits = torch.randn(2, SIZE + 5, generator=torch.Generator().manual_seed(4))  # spare rows
     knobs = Knobs(temperature=0.3, top_k=3, repetition_penalty=1.5)
-    sampler = Sampler(knobs, BYTES, [[1], [2]], [0, 1], CPU, top=6)
-    sampler.prepare()
+    sampler = sampler_of(knobs, [[1], [2]], top=6)
+    sampler.prepare(2)
     ids, known = sampler.draw(logits)
     own = logits[:, :SIZE].log_softmax(-1)
     best = own.topk(6)
@@ -245,7 +249,7 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
 @pytest.mark.parametrize("knobs", [Knobs(), Knobs(top_p=0.9), Knobs(min_p=0.1, top_k=2)])
 def test_a_model_that_has_diverged_still_gives_tokens(knobs: Knobs) -> None:
     sampler = sampler_of(knobs, [[1]])
-    sampler.prepare()
+    sampler.prepare(1)
     for value in (torch.nan, -torch.inf):
         ids, _ = sampler.draw(torch.full((1, SIZE), value))
         assert 0 <= ids.item() < SIZE
@@ -255,7 +259,8 @@ def test_nothing_waits_for_the_cpu() -> None:
     """A step reads no value of a tensor, or a GPU would stop for it."""
     knobs = Knobs(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
     sampler = sampler_of(knobs, [PROMPT])
-    sampler.prepare()
+    assert sampler.turned.drawn  # seen before a step, as a batch does
+    sampler.prepare(1)
 
     def refuse(tensor: Tensor) -> Any:
         raise AssertionError("a value was read")
@@ -264,3 +269,21 @@ def test_nothing_waits_for_the_cpu() -> None:
         for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
             patch.setattr(torch.Tensor, name, refuse)
         sampler.draw(torch.randn(1, SIZE))
+
+
+def test_every_row_has_knobs_of_its_own() -> None:
+    """Whatever is beside it, a row draws what it draws alone."""
+    every = [Knobs(**values, seed=number) for number, values in enumerate(FILTERS.values())]
+    every += [Knobs(greedy=True), Knobs(frequency_penalty=1.5, presence_penalty=-0.5)]
+    alone = [sampler_of(knobs, [PROMPT]) for knobs in every]
+    together = Sampler(BYTES, len(every), CPU)
+    for row, knobs in enumerate(every):
+        together.begin(row, knobs, PROMPT)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(40):
+        logits = 3 * torch.randn(len(every), SIZE, generator=generator)
+        together.prepare(len(every))
+        found = together.draw(logits)[0].tolist()
+        for row, sampler in enumerate(alone):
+            sampler.prepare(1)
+            assert sampler.draw(logits[row : row + 1])[0].item() == found[row], every[row]

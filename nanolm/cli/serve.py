@@ -1,0 +1,160 @@
+"""`nanolm serve`: a playground in the browser, and an API that OpenAI's clients speak."""
+
+import importlib.util
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from nanolm.cli.console import note
+from nanolm.cli.options import Command
+from nanolm.errors import UsageError
+from nanolm.training.settings import DEVICES, DTYPES
+
+if TYPE_CHECKING:
+    from nanolm.serve.models import Hosted
+
+NEEDED = ("starlette", "uvicorn")
+
+
+@click.command("serve", cls=Command)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen; at any other address than this machine's own a key is needed.",
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
+@click.option("--key", metavar="KEY", help="What clients have to know.  [default: made, if needed]")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients may call it."
+)
+@click.option(
+    "--allow-origin", multiple=True, metavar="URL", help="A site whose pages may ask (CORS)."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1024),
+    default=64,
+    show_default=True,
+    help="Texts written at the same time.",
+)
+@click.option(
+    "--queue",
+    type=click.IntRange(0, 100_000),
+    default=256,
+    show_default=True,
+    help="Texts that may wait; more are told to come again (429).",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 1_000_000),
+    default=4096,
+    show_default=True,
+    help="Of one text, whatever is asked for.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 86_400),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="A text that takes longer ends where it stands.",
+)
+@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run models.")
+@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
+@click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
+def command(
+    runs: tuple[str, ...],
+    host: str,
+    port: int,
+    key: str | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    batch: int,
+    queue: int,
+    max_tokens: int,
+    timeout: float,
+    device: str,
+    dtype: str,
+    int8: bool,
+) -> None:
+    """A playground in the browser, and an API that OpenAI's clients speak.
+
+    Each RUN is as for `nanolm sample` or `nanolm classify`. The page is at the address that is
+    printed; the API below it, at /v1, and described at /openapi.json. Only this machine can ask,
+    unless --host says otherwise. Ctrl-C stops it, after what is being written.
+
+    \b
+    nanolm serve runs/novel
+    nanolm serve runs/novel runs/reviews hf://gpt2 --port 8080
+    nanolm serve runs/novel --host 0.0.0.0                  for others too; prints a key
+    curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+      -d '{"prompt": "Once upon a time", "max_tokens": 50}'
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    problems = [f"{' and '.join(missing)} needed: pip install 'nanolm[serve]'"] if missing else []
+    if device not in DEVICES:
+        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
+    if dtype not in DTYPES:
+        problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
+    if key is not None and not (key.isascii() and key.isprintable() and len(key) >= 8):
+        problems.append("--key: at least 8 letters, digits and signs of ASCII")
+    for origin in allow_origin:
+        if not origin.lower().startswith(("http://", "https://")):
+            problems.append(f"--allow-origin {origin}: give a site: https://example.org")
+    if problems:
+        raise UsageError("\n".join(problems))
+
+    from nanolm.serve.app import application
+    from nanolm.serve.engine import Limits
+    from nanolm.serve.guard import is_loopback
+    from nanolm.serve.server import bound, listen
+
+    listening = bound(host, port)  # first: a port in use is told before models are loaded
+    port = listening.getsockname()[1]
+    if key is None and not is_loopback(host):
+        key = secrets.token_urlsafe(24)
+    limits = Limits(rows=batch, queue=queue, tokens=max_tokens, seconds=timeout)
+    models = load(runs, device, dtype, int8)
+    app = application(models, limits, host, key, note, allow_host, allow_origin)
+    for desk in app.app.state.server.desks.values():  # type: ignore[attr-defined]
+        desk.warm()
+    sys.setswitchinterval(0.0005)  # the thread that computes must not wait for the one that sends
+
+    def ready() -> None:
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{port}/"
+        click.echo(address + (f"#key={key}" if key else ""))
+        note(f"{', '.join(models)}; the API is at {address}v1, Ctrl-C stops it")
+        if key:
+            note(f"key: {key} (Authorization: Bearer KEY; without TLS, anyone on the way sees it)")
+
+    listen(app, listening, ready)
+    note("stopped")
+
+
+def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, Hosted]":
+    """The models by their names."""
+    from nanolm.classification.classifier import load as load_classifier
+    from nanolm.cli.progress import TrainingView
+    from nanolm.cli.sample import ready
+    from nanolm.runs.folder import find_named, is_classifier
+    from nanolm.serve.models import Hosted, Labeller, Writer, names_of
+
+    models: dict[str, Hosted] = {}
+    for run, name in zip(runs, names_of(runs), strict=True):
+        with TrainingView() as view:
+            folder = find_named(run, note, view.report)
+        made = int(min((folder / "config.json").stat().st_mtime, time.time()))
+        if is_classifier(folder):
+            found = load_classifier(folder, note).on(device, dtype)
+            models[name] = Labeller(name, made, found)
+        else:
+            _, writer = ready(str(folder), device, dtype, int8)
+            models[name] = Writer(name, made, writer)
+    return models

@@ -1,0 +1,182 @@
+"""Texts that are written together, one token each at a time; they join and leave in between.
+
+    >>> batch = Batch(Cached(model, 8, 100), Sampler(tokenizer, 8, model.device), 100)
+    >>> batch.join([Row([1, 2, 3], Knobs(tokens=20))])
+    >>> while batch.busy():
+    ...     for row, token in batch.step(): ...
+
+On a GPU a step is one CUDA graph, and the CPU looks at what was drawn while the next steps are
+under way.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanolm.generation.decoding import Cached, Network
+from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampler import Sampler, Turned
+from nanolm.model.device import recording
+
+AHEAD = 8  # steps that a GPU may be ahead of what was looked at, so that it never waits for it
+MOST_GRAPHS = 64  # kept; more are recorded anew
+
+
+@dataclass(eq=False)
+class Row:
+    """One text that is to be written."""
+
+    prompt: list[int]
+    knobs: Knobs
+    number: int = 0  # of those of the same prompt: each has random numbers of its own
+    top: int = 0  # likeliest tokens to be told of at each place
+
+
+class Token(NamedTuple):
+    """What was drawn in a row."""
+
+    id: int
+    logprob: float  # by the model itself, before any knob
+    top: list[tuple[int, float]]  # the likeliest, the same way
+
+
+class Flying(NamedTuple):
+    """A step that the GPU may still be at."""
+
+    rows: list[Row]
+    drawn: Tensor  # in the CPU's memory
+    top: int
+    copied: torch.cuda.Event | None
+
+    def landed(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+
+class Batch:
+    """Of up to as many rows as the sampler has, of up to `length` tokens each with the prompt.
+
+    A step is computed for the least of `sizes` that all rows fit into; without any, for just as
+    many as there are.
+    """
+
+    def __init__(
+        self, network: Network, sampler: Sampler, length: int, sizes: Sequence[int] = ()
+    ) -> None:
+        self.network, self.sampler, self.sizes = network, sampler, sizes
+        self.device = sampler.values.device
+        self.rows: list[Row] = []  # each in the place of its number
+        self.lengths: list[int] = []
+        self.ids = torch.zeros(sampler.rows, length, dtype=torch.long, device=self.device)
+        self.lengths_there = torch.zeros(sampler.rows, dtype=torch.long, device=self.device)
+        self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
+        self.graphs: dict[tuple[int, Turned], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.tried: set[tuple[int, Turned]] = set()  # steps that were run as they are
+        self.flying: deque[Flying] = deque()
+        for row in range(sampler.rows):
+            network.forget(row)
+
+    def busy(self) -> bool:
+        """Is anything still to come?"""
+        return bool(self.rows or self.flying)
+
+    @torch.inference_mode()
+    def join(self, rows: list[Row]) -> None:
+        for row in rows:
+            place, length = len(self.rows), len(row.prompt)
+            assert place < self.sampler.rows
+            assert length + row.knobs.tokens <= self.ids.shape[1]
+            self.ids[place, :length] = torch.tensor(row.prompt, device=self.device)
+            self.lengths_there[place] = length
+            self.going[place] = 1
+            self.network.forget(place)
+            self.sampler.begin(place, row.knobs, row.prompt, row.number, row.top)
+            self.rows.append(row)
+            self.lengths.append(length)
+
+    @torch.inference_mode()
+    def leave(self, row: Row) -> None:
+        """Write no more of it; the last row takes its place. What is under way still comes."""
+        if row not in self.rows:
+            return
+        place, last = self.rows.index(row), len(self.rows) - 1
+        if place < last:
+            for kept in (self.ids, self.lengths_there):
+                kept[place] = kept[last]
+            for part in (self.network, self.sampler):
+                part.move(last, place)
+            self.rows[place], self.lengths[place] = self.rows[last], self.lengths[last]
+        self.lengths_there[last] = self.going[last] = 0
+        self.network.forget(last)
+        self.sampler.end(last)
+        del self.rows[last], self.lengths[last]
+
+    def step(self) -> Iterator[tuple[Row, Token]]:
+        """Write one token more in each row, and give those that are there."""
+        if self.rows:
+            self.launch()
+        while self.flying and (
+            not self.rows or len(self.flying) > AHEAD or self.flying[0].landed()
+        ):
+            yield from self.land()
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        size = next((size for size in self.sizes if size >= len(self.rows)), len(self.rows))
+        self.network.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
+        self.sampler.prepare(size)
+        key = (size, self.sampler.turned)
+        if key in self.graphs:
+            graph, drawn = self.graphs[key]
+            graph.replay()
+        else:
+            # Once as it is, which sets up and compiles everything; then it is recorded.
+            drawn = self.record(key) if key in self.tried else self.compute(size)
+            self.tried = {key} if len(self.tried) > 10 * MOST_GRAPHS else self.tried | {key}
+        self.flying.append(self.sent(drawn))
+        self.lengths = [length + 1 for length in self.lengths]
+        for row, length in list(zip(self.rows, self.lengths, strict=True)):
+            if length == len(row.prompt) + row.knobs.tokens:
+                self.leave(row)
+
+    def compute(self, size: int) -> Tensor:
+        """One token more in the first rows, and what is to be known of it."""
+        logits = self.network.logits(self.ids[:size], self.lengths_there[:size])
+        ids, known = self.sampler.draw(logits)
+        self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
+        self.lengths_there[:size] += self.going[:size]
+        return known
+
+    def record(self, key: tuple[int, Turned]) -> Tensor:
+        """A step, kept to be repeated where that can be."""
+        if self.device.type != "cuda" or not isinstance(self.network, Cached):
+            return self.compute(key[0])
+        if len(self.graphs) >= MOST_GRAPHS:
+            self.graphs.clear()
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph):
+            drawn = self.compute(key[0])
+        self.graphs[key] = (graph, drawn)
+        graph.replay()
+        return drawn
+
+    def sent(self, drawn: Tensor) -> Flying:
+        """On its way to the CPU."""
+        copied, top = None, self.sampler.turned.top
+        if self.device.type == "cuda":
+            place = torch.empty_like(drawn, device="cpu", pin_memory=True)
+            place.copy_(drawn, non_blocking=True)
+            drawn, copied = place, torch.cuda.Event()
+            copied.record()
+        return Flying(list(self.rows), drawn, top, copied)
+
+    def land(self) -> Iterator[tuple[Row, Token]]:
+        rows, drawn, top, copied = self.flying.popleft()
+        if copied:
+            copied.synchronize()
+        for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
+            ids, logprobs = rest[: row.top], rest[top : top + row.top]
+            yield row, Token(int(id), logprob, list(zip(map(int, ids), logprobs, strict=True)))

@@ -1,0 +1,290 @@
+"""The server's paths: the page, the API, and how an answer is sent.
+
+>>> app = application(models, limits, address="127.0.0.1", key=None, note=print)
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from nanolm.errors import NanolmError
+from nanolm.serve import api
+from nanolm.serve.engine import Busy, Desk, Engine, Limits, News, Order
+from nanolm.serve.guard import Guard, Receive, Scope, Send, json_body
+from nanolm.serve.models import Hosted, Labeller, Writer, one_of
+from nanolm.serve.openapi import document
+from nanolm.text.page import SURPRISE_STYLE
+
+HERE = Path(__file__).parent / "page"
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+MOST_LOOKS = 8  # pages that are kept
+LONG = 20_000  # characters that are not made into tokens by the event loop itself
+
+
+class Server:
+    """What the paths share."""
+
+    def __init__(
+        self, models: dict[str, Hosted], limits: Limits, note: Callable[[str], None]
+    ) -> None:
+        self.models, self.limits, self.note = models, limits, note
+        self.engine = Engine(limits, note)
+        self.desks: dict[str, Desk] = {
+            name: self.engine.add(model.found)
+            for name, model in models.items()
+            if isinstance(model, Writer)
+        }
+        self.schemas = api.Schemas(models, limits)
+        self.document = document(self.schemas)
+        self.looks: OrderedDict[str, str] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.engine.start(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            self.engine.close()
+
+    def routes(self) -> list[Route]:
+        files = {
+            path: (HERE.joinpath(name).read_text(encoding="utf-8"), kind)
+            for path, (name, kind) in PAGE.items()
+        }
+        style, kind = files["/page.css"]
+        files["/page.css"] = (SURPRISE_STYLE + style, kind)
+
+        async def page(request: Request) -> Response:
+            text, kind = files[request.url.path]
+            return Response(text, media_type=kind)
+
+        return [
+            *(Route(path, page) for path in files),
+            Route("/look/{name}", self.look),
+            Route("/health", self.health),
+            Route("/openapi.json", self.openapi),
+            Route("/v1/models", self.list_models),
+            *(
+                Route(f"/v1/{path}", endpoint, methods=["POST"])
+                for path, endpoint in (
+                    ("completions", self.complete),
+                    ("chat/completions", self.chat),
+                    ("classify", self.classify),
+                    ("tokenize", self.tokenize),
+                    ("inspect", self.inspect),
+                )
+            ),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "status": "ok",
+                "models": len(self.models),
+                "writing": sum(len(desk.running) for desk in self.desks.values()),
+                "waiting": self.engine.waiting(),
+            }
+        )
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(self.document)
+
+    async def list_models(self, request: Request) -> Response:
+        data = [model.facts() for model in self.models.values()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def given(self, request: Request, schema: Any) -> dict[str, Any]:
+        body = await json_body(request.scope["headers"], request.receive, self.limits.body)
+        return api.checked(body, schema)
+
+    def model(self, given: dict[str, Any], kind: type[Hosted]) -> Hosted:
+        return one_of(self.models, given.get("model"), kind)
+
+    async def complete(self, request: Request) -> Response:
+        given = await self.given(request, self.schemas.completion)
+        return await self.write(request, given, api.asked_to_complete, api.Answer)
+
+    async def chat(self, request: Request) -> Response:
+        given = await self.given(request, self.schemas.chat)
+        return await self.write(request, given, api.asked_to_chat, api.ChatAnswer)
+
+    async def write(
+        self,
+        request: Request,
+        given: dict[str, Any],
+        understand: Callable[[dict[str, Any], Writer, int], api.Asked],
+        kind: type[api.Answer],
+    ) -> Response:
+        writer = self.model(given, Writer)
+        assert isinstance(writer, Writer)
+        desk = self.desks[writer.name]
+        asked = await self.aside(given, understand, given, writer, desk.prompt)
+        address = request.client.host if request.client else ""
+        order = Order(
+            desk, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed
+        )
+        self.engine.take(order)
+        answer = kind(asked)
+        if asked.streamed:
+            return Stream(order, answer, self.limits.seconds)
+        pieces: list[list[News]] = [[] for _ in asked.rows]
+        with listening(request.receive, order):
+            async for news in order.news():
+                for each in news:
+                    pieces[each.place].append(each)
+        return JSONResponse(answer.whole(pieces))
+
+    async def aside(self, given: dict[str, Any], call: Callable[..., Any], *values: Any) -> Any:
+        """Call it; in another thread where it may take long."""
+        if sum(len(str(value)) for value in given.values()) < LONG:
+            return call(*values)
+        return await asyncio.to_thread(call, *values)
+
+    async def classify(self, request: Request) -> Response:
+        given = await self.given(request, self.schemas.classification)
+        labeller, texts = self.model(given, Labeller), given["input"]
+        assert isinstance(labeller, Labeller)
+        texts = [texts] if isinstance(texts, str) else texts
+        chances = await self.engine.do(lambda: labeller.classify(texts))
+        return JSONResponse(api.labels_json(labeller, chances))
+
+    async def tokenize(self, request: Request) -> Response:
+        given = await self.given(request, self.schemas.tokenization)
+        model = self.model(given, Hosted)
+        ids = await self.aside(given, model.tokenizer.encode_prompt, given["text"])
+        tokens = [api.written(model.tokenizer, id) for id in ids]
+        return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
+
+    async def inspect(self, request: Request) -> Response:
+        given = await self.given(request, self.schemas.inspection)
+        model = self.model(given, Hosted)
+        ids = [int(id) for id in given.get("ids", [])]
+        if not ids:
+            ids = await self.aside(given, model.tokenizer.encode_prompt, given.get("text", ""))
+        if max(ids) >= model.tokenizer.vocab_size:
+            raise api.Refused(f"there is no token {max(ids)}", param="ids")
+        page = await self.engine.do(lambda: model.page(ids))
+        name = secrets.token_urlsafe(16)
+        self.looks[name] = page
+        while len(self.looks) > MOST_LOOKS:
+            self.looks.popitem(last=False)
+        return JSONResponse({"page": f"/look/{name}"})
+
+    async def look(self, request: Request) -> Response:
+        page = self.looks.get(request.path_params["name"])
+        if page is None:
+            raise HTTPException(404)
+        # The page says itself which style and script it has, and nothing else may run.
+        policy = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+        return Response(
+            page,
+            media_type="text/html; charset=utf-8",
+            headers={"content-security-policy": policy},
+        )
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """An error in the shape that OpenAI's clients know."""
+        headers: dict[str, str] = {}
+        match error:
+            case api.Refused():
+                refusal = error
+            case Busy():
+                refusal = api.Refused(str(error), 429, code="rate_limit_exceeded")
+                headers["retry-after"] = str(error.seconds)
+            case HTTPException():
+                about = {404: "there is nothing at this path", 405: "not with this method"}
+                text = about.get(error.status_code, error.detail)
+                refusal = api.Refused(text, error.status_code)
+                headers |= error.headers or {}
+            case NanolmError():
+                refusal = api.Refused(str(error))
+            case _:
+                self.note(f"{request.url.path} failed: {error!r}")
+                refusal = api.Refused("computing failed", 500)
+        return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+class Stream(Response):
+    """Server-sent events, as the texts are written."""
+
+    def __init__(self, order: Order, answer: api.Answer, seconds: float) -> None:
+        self.order, self.answer, self.seconds = order, answer, seconds
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        order = self.order
+        with listening(receive, order), contextlib.suppress(TimeoutError):
+            # Whoever does not take what is sent keeps the connection for so long and no longer.
+            async with asyncio.timeout(self.seconds + 10):
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                try:
+                    async for news in order.news():
+                        await self.send(self.events(news), send)
+                    await self.send(self.answer.last(), send)
+                except Exception:  # it has begun, so no status can tell
+                    refusal = api.Refused("computing failed", 500)
+                    await self.send(api.event(refusal.body()), send)
+                await send({"type": "http.response.body", "body": b""})
+
+    async def send(self, text: str, send: Send) -> None:
+        body = {"type": "http.response.body", "body": text.encode(), "more_body": True}
+        await send(body)
+
+    def events(self, news: list[News]) -> str:
+        """What is new of each text in an event of its own."""
+        by_text: dict[int, list[News]] = {}
+        for each in news:
+            by_text.setdefault(each.place, []).append(each)
+        return "".join(self.answer.part(place, each) for place, each in by_text.items())
+
+
+@contextlib.contextmanager
+def listening(receive: Receive, order: Order) -> Any:
+    """Meanwhile, notice when the client goes away: what it has asked for then ends."""
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        order.gone = True
+        order.desk.engine.wake.set()
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        order.gone = True
+        listener.cancel()
+
+
+def application(
+    models: dict[str, Hosted],
+    limits: Limits,
+    address: str,
+    key: str | None,
+    note: Callable[[str], None],
+    hosts: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
+) -> Guard:
+    """The whole server, behind its guard."""
+    server = Server(models, limits, note)
+    handlers: Any = dict.fromkeys((NanolmError, HTTPException, Exception), server.refuse)
+    app = Starlette(routes=server.routes(), lifespan=server.lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    app.state.server = server
+    return Guard(app, address, key, hosts, origins)

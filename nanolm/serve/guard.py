@@ -1,0 +1,204 @@
+"""Who may ask at all: by Host and Origin, by the key, and by how the question comes.
+
+A page of a stranger in the user's browser can send requests to this machine, and with a name of
+its own for this machine's address (DNS rebinding) it could even read the answers. So a request has
+to name this machine by its address, or by a name that was allowed; and if a page sent it, by a page
+of this very server.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from nanolm.serve.api import Refused
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+FREE = ("/", "/page.css", "/page.js", "/icon.svg", "/health", "/openapi.json")  # need no key
+BODY_SECONDS = 20.0  # in which a body has to be here
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(
+        self,
+        app: App,
+        address: str,
+        key: str | None,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+    ) -> None:
+        self.app, self.address = app, address
+        self.key = hashlib.sha256(key.encode()).digest() if key is not None else None
+        self.hosts = {host.lower() for host in hosts}
+        self.origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+                return
+            await self.app(scope, receive, send)
+            return
+        headers = scope["headers"]
+        origin = header(headers, b"origin")
+        foreign = origin is not None and origin.lower() in self.origins
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = {name.lower() for name, _ in message["headers"]}
+                more = {**HEADERS, "content-security-policy": POLICY}
+                if foreign:
+                    more |= {"access-control-allow-origin": origin or "", "vary": "Origin"}
+                message["headers"] = [
+                    *message["headers"],
+                    *(
+                        (name.encode(), value.encode())
+                        for name, value in more.items()
+                        if name.encode() not in own
+                    ),
+                ]
+            await send(message)
+
+        try:
+            self.check(scope, headers, origin, foreign)
+        except Refused as refusal:
+            await tell(refusal.body(), refusal.status, answer)
+            return
+        if foreign and scope["method"] == "OPTIONS":
+            await preflight(answer)
+            return
+        await self.app(scope, receive, answer)
+
+    def check(self, scope: Scope, headers: Any, origin: str | None, foreign: bool) -> None:
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self.known(hosts[0].decode("latin-1")):
+            raise Refused(
+                "this server does not go by that name; use its address, or start it with "
+                "--allow-host NAME",
+                403,
+            )
+        if origin is not None and not foreign:
+            same = {f"{scheme}://{hosts[0].decode('latin-1').lower()}" for scheme in SCHEMES}
+            if origin.lower() not in same:
+                raise Refused(
+                    "requests from pages of other servers are refused; see --allow-origin", 403
+                )
+        if self.key is None or scope["path"] in FREE or scope["method"] == "OPTIONS":
+            return
+        if scope["path"].startswith("/look/"):  # a page whose address is a secret itself
+            return
+        given = (header(headers, b"authorization") or "").removeprefix("Bearer ").strip()
+        digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
+        if not hmac.compare_digest(digest, self.key):
+            raise Refused(
+                "this server wants its key: Authorization: Bearer KEY", 401, code="invalid_api_key"
+            )
+
+    def known(self, host: str) -> bool:
+        """May this machine be called so?"""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+            _ = urlsplit(f"//{host}").port
+        except ValueError:
+            return False
+        if any(letter in host for letter in "/?#@\\ "):
+            return False
+        if name in self.hosts or name == "localhost":
+            return True
+        try:
+            literal = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        # Whoever has an address needs no name server, so nobody can have lied about it. A server
+        # for this machine alone is asked for by this machine alone.
+        return literal.is_loopback or not is_loopback(self.address)
+
+
+SCHEMES = ("http", "https")
+
+
+def is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str | None:
+    for name, value in headers:
+        if name == wanted:
+            return value.decode("latin-1")
+    return None
+
+
+async def tell(value: Any, status: int, send: Send) -> None:
+    """An answer in JSON."""
+    data = json.dumps(value).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def preflight(send: Send) -> None:
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", b"authorization, content-type"),
+        (b"content-length", b"0"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def json_body(headers: Any, receive: Receive, most: int) -> Any:
+    """The JSON that a request brings, if it is not too much and comes in time."""
+    kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused("send JSON, with Content-Type: application/json", 415)
+    size = header(headers, b"content-length")
+    if size and size.isdigit() and int(size) > most:
+        raise Refused(f"the body has more than {most:,} bytes", 413)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused("the body ends too early")
+                data += message.get("body", b"")
+                if len(data) > most:
+                    raise Refused(f"the body has more than {most:,} bytes", 413)
+                if not message.get("more_body"):
+                    break
+    except TimeoutError:
+        raise Refused(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+
+
+def no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,161 @@
+"""The models that a server has, by names that tell nothing of where they are.
+
+>>> models = named([writer, classifier], ["runs/novel", "runs/reviews/best"])
+>>> list(models)
+['novel', 'reviews']
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolm.classification.classifier import TextClassifier
+from nanolm.classification.metrics import softmax
+from nanolm.errors import UsageError
+from nanolm.generation.language_model import LanguageModel
+from nanolm.inspect.decided import decided
+from nanolm.inspect.heads import describe
+from nanolm.inspect.look import Seen, look
+from nanolm.inspect.page import inspection_page
+from nanolm.model.device import use_fitting_threads
+from nanolm.text.tokenizer import Tokenizer
+
+MOST_LOOKED_AT = 256  # tokens of a page; attention grows with their square
+PARTS = {"best", "last", "checkpoints"}  # of a run: no names
+OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A model that can be asked."""
+
+    name: str
+    created: int  # seconds since 1970
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """For the list of models."""
+        about = {"id": self.name, "object": "model", "created": self.created}
+        return {**about, "owned_by": "nanolm"}
+
+    def page(self, ids: list[int]) -> str:
+        """What it sees in a text, for a browser."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Writer(Hosted):
+    """A language model."""
+
+    found: LanguageModel
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.found.tokenizer
+
+    def facts(self) -> dict[str, Any]:
+        config = self.found.model.config
+        return {
+            **super().facts(),
+            "kind": "language model",
+            "context": config.context,
+            "vocabulary": self.tokenizer.vocab_size,
+            "parameters": self.found.model.parameter_count(),
+            "labels": None,
+        }
+
+    def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
+        """The ids of a conversation (role, content) up to the answer, and where that stops."""
+        tokenizer = self.tokenizer
+        names = {name: id for id, name in tokenizer.special.items()}
+        if OPEN in names and CLOSE in names:
+            ids = list(tokenizer.begin)
+            for role, content in messages:
+                # What is written in a message is text, whatever it looks like.
+                ids += [names[OPEN], *tokenizer.encode(f"{role}\n{content}"), names[CLOSE]]
+                ids += tokenizer.encode("\n")
+            return [*ids, names[OPEN], *tokenizer.encode("assistant\n")], []
+        lines = "".join(f"{role}: {content}\n" for role, content in messages)
+        return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
+
+    def page(self, ids: list[int]) -> str:
+        ids = ids[-min(MOST_LOOKED_AT, self.found.model.window() or MOST_LOOKED_AT) :]
+        seen = look(self.found.model, ids)
+        facts = facts_of(self.name, seen)
+        return inspection_page(self.tokenizer, seen, describe(seen.attention, ids), facts)
+
+
+@dataclass(frozen=True)
+class Labeller(Hosted):
+    """A classifier."""
+
+    found: TextClassifier
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.found.tokenizer
+
+    def facts(self) -> dict[str, Any]:
+        config = self.found.model.config
+        return {
+            **super().facts(),
+            "kind": "classifier",
+            "context": config.base.context,
+            "vocabulary": self.tokenizer.vocab_size,
+            "parameters": self.found.model.parameter_count(),
+            "labels": list(self.found.labels),
+        }
+
+    def classify(self, texts: list[str]) -> list[dict[str, float]]:
+        """The probability of each label, the likeliest first."""
+        if self.found.model.device.type == "cpu":
+            use_fitting_threads(self.found.model)
+        return [
+            dict(sorted(zip(self.found.labels, row, strict=True), key=lambda pair: -pair[1]))
+            for row in softmax(self.found.logits(texts)).tolist()
+        ]
+
+    def page(self, ids: list[int]) -> str:
+        config = self.found.model.config
+        window = min(self.found.model.base.window() or MOST_LOOKED_AT, config.window or 10**9)
+        ids = ids[: min(MOST_LOOKED_AT, window)]
+        what = decided(self.found.model, ids)
+        seen = Seen(ids, what.looks, [])
+        heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+        both = (what, self.found.labels)
+        return inspection_page(self.tokenizer, seen, heads, facts, decided=both)
+
+
+def facts_of(name: str, seen: Seen) -> dict[str, str]:
+    layers, heads = seen.attention.shape[:2]
+    shape = f"{layers} layers of {heads} heads"
+    return {"model": name, "tokens": f"{len(seen.ids):,}", "attention": shape}
+
+
+def names_of(runs: Iterable[str]) -> list[str]:
+    """Short, all different, and of harmless letters."""
+    names: list[str] = []
+    for run in runs:
+        parts = [part for part in Path(run.removeprefix("hf://")).absolute().parts if part != "/"]
+        while len(parts) > 1 and (parts[-1] in PARTS or parts[-1].startswith("step-")):
+            parts.pop()
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts[-1] if parts else "").strip("-.") or "model"
+        number, unique = 1, name
+        while unique in names:
+            number += 1
+            unique = f"{name}-{number}"
+        names.append(unique)
+    return names
+
+
+def one_of(models: dict[str, Hosted], name: str | None, kind: type[Hosted]) -> Hosted:
+    """The model of that name, or the first of that kind."""
+    for model in models.values():
+        if isinstance(model, kind) and name in (None, model.name):
+            return model
+    raise UsageError(f"no model of the kind that is needed is served ({name or 'none at all'})")

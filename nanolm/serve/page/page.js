@@ -1,0 +1,443 @@
+"use strict";
+// The playground. It asks the API of the server that it came from, and nothing else.
+
+const find = id => document.getElementById(id);
+const make = (kind, classes = "", text = "") => {
+  const element = document.createElement(kind);
+  element.className = classes;
+  element.textContent = text;
+  return element;
+};
+
+// The key of a server for others stands behind the # of its address, which is never sent.
+const inHash = new URLSearchParams(location.hash.slice(1)).get("key");
+if (inHash) {
+  sessionStorage.setItem("key", inHash);
+  history.replaceState(null, "", location.pathname);
+}
+const headers = {"content-type": "application/json"};
+if (sessionStorage.getItem("key")) headers.authorization = `Bearer ${sessionStorage.getItem("key")}`;
+
+const ask = async (path, body, signal) => {
+  const options = body === undefined ? {headers, signal}
+    : {method: "POST", headers, body: JSON.stringify(body), signal};
+  const answer = await fetch(path, options);
+  if (answer.ok) return answer;
+  const error = await answer.json().catch(() => ({error: {message: answer.statusText}}));
+  throw new Error(error.error.message);
+};
+const asked = async (path, body, signal) => (await ask(path, body, signal)).json();
+
+const problem = error => {
+  if (error && error.name === "AbortError") return;
+  find("problem").textContent = error ? error.message : "";
+  find("problem").hidden = !error;
+};
+
+// Each data line of server-sent events, as JSON.
+const events = async function* (answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines)
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+  }
+};
+
+// ---- Knobs
+
+const KNOBS = [
+  // name, label, least, most, step, at first, what it does
+  ["n", "texts", 1, 6, 1, 1, "side by side"],
+  ["max_tokens", "tokens", 1, 1000, 1, 200, "at most so many"],
+  ["temperature", "temperature", 0, 2, 0.05, 0.8, "0 always takes the likeliest"],
+  ["top_k", "top k", 0, 200, 1, 0, "keep so many of the likeliest; 0 keeps all"],
+  ["top_p", "top p", 0.05, 1, 0.01, 1, "keep the likeliest that together reach this"],
+  ["min_p", "min p", 0, 0.5, 0.01, 0, "keep what is so likely, measured by the likeliest"],
+  ["repetition_penalty", "repetition", 0.5, 2, 0.05, 1, "above 1: what was there is less likely"],
+  ["frequency_penalty", "frequency", -2, 2, 0.1, 0, "less likely for every time it was written"],
+  ["presence_penalty", "presence", -2, 2, 0.1, 0, "less likely once it was written"],
+  ["min_tokens", "no end before", 0, 1000, 1, 0, "so many tokens"],
+];
+const TEXTS = [
+  ["seed", "seed", "any", "the same seed writes the same text"],
+  ["stop", "stop at", "", "end where this would be written; \\n is a line end"],
+  ["ban", "never write", "", "a text that must not come"],
+];
+const knobs = {};
+
+const knob = (name, label, about) => {
+  const row = make("label", "knob");
+  row.append(make("span", "", label));
+  row.title = about;
+  knobs[name] = row;
+  find("knobs").append(row);
+  return row;
+};
+for (const [name, label, least, most, step, first, about] of KNOBS) {
+  const row = knob(name, label, about), slider = make("input"), box = make("input");
+  slider.type = "range";
+  box.type = "number";
+  slider.setAttribute("aria-label", `${label}: ${about}`);
+  for (const input of [slider, box]) Object.assign(input, {min: least, max: most, step, value: first});
+  box.removeAttribute("max");
+  slider.addEventListener("input", () => { box.value = slider.value; });
+  box.addEventListener("input", () => { slider.value = box.value; });
+  row.append(box, slider, make("small", "", about));
+  row.value = () => box.value === "" ? first : Number(box.value);
+}
+for (const [name, label, hint, about] of TEXTS) {
+  const row = knob(name, label, about), box = make("input");
+  Object.assign(box, {type: "text", placeholder: hint, id: `knob-${name}`, spellcheck: false});
+  row.append(box, make("small", "", about));
+  row.value = () => box.value;
+}
+
+const settings = () => {
+  const given = {};
+  for (const [name, , , , , first] of KNOBS) {
+    const value = knobs[name].value();
+    const off = (name === "top_k" && value === 0) || (name === "min_p" && value === 0)
+      || (name === "top_p" && value === 1);
+    if (!off && (value !== first || ["n", "max_tokens", "temperature"].includes(name)))
+      given[name] = value;
+  }
+  const stop = knobs.stop.value().replaceAll("\\n", "\n");
+  if (stop) given.stop = stop;
+  if (knobs.ban.value()) given.ban = [knobs.ban.value()];
+  // Chosen here if not there, so that it can be told.
+  const seed = knobs.seed.value().trim();
+  given.seed = seed === "" ? Math.floor(Math.random() * 1e6) : Number(seed);
+  return given;
+};
+
+// ---- Tokens and their colours
+
+const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // bits up to which a colour goes, as in other pages
+const shade = logprob => {
+  const bits = -logprob / Math.LN2;
+  return STEPS.filter(limit => !(bits <= limit)).length;
+};
+const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
+const seen = text => [...text].map(letter => PICTURES[letter]
+  || (letter < " " ? String.fromCodePoint(0x2400 + letter.codePointAt(0)) : letter)).join("");
+const chance = logprob => {
+  const value = Math.exp(logprob);
+  return value >= 0.0995 ? `${Math.round(100 * value)}%` : `${(100 * value).toPrecision(2)}%`;
+};
+const legend = () => {
+  find("legend").replaceChildren("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
+    make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
+  find("legend").hidden = false;
+};
+
+// ---- Writing
+
+let models = [], model = null, controller = null, counting = 0;
+
+class Text {
+  // One text: what came before (ids), and its tokens {id, piece, logprob, others}.
+  constructor(name, prompt, ids, kept, given) {
+    Object.assign(this, {prompt, ids, given, tokens: []});
+    this.card = make("article", "text");
+    const head = make("header"), look = make("button", "", "look inside");
+    this.name = name;
+    this.about = make("span");
+    const title = make("div");
+    title.append(make("b", "", name), this.about);
+    head.append(title, look);
+    look.addEventListener("click", () => inspect({ids: this.whole()}));
+    this.body = make("p", "body");
+    this.body.append(make("b", "", prompt));
+    this.card.append(head, this.body);
+    for (const token of kept) this.add(token);
+  }
+
+  whole(size = this.tokens.length) {
+    return [...this.ids, ...this.tokens.slice(0, size).map(token => token.id)];
+  }
+
+  add(token) {
+    const place = this.tokens.push(token) - 1;
+    const span = make("span", `token s${shade(token.logprob)}`);
+    for (const line of token.piece.split(/(?<=\n)/)) {
+      if (line.endsWith("\n")) span.append(line.slice(0, -1), make("i", "", "⏎"), "\n");
+      else span.append(line);
+    }
+    span.tabIndex = place ? -1 : 0;
+    span.setAttribute("role", "button");
+    span.addEventListener("mouseenter", () => others.open(this, place, span));
+    span.addEventListener("mouseleave", () => others.leave());
+    span.addEventListener("focus", () => others.open(this, place, span));
+    span.addEventListener("click", () => others.open(this, place, span));
+    span.addEventListener("keydown", event => this.key(event, span));
+    this.body.append(span);
+  }
+
+  key(event, span) {
+    const step = {ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling"}[event.key];
+    if (step && span[step]?.classList.contains("token")) span[step].focus();
+    else if (["Enter", " ", "ArrowDown"].includes(event.key)) others.enter();
+    else return;
+    event.preventDefault();
+  }
+
+  say(text) { this.about.textContent = text; }
+
+  text() { return this.tokens.map(token => token.piece).join(""); }
+}
+
+const busy = on => {
+  find("stop").disabled = !on;
+  find("write").disabled = on;
+  if (!on) controller = null;
+};
+
+// Let the server write on in `texts`, which all go on from the ids that they have.
+const write = async (texts, ids, given) => {
+  problem(null);
+  others.close();
+  controller = new AbortController();
+  busy(true);
+  legend();
+  find("hint").hidden = true;
+  const started = performance.now();
+  let count = 0, said = "stopped";
+  try {
+    const body = {model: model.id, prompt: ids, stream: true, logprobs: 6, ...given};
+    for await (const part of events(await ask("/v1/completions", body, controller.signal))) {
+      if (part.error) throw new Error(part.error.message);
+      const choice = part.choices[0], text = texts[choice.index], found = choice.logprobs;
+      const letters = [...choice.text], first = found.text_offset[0] || 0;
+      found.ids.forEach((id, place) => {
+        const end = found.text_offset[place + 1];
+        const piece = letters.slice(found.text_offset[place] - first,
+          end === undefined ? undefined : end - first).join("");
+        text.add({id, piece, name: found.tokens[place], logprob: found.token_logprobs[place],
+          others: found.alternatives[place]});
+        count++;
+      });
+      const speed = `${Math.round(count / (performance.now() - started) * 1000)} tokens/s`;
+      find("status").textContent = speed;
+      const why = {stop: "ended", length: "as long as asked"}[choice.finish_reason];
+      if (why) text.done = true;
+      text.say(`${text.tokens.length} tokens${why ? `, ${why}` : ""}, seed ${given.seed}`);
+      said = speed;
+    }
+  } catch (error) {
+    problem(error);
+    if (error.name !== "AbortError") said = "";
+  }
+  for (const text of texts) if (!text.done) text.say(`${text.tokens.length} tokens, stopped`);
+  find("status").textContent = said;
+  busy(false);
+};
+
+const start = async () => {
+  if (controller) return;
+  problem(null);
+  const prompt = find("prompt").value, given = settings();
+  busy(true);
+  try {
+    const {ids} = await asked("/v1/tokenize", {model: model.id, text: prompt});
+    const texts = Array.from({length: given.n}, (_, place) =>
+      new Text(`Text ${place + 1}`, prompt, ids, [], given));
+    find("texts").replaceChildren(...texts.map(text => text.card));
+    await write(texts, ids, given);
+  } catch (error) {
+    problem(error);
+    busy(false);
+  }
+};
+
+const branch = async (from, place, other) => {
+  if (controller) controller.abort();
+  while (controller) await new Promise(done => setTimeout(done, 10));
+  const given = {...from.given, n: 1};
+  given.max_tokens = Math.max(1, given.max_tokens - place - 1);
+  delete given.min_tokens;
+  const kept = from.tokens.slice(0, place);
+  const drawn = {id: other.id, piece: other.token, name: other.token, logprob: other.logprob,
+    others: from.tokens[place].others};
+  const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
+    [...kept, drawn], from.given);
+  from.card.after(text.card);
+  await write([text], text.whole(), given);
+};
+
+// ---- What else could have come
+
+const others = {
+  box: find("others"), timer: 0, from: null,
+
+  open(text, place, span) {
+    clearTimeout(this.timer);
+    if (this.from === span && !this.box.hidden) return;
+    this.close();
+    this.from = span;
+    span.classList.add("on");
+    const token = text.tokens[place], about = make("p");
+    about.append(make("b", "", seen(token.name)), ` token ${token.id}, ${chance(token.logprob)}`);
+    const rows = token.others.map(other => {
+      const row = make("button", `other${other.id === token.id ? " came" : ""}`);
+      row.append(make("span", "", seen(other.token)), make("span", "", chance(other.logprob)));
+      row.style.setProperty("--share", `${100 * Math.exp(other.logprob)}%`);
+      row.title = `token ${other.id}: go on from here with it`;
+      row.addEventListener("click", () => branch(text, place, other));
+      return row;
+    });
+    this.box.replaceChildren(about, ...rows);
+    this.box.hidden = false;
+    const spot = span.getClientRects()[span.getClientRects().length - 1] || span.getBoundingClientRect();
+    const most = document.documentElement.clientWidth - this.box.offsetWidth - 8;
+    this.box.style.left = `${Math.max(8, Math.min(spot.left, most)) + scrollX}px`;
+    const below = spot.bottom + this.box.offsetHeight < innerHeight;
+    this.box.style.top = `${(below ? spot.bottom : spot.top - this.box.offsetHeight) + scrollY}px`;
+  },
+  leave() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.close(), 250);
+  },
+  enter() { this.box.querySelector("button")?.focus(); },
+  close() {
+    this.from?.classList.remove("on");
+    this.box.hidden = true;
+  },
+};
+others.box.addEventListener("mouseenter", () => clearTimeout(others.timer));
+others.box.addEventListener("mouseleave", () => others.leave());
+others.box.addEventListener("keydown", event => {
+  const step = {ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling"}[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const next = document.activeElement[step];
+  if (next?.tagName === "BUTTON") next.focus();
+});
+document.addEventListener("click", event => {
+  if (!event.target.closest("#others, .token")) others.close();
+});
+
+// ---- The prompt as tokens, while it is typed
+
+const later = (wait, call) => {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(call, wait);
+  };
+};
+const countTokens = async () => {
+  const turn = ++counting;
+  try {
+    const {ids, tokens} = await asked("/v1/tokenize", {model: model.id, text: find("prompt").value});
+    if (turn !== counting) return;
+    find("count").textContent = `${ids.length.toLocaleString("en")} token${ids.length === 1 ? "" : "s"}`;
+    find("tokens").replaceChildren(...ids.slice(0, 2000).map((id, place) => {
+      const span = make("span", "", seen(tokens[place]));
+      span.append(make("small", "", id));
+      return span;
+    }));
+  } catch (error) {
+    problem(error);
+  }
+};
+
+// ---- Labels
+
+let classifying = null;
+const classify = async () => {
+  classifying?.abort();
+  const own = classifying = new AbortController(), started = performance.now();
+  try {
+    const body = {model: model.id, input: find("input").value};
+    const {data} = await asked("/v1/classify", body, own.signal);
+    if (own !== classifying) return;
+    problem(null);
+    const {label: best, probabilities} = data[0];
+    find("labels").replaceChildren(...model.labels.map(label => {
+      const row = make("div", `label${label === best ? " best" : ""}`), bar = make("div", "bar");
+      bar.append(make("div"));
+      bar.firstChild.style.setProperty("--share", `${100 * probabilities[label]}%`);
+      row.append(make("span", "", label), bar, make("output", "", `${(100 * probabilities[label]).toFixed(1)}%`));
+      return row;
+    }));
+    find("state").textContent = `${Math.round(performance.now() - started)} ms`;
+  } catch (error) {
+    problem(error);
+  }
+};
+
+// ---- Attention
+
+const inspect = async given => {
+  problem(null);
+  try {
+    const {page} = await asked("/v1/inspect", {model: model.id, ...given});
+    find("look").src = page;
+    find("inside").hidden = false;
+    find("inside").scrollIntoView({behavior: "smooth"});
+  } catch (error) {
+    problem(error);
+  }
+};
+
+// ---- Models
+
+const choose = name => {
+  controller?.abort();
+  model = models.find(each => each.id === name);
+  const number = value => value.toLocaleString("en");
+  find("facts").textContent = `${model.kind}, ${number(model.parameters)} parameters, looks at `
+    + `${number(model.context)} tokens of ${number(model.vocabulary)} kinds`;
+  find("writing").hidden = model.kind !== "language model";
+  find("labelling").hidden = model.kind === "language model";
+  find("inside").hidden = true;
+  find("texts").replaceChildren();
+  find("legend").hidden = true;
+  find("hint").hidden = false;
+  find("status").textContent = "";
+  others.close();
+  problem(null);
+  if (model.kind === "language model") countTokens();
+  else classify();
+};
+
+find("ask").addEventListener("submit", event => {
+  event.preventDefault();
+  start();
+});
+find("stop").addEventListener("click", () => controller?.abort());
+find("prompt").addEventListener("input", later(150, countTokens));
+find("input").addEventListener("input", later(80, classify));
+find("why").addEventListener("click", () => inspect({text: find("input").value}));
+find("close").addEventListener("click", () => { find("inside").hidden = true; });
+find("model").addEventListener("change", () => choose(find("model").value));
+document.addEventListener("keydown", event => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("writing").hidden) start();
+  if (event.key !== "Escape") return;
+  if (!others.box.hidden) {
+    others.from?.focus();
+    others.close();
+  } else controller?.abort();
+});
+
+const begin = async () => {
+  try {
+    models = (await asked("/v1/models")).data;
+    find("model").replaceChildren(...models.map(each => {
+      const option = make("option", "", each.id);
+      option.value = each.id;
+      return option;
+    }));
+    if (innerWidth < 832) find("more").open = false;
+    choose(models[0].id);
+    document.body.dataset.ready = "yes";
+  } catch (error) {
+    problem(error);
+  }
+};
+begin();

@@ -1,0 +1,106 @@
+"""Listening: one process, a socket that is ours before a model is loaded, and a gentle end."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nanolm.errors import UsageError
+from nanolm.serve.guard import App
+
+HEADER_SECONDS = 20.0  # in which a client has to say what it wants
+GRACE = 20  # seconds for what is being written when the server is to stop
+
+
+class Patient(H11Protocol):
+    """Of HTTP; a client that does not come to the point is cut off."""
+
+    alarm: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.rest()
+        super().connection_lost(exc)
+
+    def watch(self) -> None:
+        """Let time run while nothing is asked for, from the first such moment on."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.rest()
+        elif self.alarm is None:
+            self.alarm = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def rest(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
+
+
+class Listener(uvicorn.Server):
+    """Ends by a signal as it ends otherwise: after what is under way."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """A socket at that address; port 0 is any that is free."""
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address, port))
+    except OSError as error:
+        hint = f"; try --port {port + 1}" if 0 < port < 65_535 else ""
+        raise UsageError(f"cannot listen at {address}:{port}: {error.strerror}{hint}") from None
+    listening.set_inheritable(True)
+    return listening
+
+
+def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    config = uvicorn.Config(
+        app,
+        http=Patient,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=GRACE,
+        h11_max_incomplete_event_size=65_536,
+    )
+    Listener(config, ready).run(sockets=[listening])
