@@ -64,8 +64,10 @@ def written(
     sizes: tuple[int, ...] = (),
 ) -> Any:
     tokenizer = train_tokenizer([], "byte")
-    knobs = Knobs(tokens=36, top_p=0.95, repetition_penalty=1.2, ban=("a", "bc"), min_tokens=9)
-    count, length = len(prompts), max(map(len, prompts)) + 36
+    knobs = Knobs(
+        tokens=36, top_p=0.95, repetition_penalty=1.2, ban=("a", "bc"), min_tokens=9, seed=1
+    )
+    count, length = max((len(prompts), *sizes)), max(map(len, prompts)) + 36
     sampler = Sampler(tokenizer, count, model.device)
     batch = Batch(path(model, count, length), sampler, length, sizes)
     found: dict[Row, list[Any]] = {Row(prompt, knobs, top=3): [] for prompt in prompts}
@@ -87,7 +89,7 @@ def test_cached_and_naive_agree_token_for_token() -> None:
         models.append(lively(gpt_config(**shape | changes), std=0.4))
     fused = 0
     for model in models:
-        model.to("cuda")
+        model.to("cuda").eval()
         fused += Cached(model, 1, 9).fused(1) is not None
         for rows in (1, 3, 12):
             expected = written(Naive, model, prompts[:rows])

@@ -124,7 +124,7 @@ def command(
     app = application(models, limits, host, key, note, allow_host, allow_origin)
     for desk in app.app.state.server.desks.values():  # type: ignore[attr-defined]
         desk.warm()
-    sys.setswitchinterval(0.0005)  # the thread that computes must not wait for the one that sends
+    sys.setswitchinterval(0.0001)  # the thread that computes must not wait for the one that sends
 
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host

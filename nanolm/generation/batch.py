@@ -12,7 +12,8 @@ under way.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import eq
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,6 +71,7 @@ class Batch:
         self.device = sampler.values.device
         self.rows: list[Row] = []  # each in the place of its number
         self.lengths: list[int] = []
+        self.ends: list[int] = []  # how long they may become
         self.ids = torch.zeros(sampler.rows, length, dtype=torch.long, device=self.device)
         self.lengths_there = torch.zeros(sampler.rows, dtype=torch.long, device=self.device)
         self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
@@ -85,17 +87,24 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, rows: list[Row]) -> None:
-        for row in rows:
-            place, length = len(self.rows), len(row.prompt)
-            assert place < self.sampler.rows
-            assert length + row.knobs.tokens <= self.ids.shape[1]
-            self.ids[place, :length] = torch.tensor(row.prompt, device=self.device)
-            self.lengths_there[place] = length
-            self.going[place] = 1
-            self.network.forget(place)
+        if not rows:
+            return
+        lengths = [len(row.prompt) for row in rows]
+        ends = [len(row.prompt) + row.knobs.tokens for row in rows]
+        places = slice(len(self.rows), len(self.rows) + len(rows))
+        assert places.stop <= self.sampler.rows
+        assert max(ends) <= self.ids.shape[1]
+        prompts = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+        for prompt, row in zip(prompts, rows, strict=True):
+            prompt[: len(row.prompt)] = torch.tensor(row.prompt)
+        self.ids[places, : max(lengths)] = prompts.to(self.device)
+        self.lengths_there[places] = torch.tensor(lengths, device=self.device)
+        self.going[places] = 1
+        for place, row in enumerate(rows, start=places.start):
             self.sampler.begin(place, row.knobs, row.prompt, row.number, row.top)
-            self.rows.append(row)
-            self.lengths.append(length)
+        self.rows += rows
+        self.lengths += lengths
+        self.ends += ends
 
     @torch.inference_mode()
     def leave(self, row: Row) -> None:
@@ -108,11 +117,13 @@ class Batch:
                 kept[place] = kept[last]
             for part in (self.network, self.sampler):
                 part.move(last, place)
-            self.rows[place], self.lengths[place] = self.rows[last], self.lengths[last]
+            lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
+            for each in lists:
+                each[place] = each[last]
         self.lengths_there[last] = self.going[last] = 0
         self.network.forget(last)
         self.sampler.end(last)
-        del self.rows[last], self.lengths[last]
+        del self.rows[last], self.lengths[last], self.ends[last]
 
     def step(self) -> Iterator[tuple[Row, Token]]:
         """Write one token more in each row, and give those that are there."""
@@ -138,8 +149,10 @@ class Batch:
             self.tried = {key} if len(self.tried) > 10 * MOST_GRAPHS else self.tried | {key}
         self.flying.append(self.sent(drawn))
         self.lengths = [length + 1 for length in self.lengths]
-        for row, length in list(zip(self.rows, self.lengths, strict=True)):
-            if length == len(row.prompt) + row.knobs.tokens:
+        if any(map(eq, self.lengths, self.ends)):
+            over = zip(self.rows, self.lengths, self.ends, strict=True)
+            # The last first, so that none has to be moved only to be removed.
+            for row in reversed([row for row, length, end in over if length == end]):
                 self.leave(row)
 
     def compute(self, size: int) -> Tensor:
@@ -178,5 +191,8 @@ class Batch:
         if copied:
             copied.synchronize()
         for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
-            ids, logprobs = rest[: row.top], rest[top : top + row.top]
-            yield row, Token(int(id), logprob, list(zip(map(int, ids), logprobs, strict=True)))
+            likeliest: list[tuple[int, float]] = []
+            if row.top:
+                ids = map(int, rest[: row.top])
+                likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
+            yield row, Token(int(id), logprob, likeliest)

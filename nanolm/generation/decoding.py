@@ -5,7 +5,9 @@ behind is kept (`Cached`). `Naive` computes everything anew each time: slow, obv
 tests hold the cache to.
 """
 
+import sys
 from collections.abc import Callable
+from operator import lt
 from typing import Any, Protocol, cast
 
 import torch
@@ -45,7 +47,7 @@ class Network(Protocol):
         """Let one row be what another was."""
 
     def forget(self, row: int) -> None:
-        """Something else will be written in this row, or nothing."""
+        """Nothing is written in this row, until it is given something new."""
 
 
 class Naive:
@@ -81,20 +83,24 @@ class Cached:
         self.model = model
         self.memory = model.remember(rows, length, fixed=model.device.type == "cuda")
         self.steps: dict[int, Callable[[Tensor], Tensor] | None] = {}  # by the number of rows
-        self.starts: list[int | None] = [None] * rows  # the first token that is remembered
+        # A row of fewer tokens than this needs nothing read again; 1: nothing was read.
+        self.enough = [1] * rows
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
         """Read all but the last token, at the beginning and when a row's window moves on."""
         self.memory.use(len(lengths))
+        if all(map(lt, lengths, self.enough)):
+            return
         unread: dict[int, list[int]] = {}  # rows that can be read together
         for row, length in enumerate(lengths):
-            start = first_visible(length, self.model.window())
-            if length and start != self.starts[row]:
-                self.starts[row] = start
+            if length >= self.enough[row]:
                 unread.setdefault(0 if self.model.padded else length, []).append(row)
+        window = self.model.window()
         for rows in unread.values():
-            starts = [cast(int, self.starts[row]) for row in rows]
+            starts = [first_visible(lengths[row], window) for row in rows]
             self.read(ids, rows, starts, [lengths[row] - 1 for row in rows])
+            for row, start in zip(rows, starts, strict=True):
+                self.enough[row] = sys.maxsize if window is None else start + window + 1
 
     def read(self, ids: Tensor, rows: list[int], starts: list[int], ends: list[int]) -> None:
         """Let the memory of `rows` be what the ids from `starts` to `ends` leave behind."""
@@ -114,7 +120,7 @@ class Cached:
             try:
                 return step(last)
             except Exception:  # triton needs a C compiler, and fails in many ways without
-                self.steps = dict.fromkeys(range(len(self.starts) + 1))
+                self.steps = dict.fromkeys(range(len(self.enough) + 1))
         logits: Tensor = self.model(last, self.memory)  # (rows, 1, vocabulary)
         return logits[:, -1]
 
@@ -130,11 +136,11 @@ class Cached:
 
     def move(self, source: int, target: int) -> None:
         self.memory.move(source, target)
-        self.starts[target] = self.starts[source]
+        self.enough[target] = self.enough[source]
 
     def forget(self, row: int) -> None:
         self.memory.forget(row)
-        self.starts[row] = None
+        self.enough[row] = 1
 
 
 def one_token(model: Model, memory: Any, rows: int) -> Callable[[Tensor], Tensor] | None:

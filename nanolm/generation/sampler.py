@@ -21,7 +21,7 @@ from nanolm.generation.knobs import Knobs
 from nanolm.text.tokenizer import Tokenizer
 
 BLOCK = 256  # random numbers of a row are made so many at a time
-COLUMNS = (  # what is kept of the knobs of each row, side by side
+COLUMNS = (  # what is kept of the knobs and the state of each row, side by side
     "temperature",
     "top_k",
     "top_p",
@@ -30,6 +30,8 @@ COLUMNS = (  # what is kept of the knobs of each row, side by side
     "frequency_penalty",
     "presence_penalty",
     "min_tokens",
+    "greedy",
+    "step",  # tokens drawn before
 )
 STEPS_OF_TOP = (0, 1, 6, 20, 100)  # as many as are kept are rounded up, or each would be a graph
 
@@ -60,10 +62,8 @@ class Sampler:
         self.tops = [0] * rows
         self.sources = [random.Random(0) for _ in range(rows)]
         self.steps = [0] * rows  # tokens drawn before
-        self.steps_there = torch.zeros(rows, dtype=torch.long, device=device)  # on a GPU
         self.numbers = torch.zeros(rows, BLOCK, dtype=wide, device=device)
         self.values = torch.ones(rows, len(COLUMNS), dtype=wide, device=device)
-        self.greedy = torch.zeros(rows, dtype=torch.bool, device=device)
         self.stops = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self.stops[sorted(tokenizer.stops)] = True
         self.seen: Tensor | None = None  # (rows, vocabulary): is it in the prompt or the text?
@@ -81,25 +81,25 @@ class Sampler:
         is beside it; `top` of the likeliest tokens are to be known."""
         device = self.values.device
         self.knobs[row], self.tops[row], self.steps[row] = knobs, top, 0
-        self.steps_there[row] = 0
         self.sources[row] = random.Random(knobs.seed * 1_000_003 + number)
         own = {"temperature": 1.0} if knobs.likeliest_only() else {}  # it is not asked for
         neutral = {"top_k": self.vocab_size, "top_p": 1.0, "min_p": 0.0}
-        values = [own.get(name, getattr(knobs, name)) for name in COLUMNS]
-        pairs = zip(COLUMNS, values, strict=True)
+        values = [own.get(name, getattr(knobs, name)) for name in COLUMNS[:-2]]
+        pairs = zip(COLUMNS[:-2], values, strict=True)
         values = [neutral[name] if value is None else value for name, value in pairs]
         values[1] = min(values[1], self.vocab_size)
-        self.values[row] = torch.tensor(values, dtype=self.values.dtype, device=device)
-        self.greedy[row] = knobs.likeliest_only()
-        if knobs.repetition_penalty != 1 and self.seen is None:
-            shape = (self.rows, self.vocab_size)
-            self.seen = torch.zeros(shape, dtype=torch.bool, device=device)
-        if (knobs.frequency_penalty or knobs.presence_penalty) and self.written is None:
-            self.written = torch.zeros(self.rows, self.vocab_size, device=device)
-        if self.seen is not None:
+        # The last two are no knobs: whether to be greedy, and how much was drawn before.
+        values += [knobs.likeliest_only(), 0]
+        self.values[row] = torch.tensor(values, dtype=self.values.dtype).to(device)
+        if knobs.repetition_penalty != 1:
+            if self.seen is None:
+                shape = (self.rows, self.vocab_size)
+                self.seen = torch.zeros(shape, dtype=torch.bool, device=device)
             self.seen[row] = False
             self.seen[row, torch.tensor(prompt, device=device)] = True
-        if self.written is not None:
+        if knobs.frequency_penalty or knobs.presence_penalty:
+            if self.written is None:
+                self.written = torch.zeros(self.rows, self.vocab_size, device=device)
             self.written[row] = 0
         if knobs.ban:
             if knobs.ban not in self.bans:
@@ -114,7 +114,7 @@ class Sampler:
 
     def move(self, source: int, target: int) -> None:
         """Let one row be what another was, and nothing that one."""
-        for kept in (self.steps_there, self.numbers, self.values, self.greedy, self.states):
+        for kept in (self.numbers, self.values, self.states):
             kept[target] = kept[source]
         for table in (self.seen, self.written):
             if table is not None:
@@ -183,10 +183,11 @@ class Sampler:
         logits = logits[:, : self.vocab_size]
         scores = self.scores(logits)
         if turned.drawn:
-            number = self.numbers[:rows].gather(1, self.steps_there[:rows, None] % BLOCK)
+            number = self.numbers[:rows].gather(1, self.value("step", rows).long() % BLOCK)
             ids = drawn(self.filtered(scores).softmax(dim=-1), number)
             if turned.greedy:
-                ids = torch.where(self.greedy[:rows], scores.argmax(dim=-1), ids)
+                greedy = self.value("greedy", rows)[:, 0] > 0
+                ids = torch.where(greedy, scores.argmax(dim=-1), ids)
         else:
             ids = scores.argmax(dim=-1)
         self.accept(ids)
@@ -219,7 +220,7 @@ class Sampler:
             free = logits[which].masked_fill(bans.banned[self.states[which]], -torch.inf)
             logits = logits.index_copy(0, which, free)
         if turned.min_tokens:
-            early = self.steps_there[:rows, None] < self.value("min_tokens", rows)
+            early = self.value("step", rows) < self.value("min_tokens", rows)
             logits = logits.masked_fill(self.stops & early, -torch.inf)
         return logits
 
@@ -260,7 +261,7 @@ class Sampler:
             self.written[:rows].scatter_add_(1, ids[:, None], one)
         for bans, which in self.banned if turned.bans else []:
             self.states[which] = bans.next[self.states[which], ids[which]].long()
-        self.steps_there[:rows] += 1
+        self.value("step", rows).add_(1)
 
     def select(self, rows: Tensor) -> None:
         """Let row i be what row rows[i] was."""

@@ -24,6 +24,8 @@ class Transcript:
     def add(self, token: bytes, heed_stops: bool = True) -> str:
         """The text that is certain once this token is written; a stop text that is complete before
         they are heeded is text like any other."""
+        if not self.stops:
+            return self.decoder.decode(token)
         self.held += self.decoder.decode(token)
         found = [(at, at + len(stop)) for stop in self.stops if (at := self.held.find(stop)) >= 0]
         if found and heed_stops:

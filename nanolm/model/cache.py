@@ -32,12 +32,13 @@ class Cache:
     def use(self, rows: int) -> None:
         """Let the first `rows` take part from now on."""
         self.rows = rows
-        self.longest = max(self.behind[:rows])
-        self.even = min(self.behind[:rows]) == self.longest  # all are so long
+        if not self.fixed:
+            self.longest = max(self.behind[:rows])
+            self.even = min(self.behind[:rows]) == self.longest  # all are so long
 
     def places(self, time: int) -> slice | Tensor:
         """Where the next `time` tokens stand: the same in all rows, or (batch, time)."""
-        if self.even and not self.fixed:
+        if not self.fixed and self.even:
             return slice(self.longest, self.longest + time)
         lengths = self.lengths[: self.rows, None]
         return lengths if time == 1 else lengths + torch.arange(time, device=lengths.device)

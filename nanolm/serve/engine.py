@@ -30,9 +30,10 @@ from nanolm.generation.language_model import TOGETHER, LanguageModel, Pen, Sampl
 from nanolm.generation.sampler import Sampler
 from nanolm.model.device import use_fitting_threads
 
-# The event loop needs about a third of this to send what is new of one text; between two tellings
-# tokens pile up and go out together, or Python would do nothing but send.
-PACE = 0.0003  # seconds a text
+# What is new is told so often and no oftener; tokens that come in between go out together. Sending
+# takes the event loop about a tenth of that, and while it runs the thread here has to wait for it.
+PACE = 0.001  # seconds a text that is written
+SOONEST = 0.005  # seconds
 WAITED = 1.0  # seconds after which a thread without work looks around
 
 
@@ -153,7 +154,7 @@ class Desk:
 
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
-        model = writer.model
+        model = writer.model.eval()  # once: it goes through all of its parts
         self.prompt = max(limits.prompt, model.window() or 0)
         length = self.prompt + limits.tokens
         room = TOGETHER
@@ -334,8 +335,7 @@ class Engine:
         try:
             if torch.get_num_threads() != desk.threads:  # another model was at work
                 torch.set_num_threads(desk.threads)
-            with desk.writer.model.at_rest():
-                desk.turn()
+            desk.turn()
         except Exception as error:  # of this model alone; the others go on
             self.note(f"writing failed: {error!r}")
             desk.fail(error)
@@ -362,7 +362,7 @@ class Engine:
         """Wake those who have news: at once if few are written, and not too often if many are."""
         now = time.monotonic()
         texts = sum(len(desk.running) for desk in self.desks)
-        due = everything or now - self.tellings >= PACE * texts
+        due = everything or now - self.tellings >= max(SOONEST, PACE * texts)
         told = [
             order
             for order in self.news
