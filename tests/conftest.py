@@ -36,6 +36,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY_MODEL: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
 
+pytest_plugins = ["servers"]
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -146,7 +146,8 @@ class Schemas:
         )
         every = name_of(list(models))
         self.tokenization = record({"model": every, "text": words}, ("text",))
-        self.inspection = record({"model": every, "text": words, "ids": ids})
+        looking = name_of([name for name, model in models.items() if model.attention])
+        self.inspection = record({"model": looking, "text": words, "ids": ids})
 
 
 def knob(name: str, schema: Schema, about: str) -> Schema:

@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +21,7 @@ from nanolm.errors import NanolmError
 from nanolm.serve import api
 from nanolm.serve.engine import Busy, Desk, Engine, Limits, News, Order
 from nanolm.serve.guard import Guard, Receive, Scope, Send, json_body
-from nanolm.serve.models import Hosted, Labeller, Writer, one_of
+from nanolm.serve.models import Hosted, Labeller, Writer
 from nanolm.serve.openapi import document
 from nanolm.text.page import SURPRISE_STYLE
 
@@ -34,6 +34,9 @@ PAGE = {
 }
 MOST_LOOKS = 8  # pages that are kept
 LONG = 20_000  # characters that are not made into tokens by the event loop itself
+
+
+Kind = TypeVar("Kind", bound=Hosted)
 
 
 class Server:
@@ -112,8 +115,13 @@ class Server:
         body = await json_body(request.scope["headers"], request.receive, self.limits.body)
         return api.checked(body, schema)
 
-    def model(self, given: dict[str, Any], kind: type[Hosted]) -> Hosted:
-        return one_of(self.models, given.get("model"), kind)
+    def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
+        """The one that is named, or the first that can do it."""
+        for model in self.models.values():
+            named = given.get("model") in (None, model.name)
+            if isinstance(model, kind) and named and (model.attention or not looked_into):
+                return model
+        raise api.Refused("no model that can do this is served", 404, "model", "model_not_found")
 
     async def complete(self, request: Request) -> Response:
         given = await self.given(request, self.schemas.completion)
@@ -131,7 +139,6 @@ class Server:
         kind: type[api.Answer],
     ) -> Response:
         writer = self.model(given, Writer)
-        assert isinstance(writer, Writer)
         desk = self.desks[writer.name]
         asked = await self.aside(given, understand, given, writer, desk.prompt)
         address = request.client.host if request.client else ""
@@ -158,7 +165,6 @@ class Server:
     async def classify(self, request: Request) -> Response:
         given = await self.given(request, self.schemas.classification)
         labeller, texts = self.model(given, Labeller), given["input"]
-        assert isinstance(labeller, Labeller)
         texts = [texts] if isinstance(texts, str) else texts
         chances = await self.engine.do(lambda: labeller.classify(texts))
         return JSONResponse(api.labels_json(labeller, chances))
@@ -172,7 +178,7 @@ class Server:
 
     async def inspect(self, request: Request) -> Response:
         given = await self.given(request, self.schemas.inspection)
-        model = self.model(given, Hosted)
+        model = self.model(given, Hosted, looked_into=True)
         ids = [int(id) for id in given.get("ids", [])]
         if not ids:
             ids = await self.aside(given, model.tokenizer.encode_prompt, given.get("text", ""))

@@ -286,9 +286,10 @@ class Engine:
 
     def take(self, order: Order) -> None:
         """Let it be written, or raise Busy."""
-        waiting = self.waiting()
-        if self.closed or waiting + len(order.pens) > self.limits.queue + order.desk.most:
-            raise Busy(self.patience(order.desk))
+        desk = order.desk
+        room = self.limits.queue + max(0, desk.most - len(desk.running))
+        if self.closed or self.waiting() + len(order.pens) > room:
+            raise Busy(self.patience(desk))
         self.orders.append(order)
         self.wake.set()
 

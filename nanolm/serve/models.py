@@ -13,13 +13,14 @@ from typing import Any
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
-from nanolm.errors import UsageError
 from nanolm.generation.language_model import LanguageModel
 from nanolm.inspect.decided import decided
 from nanolm.inspect.heads import describe
 from nanolm.inspect.look import Seen, look
 from nanolm.inspect.page import inspection_page
+from nanolm.model.base import Model
 from nanolm.model.device import use_fitting_threads
+from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import Tokenizer
 
 MOST_LOOKED_AT = 256  # tokens of a page; attention grows with their square
@@ -38,10 +39,30 @@ class Hosted:
     def tokenizer(self) -> Tokenizer:
         raise NotImplementedError
 
+    @property
+    def base(self) -> Model:
+        """What it is built on."""
+        raise NotImplementedError
+
+    @property
+    def attention(self) -> bool:
+        """Is there any to look at?"""
+        return isinstance(self.base, GPT)
+
     def facts(self) -> dict[str, Any]:
         """For the list of models."""
-        about = {"id": self.name, "object": "model", "created": self.created}
-        return {**about, "owned_by": "nanolm"}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "nanolm",
+            "kind": "language model",
+            "context": self.base.config.context,
+            "vocabulary": self.tokenizer.vocab_size,
+            "parameters": self.base.parameter_count(),
+            "attention": self.attention,
+            "labels": None,
+        }
 
     def page(self, ids: list[int]) -> str:
         """What it sees in a text, for a browser."""
@@ -58,16 +79,9 @@ class Writer(Hosted):
     def tokenizer(self) -> Tokenizer:
         return self.found.tokenizer
 
-    def facts(self) -> dict[str, Any]:
-        config = self.found.model.config
-        return {
-            **super().facts(),
-            "kind": "language model",
-            "context": config.context,
-            "vocabulary": self.tokenizer.vocab_size,
-            "parameters": self.found.model.parameter_count(),
-            "labels": None,
-        }
+    @property
+    def base(self) -> Model:
+        return self.found.model
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
         """The ids of a conversation (role, content) up to the answer, and where that stops."""
@@ -100,16 +114,15 @@ class Labeller(Hosted):
     def tokenizer(self) -> Tokenizer:
         return self.found.tokenizer
 
+    @property
+    def base(self) -> Model:
+        return self.found.model.base
+
     def facts(self) -> dict[str, Any]:
-        config = self.found.model.config
-        return {
-            **super().facts(),
-            "kind": "classifier",
-            "context": config.base.context,
-            "vocabulary": self.tokenizer.vocab_size,
-            "parameters": self.found.model.parameter_count(),
-            "labels": list(self.found.labels),
-        }
+        labels = list(self.found.labels)
+        parameters = self.found.model.parameter_count()
+        about = {"kind": "classifier", "parameters": parameters, "labels": labels}
+        return {**super().facts(), **about}
 
     def classify(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, the likeliest first."""
@@ -151,11 +164,3 @@ def names_of(runs: Iterable[str]) -> list[str]:
             unique = f"{name}-{number}"
         names.append(unique)
     return names
-
-
-def one_of(models: dict[str, Hosted], name: str | None, kind: type[Hosted]) -> Hosted:
-    """The model of that name, or the first of that kind."""
-    for model in models.values():
-        if isinstance(model, kind) and name in (None, model.name):
-            return model
-    raise UsageError(f"no model of the kind that is needed is served ({name or 'none at all'})")

@@ -52,6 +52,7 @@ MODEL = shape(
         "context": INTEGER,
         "vocabulary": INTEGER,
         "parameters": INTEGER,
+        "attention": {"type": "boolean"},
         "labels": maybe(array(STRING)),
     }
 )
@@ -172,7 +173,8 @@ def asked(about: str, request: Schema, answer: Schema, streamed: bool = False) -
     body = {"required": True, "content": {JSON: {"schema": request}}}
     found = operation(about, answer, tuple(STATUS))
     if streamed:
-        found["responses"]["200"]["content"]["text/event-stream"] = {"schema": STRING}
+        events = shape({"data": STRING}, description="An event: JSON as above in part, or [DONE].")
+        found["responses"]["200"]["content"]["text/event-stream"] = {"schema": events}
     return {"post": {**found, "requestBody": body}}
 
 

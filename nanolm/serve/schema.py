@@ -23,6 +23,7 @@ NAMES = {
     "boolean": "true or false",
     "null": "null",
 }
+OF_KIND = {f"must be {name}" for name in NAMES.values()}
 
 
 def text(least: int = 0, most: int = 1 << 20, **rest: Any) -> Schema:
@@ -104,7 +105,8 @@ def of_any(value: Any, kinds: list[Schema], path: str) -> Iterator[Problem]:
             if "type" in kind and kind["type"] != "null" and is_a(value, kind["type"])
         ]
         if meant:
-            yield meant[-1][0]
+            nearest = [each for each in meant if each[0][1] not in OF_KIND]
+            yield (nearest or meant)[0][0]
             return
         says = [problem.removeprefix("must be ") for each in found for _, problem in each]
         yield path, f"must be {' or '.join(dict.fromkeys(says))}"

@@ -150,6 +150,7 @@ class Text {
     const title = make("div");
     title.append(make("b", "", name), this.about);
     head.append(title, look);
+    look.hidden = !model.attention;
     look.addEventListener("click", () => inspect({ids: this.whole()}));
     this.body = make("p", "body");
     this.body.append(make("b", "", prompt));
@@ -396,6 +397,7 @@ const choose = name => {
   find("writing").hidden = model.kind !== "language model";
   find("labelling").hidden = model.kind === "language model";
   find("inside").hidden = true;
+  find("why").hidden = !model.attention;
   find("texts").replaceChildren();
   find("legend").hidden = true;
   find("hint").hidden = false;

@@ -1,0 +1,99 @@
+"""A server with small models, as a user starts it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from models import lively
+
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig, configure
+from nanolm.model.huggingface import save_model
+from nanolm.text.tokenizer import train_tokenizer
+
+if TYPE_CHECKING:
+    import openai
+
+SHAPE = {"layers": 2, "heads": 2, "dim": 16, "context": 32}
+TEXT = "the cat sat on the mat. the dog ran after the cat, and the cat ran up a tree. " * 8
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs, and where its models are."""
+
+    url: str  # without a slash at its end
+    process: "subprocess.Popen[str]"
+    folder: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def client(self) -> "openai.OpenAI":
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def memory(self) -> int:
+        """Bytes that it holds now."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `writer`, `other` and `labels`, all of random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer([TEXT], "bpe", 300)
+    torch.manual_seed(0)
+    for name, family in (("writer", "gpt2"), ("other", "lstm")):
+        place = folder / name
+        place.mkdir()
+        model = lively(configure(family, vocab_size=tokenizer.vocab_size, **SHAPE), std=0.4)
+        save_model(model, place, tokenizer)
+    base = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
+    classifier = Classifier(ClassifierConfig(base=base, labels=("bad", "good"), window=32))
+    torch.nn.init.normal_(classifier.score.weight)
+    (folder / "labels").mkdir()
+    save_model(classifier, folder / "labels", tokenizer)
+    return folder
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def start(models: Path) -> Iterator[Start]:
+    """Starts servers; all of them end with the tests, as they should."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: object, names: tuple[str, ...] = ("writer", "other", "labels")) -> Served:
+        folders = [models / name for name in names]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nanolm", "serve", *folders, "--port=0", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout
+        address = process.stdout.readline().partition("#")[0].strip().rstrip("/")
+        assert address.startswith("http://"), process.wait(10)
+        return Served(address, process, models)
+
+    yield begin
+    for process in running:
+        process.terminate()
+    for process in running:
+        assert process.wait(30) in (0, -9)
+
+
+@pytest.fixture(scope="session")
+def served(start: Start) -> Served:
+    return start()
