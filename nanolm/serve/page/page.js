@@ -37,10 +37,14 @@ const problem = error => {
 // Each data line of server-sent events, as JSON.
 const events = async function* (answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", shown = performance.now();
   for (;;) {
     const {value, done} = await reader.read();
     if (done) return;
+    if (performance.now() - shown > 30) {  // let the page be drawn, and keys be heard
+      await new Promise(over => setTimeout(over));
+      shown = performance.now();
+    }
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines)
@@ -195,15 +199,13 @@ class Text {
 const busy = on => {
   find("stop").disabled = !on;
   find("write").disabled = on;
-  if (!on) controller = null;
+  controller = on ? new AbortController() : null;
 };
 
 // Let the server write on in `texts`, which all go on from the ids that they have.
 const write = async (texts, ids, given) => {
   problem(null);
   others.close();
-  controller = new AbortController();
-  busy(true);
   legend();
   find("hint").hidden = true;
   const started = performance.now();
@@ -244,7 +246,8 @@ const start = async () => {
   const prompt = find("prompt").value, given = settings();
   busy(true);
   try {
-    const {ids} = await asked("/v1/tokenize", {model: model.id, text: prompt});
+    const body = {model: model.id, text: prompt};
+    const {ids} = await asked("/v1/tokenize", body, controller.signal);
     const texts = Array.from({length: given.n}, (_, place) =>
       new Text(`Text ${place + 1}`, prompt, ids, [], given));
     find("texts").replaceChildren(...texts.map(text => text.card));
@@ -267,6 +270,7 @@ const branch = async (from, place, other) => {
   const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
     [...kept, drawn], from.given);
   from.card.after(text.card);
+  busy(true);
   await write([text], text.whole(), given);
 };
 
