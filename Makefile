@@ -14,7 +14,7 @@ ARGS ?=
 export FILE DATA WHAT PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo course train sample finetune-sentiment resume test test-slow bench lint data wheel clean
+.PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint data wheel clean
 
 help: ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
@@ -57,6 +57,11 @@ sample: setup ## write with the newest run (or RUN=runs/x)
 finetune-sentiment: setup ## teach the newest run (or RUN=runs/x, RUN=none) to tell good from bad
 	@$(NANOLM) finetune-sentiment $${DATA:+"$$DATA"} $${RUN:+--from "$$RUN"} $(ARGS)
 
+# hint serve: RUN=runs/x
+serve: setup ## a playground in the browser, and an API, for a model
+	@test -n "$$RUN" || { echo 'say which model: make serve RUN=runs/x'; exit 2; }
+	@$(NANOLM) serve "$$RUN" $(ARGS)
+
 # hint resume: RUN=runs/x
 resume: setup ## go on with an unfinished run
 	@test -n "$$RUN" || { echo 'say which run: make resume RUN=runs/x'; exit 2; }
@@ -69,7 +74,7 @@ test-slow: setup ## run the longer trials too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
 # hint bench: WHAT=training
-bench: setup ## measure against others: training, sampling, feeding, starting, saving; text and learning FILE=, classifying DATA=
+bench: setup ## measure against others: training, sampling, serving, feeding, starting, saving; text and learning FILE=, classifying DATA=
 	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
 	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 

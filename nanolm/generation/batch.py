@@ -21,6 +21,7 @@ from torch import Tensor
 from nanolm.generation.decoding import Cached, Network
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler, Turned
+from nanolm.model.cache import zeros
 from nanolm.model.device import recording
 
 AHEAD = 8  # steps that a GPU may be ahead of what was looked at, so that it never waits for it
@@ -72,7 +73,7 @@ class Batch:
         self.rows: list[Row] = []  # each in the place of its number
         self.lengths: list[int] = []
         self.ends: list[int] = []  # how long they may become
-        self.ids = torch.zeros(sampler.rows, length, dtype=torch.long, device=self.device)
+        self.ids = zeros((sampler.rows, length), torch.long, self.device)
         self.lengths_there = torch.zeros(sampler.rows, dtype=torch.long, device=self.device)
         self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
         self.graphs: dict[tuple[int, Turned], tuple[torch.cuda.CUDAGraph, Tensor]] = {}

@@ -1,7 +1,9 @@
 """The key/value cache: what attention has already computed for the tokens behind."""
 
+import math
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +23,7 @@ class Cache:
         self, config: GPTConfig, batch: int, length: int, like: Tensor, fixed: bool = False
     ) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
-        self.keys = like.new_zeros(shape)
-        self.values = like.new_zeros(shape)
+        self.keys, self.values = (zeros(shape, like.dtype, like.device) for _ in range(2))
         self.fixed = fixed
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # tokens behind
         self.going = torch.ones_like(self.lengths)  # 0: the row stays where it is
@@ -105,6 +106,14 @@ class Cache:
     def forget(self, row: int) -> None:
         """Nothing is behind this row, and it stays so."""
         self.lengths[row] = self.going[row] = self.behind[row] = 0
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In the CPU's memory they take up room only where something is written, a page at a time."""
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 def look_back(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -34,6 +34,7 @@ from nanolm.model.device import use_fitting_threads
 # takes the event loop about a tenth of that, and while it runs the thread here has to wait for it.
 PACE = 0.001  # seconds a text that is written
 SOONEST = 0.005  # seconds
+SWEEP = 0.1  # seconds between looks at who waits in vain
 WAITED = 1.0  # seconds after which a thread without work looks around
 
 
@@ -144,9 +145,16 @@ class Line:
         self.length -= 1
         return found
 
-    def clear(self) -> None:
-        self.clients.clear()
-        self.length = 0
+    def drop(self, over: Callable[[Order], bool]) -> list[tuple[Order, Row]]:
+        """Take out the rows of orders that are over before they have begun."""
+        found = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
+        if found:
+            rest = [pair for rows in self.clients.values() for pair in rows if not over(pair[0])]
+            self.clients = {}
+            for order, row in rest:
+                self.clients.setdefault(order.client, deque()).append((order, row))
+            self.length = len(rest)
+        return found
 
 
 class Desk:
@@ -165,6 +173,7 @@ class Desk:
         self.length = length
         self.line = Line()
         self.running: dict[Row, Order] = {}
+        self.swept = 0.0  # when it was last seen who waits in vain
         self.speed = 0.0  # tokens a second, about
         self.threads = torch.get_num_threads()
         self.begin()
@@ -198,48 +207,52 @@ class Desk:
     def turn(self) -> None:
         """One token more of everything, and whoever waits and fits in."""
         now = time.monotonic()
+
+        def over(order: Order) -> bool:
+            return order.gone or now > order.deadline
+
         for row, order in list(self.running.items()):
-            if order.gone or now > order.deadline:
+            if over(order):
                 self.batch.leave(row)
-                if not order.gone:
-                    order.cut(row)
-                self.finish(row)
+                self.end(order, row)
+        if self.line.length and now - self.swept > SWEEP:
+            self.swept = now
+            for order, row in self.line.drop(over):
+                self.end(order, row)
         joining: list[Row] = []
         while self.line.length and len(self.batch.rows) + len(joining) < self.most:
             order, row = self.line.next()
             self.running[row] = order
-            if order.gone or now > order.deadline:
-                order.cut(row)
-                self.finish(row)
-            else:
-                joining.append(row)
-        if joining:
-            self.batch.join(joining)
+            joining.append(row)
+        self.batch.join(joining)
         for row, token in self.batch.step():
             if not (found := self.running.get(row)):
                 continue  # it has ended, and this was under way
             self.engine.news.setdefault(found)
             if found.add(row, token):
                 self.batch.leave(row)
-                self.finish(row)
+                self.finish(found, row)
         taken = time.monotonic() - now
         if self.batch.rows and taken > 0:
             self.speed = 0.95 * self.speed + 0.05 * len(self.batch.rows) / taken
 
-    def finish(self, row: Row) -> None:
-        order = self.running.pop(row)
+    def finish(self, order: Order, row: Row) -> None:
+        self.running.pop(row, None)
         order.left -= 1
         self.engine.news.setdefault(order)
+
+    def end(self, order: Order, row: Row) -> None:
+        """Before it is finished."""
+        order.cut(row)
+        self.finish(order, row)
 
     def busy(self) -> bool:
         return bool(self.line.length or self.running or self.batch.busy())
 
     def fail(self, error: Exception) -> None:
         """Whatever is written or waits ends so, and it begins anew."""
-        while self.line.length:
-            order, row = self.line.next()
-            self.running[row] = order
-        for order in self.running.values():
+        waiting = [order for order, _ in self.line.drop(lambda order: True)]
+        for order in (*self.running.values(), *waiting):
             order.failed, order.left = error, 0
             self.engine.news.setdefault(order)
         self.running.clear()
@@ -326,10 +339,9 @@ class Engine:
                 self.tell(everything=True)
                 self.wake.wait(WAITED)
         for desk in self.desks:
-            for row, order in list(desk.running.items()):
-                order.cut(row)
-                desk.finish(row)
-            desk.line.clear()
+            waiting = desk.line.drop(lambda order: True)
+            for order, row in [*waiting, *((order, row) for row, order in desk.running.items())]:
+                desk.end(order, row)
         self.tell(everything=True)
 
     def turn(self, desk: Desk) -> None:
