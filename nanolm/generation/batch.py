@@ -74,7 +74,8 @@ class Batch:
         self.lengths: list[int] = []
         self.ends: list[int] = []  # how long they may become
         self.ids = zeros((sampler.rows, length), torch.long, self.device)
-        self.lengths_there = torch.zeros(sampler.rows, dtype=torch.long, device=self.device)
+        # On a GPU; where nothing is written a row stands still, with one token that says nothing.
+        self.lengths_there = torch.ones(sampler.rows, dtype=torch.long, device=self.device)
         self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
         self.graphs: dict[tuple[int, Turned], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.tried: set[tuple[int, Turned]] = set()  # steps that were run as they are
@@ -121,7 +122,7 @@ class Batch:
             lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
             for each in lists:
                 each[place] = each[last]
-        self.lengths_there[last] = self.going[last] = 0
+        self.lengths_there[last], self.going[last] = 1, 0
         self.network.forget(last)
         self.sampler.end(last)
         del self.rows[last], self.lengths[last], self.ends[last]

@@ -115,7 +115,7 @@ class Cached:
         self.memory.put(rows, memory, sizes)
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        last = ids.gather(1, (lengths[:, None] - 1).clamp(min=0))  # (rows, 1)
+        last = ids.gather(1, lengths[:, None] - 1)  # (rows, 1)
         if step := self.fused(len(ids)):
             try:
                 return step(last)

@@ -72,7 +72,8 @@ class Cache:
 
     def advance(self, time: int) -> None:
         """The model has gone on by so many tokens."""
-        self.lengths[: self.rows] += time * self.going[: self.rows]
+        going = self.going[: self.rows]
+        self.lengths[: self.rows] += going if time == 1 else time * going
         if not self.fixed:  # there a graph repeats it, and all of this stands still
             self.behind[: self.rows] = [length + time for length in self.behind[: self.rows]]
             self.longest += time

@@ -141,6 +141,8 @@ class Server:
         writer = self.model(given, Writer)
         desk = self.desks[writer.name]
         asked = await self.aside(given, understand, given, writer, desk.prompt)
+        if len(asked.rows) > (most := self.limits.queue + desk.most):
+            raise api.Refused(f"{len(asked.rows)} texts at once; at most {most}", param="n")
         address = request.client.host if request.client else ""
         order = Order(
             desk, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed

@@ -97,4 +97,4 @@ def test_sizes_leave_rows_idle() -> None:
         for row, token in batch.step():
             found[row].append(token.id)
     assert list(found.values()) == [alone(model, row) for row in rows]
-    assert torch.equal(batch.lengths_there, torch.zeros(MOST, dtype=torch.long))
+    assert torch.equal(batch.lengths_there, torch.ones(MOST, dtype=torch.long))

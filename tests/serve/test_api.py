@@ -249,6 +249,8 @@ def test_too_many_are_told_to_come_again(start: Start) -> None:
     status, headers, answer = post(server, "/v1/completions", body)
     assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
     assert 1 <= int(headers["retry-after"]) <= 60
+    status, _, answer = post(server, "/v1/completions", {"model": "writer", "n": 6})
+    assert (status, answer["error"]["message"]) == (400, "6 texts at once; at most 5")
     for connection in connections:
         connection.close()
     until(lambda: health(server)["writing"] == health(server)["waiting"] == 0)
