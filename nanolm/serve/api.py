@@ -71,13 +71,21 @@ class Schemas:
         writers = {name: model for name, model in models.items() if isinstance(model, Writer)}
         labellers = [name for name, model in models.items() if isinstance(model, Labeller)]
         vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
-        ids = listed(integer(0, vocabulary - 1), 1, limits.prompt)
+        longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
+        ids = listed(integer(0, vocabulary - 1), 1, longest)
         words = text(most=limits.body)
         stop = text(1, STOP_LENGTH)
         writer = name_of(list(writers))
         common: dict[str, Schema] = {
             "model": writer,
-            "max_tokens": knob("max_tokens", integer(1, limits.tokens), "At most so many tokens."),
+            "max_tokens": optional(
+                integer(
+                    1,
+                    limits.tokens,
+                    default=min(Knobs.tokens, limits.tokens),
+                    description="At most so many tokens.",
+                )
+            ),
             "temperature": knob("temperature", number(0, 100), "0 always takes the likeliest."),
             "top_p": knob("top_p", number(1e-6, 1), "Keep the likeliest that together reach this."),
             "top_k": knob("top_k", integer(1, 1_000_000), "Keep so many of the likeliest."),
@@ -186,17 +194,17 @@ class Asked:
     client: str
 
 
-def asked_to_complete(given: dict[str, Any], writer: Writer, limit: int) -> Asked:
+def asked_to_complete(given: dict[str, Any], writer: Writer, limits: Limits) -> Asked:
     prompt = given.get("prompt", "")
     several = isinstance(prompt, list) and not isinstance(prompt[0], int | float)
     prompts = [
         writer.tokenizer.encode_prompt(each) if isinstance(each, str) else [int(id) for id in each]
         for each in (prompt if several else [prompt])
     ]
-    return asked(given, writer, prompts, limit, given.get("logprobs"))
+    return asked(given, writer, prompts, limits, given.get("logprobs"))
 
 
-def asked_to_chat(given: dict[str, Any], writer: Writer, limit: int) -> Asked:
+def asked_to_chat(given: dict[str, Any], writer: Writer, limits: Limits) -> Asked:
     messages = [
         (
             each["role"],
@@ -212,19 +220,24 @@ def asked_to_chat(given: dict[str, Any], writer: Writer, limit: int) -> Asked:
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")
     top = given.get("top_logprobs", 0) if given.get("logprobs") else None
-    return asked(given, writer, [ids], limit, top)
+    return asked(given, writer, [ids], limits, top)
 
 
 def asked(
-    given: dict[str, Any], writer: Writer, prompts: list[list[int]], limit: int, top: int | None
+    given: dict[str, Any],
+    writer: Writer,
+    prompts: list[list[int]],
+    limits: Limits,
+    top: int | None,
 ) -> Asked:
+    limit = limits.longest(writer.base.window())
     for ids in prompts:
         if len(ids) > limit:
             raise Refused(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
         if max(ids) >= writer.tokenizer.vocab_size:
             last = writer.tokenizer.vocab_size - 1
             raise Refused(f"the prompt has the token {max(ids)}; the last one is {last}")
-    knobs = knobs_of(given)
+    knobs = knobs_of({"max_tokens": min(Knobs.tokens, limits.tokens), **given})
     rows = [
         Row(ids, knobs, which, int(top or 0))
         for ids in prompts
@@ -251,8 +264,7 @@ def knobs_of(given: dict[str, Any]) -> Knobs:
         if name in values:
             values[name] = int(values[name])
     values.setdefault("seed", secrets.randbelow(1_000_000))
-    tokens = values.get("tokens", Knobs.tokens)
-    values["min_tokens"] = min(values.get("min_tokens", 0), tokens)
+    values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     knobs = Knobs(**values)
     if found := knobs.problems():
         raise Refused("; ".join(found))

@@ -135,12 +135,12 @@ class Server:
         self,
         request: Request,
         given: dict[str, Any],
-        understand: Callable[[dict[str, Any], Writer, int], api.Asked],
+        understand: Callable[[dict[str, Any], Writer, Limits], api.Asked],
         kind: type[api.Answer],
     ) -> Response:
         writer = self.model(given, Writer)
         desk = self.desks[writer.name]
-        asked = await self.aside(given, understand, given, writer, desk.prompt)
+        asked = await self.aside(given, understand, given, writer, self.limits)
         if len(asked.rows) > (most := self.limits.queue + desk.most):
             raise api.Refused(f"{len(asked.rows)} texts at once; at most {most}", param="n")
         address = request.client.host if request.client else ""

@@ -45,9 +45,13 @@ class Limits:
     rows: int = 64  # texts written at the same time, by each model
     queue: int = 256  # texts that may wait for that
     tokens: int = 4096  # of one text
-    prompt: int = 16_384  # tokens, or as many as the model can look at
+    prompt: int = 16_384  # tokens, or as many as the model can look at if that is more
     body: int = 1 << 20  # bytes of a request
     seconds: float = 300  # until a request is ended where it stands
+
+    def longest(self, window: int | None) -> int:
+        """Tokens of a prompt, for a model that looks at so many."""
+        return max(self.prompt, window or 0)
 
 
 class Busy(NanolmError):
@@ -163,8 +167,7 @@ class Desk:
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
         model = writer.model.eval()  # once: it goes through all of its parts
-        self.prompt = max(limits.prompt, model.window() or 0)
-        length = self.prompt + limits.tokens
+        length = limits.longest(model.window()) + limits.tokens
         room = TOGETHER
         self.on_a_gpu = model.device.type == "cuda"
         if self.on_a_gpu:

@@ -34,7 +34,7 @@ Ended = tuple[Journey, Path]
 INTERRUPTED = 75
 
 
-@pytest.mark.parametrize("kills", counts(5, 100))
+@pytest.mark.parametrize("kills", counts(2, 100))
 def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tally: Tally) -> None:
     """Somewhere in each part of the run; every fourth time while it only starts again."""
     dice, steps = random.Random(kills), 40 * kills + 200  # so that none comes after the end
@@ -126,7 +126,7 @@ def test_stopped_at_step_k(
     tally(f"stopped at step k and resumed, {journey.name}", len(stops), survived)
 
 
-@pytest.mark.parametrize("signals", counts(5, 50))
+@pytest.mark.parametrize("signals", counts(2, 50))
 def test_signals_at_any_moment(
     signals: int, journey: Journey, tmp_path: Path, tally: Tally
 ) -> None:

@@ -256,6 +256,16 @@ def test_too_many_are_told_to_come_again(start: Start) -> None:
     until(lambda: health(server)["writing"] == health(server)["waiting"] == 0)
 
 
+def test_tokens_are_bounded(start: Start) -> None:
+    """Where nothing is asked for too, and behind a prompt as long as can be."""
+    server = start("--max-tokens", 3, names=("writer",))
+    for body in ({}, {"max_tokens": 3}, {"min_tokens": 3}, {"prompt": [1] * 16_384}):
+        status, _, answer = post(server, "/v1/completions", body)
+        assert (status, answer["usage"]["completion_tokens"] <= 3) == (200, True)
+    assert post(server, "/v1/completions", {"max_tokens": 4})[0] == 400
+    assert post(server, "/v1/completions", {"prompt": [1] * 16_385})[0] == 400
+
+
 def test_time_is_bounded(start: Start) -> None:
     server = start("--timeout", 1, "--max-tokens", 1_000_000)
     began = time.monotonic()

@@ -178,7 +178,7 @@ def raw_bytes(server: Served, count: int) -> int:
 
 
 def survives(server: Served, each: int, raw: int) -> int:
-    requests_by_the_document(server, 10)  # what is only loaded once
+    requests_by_the_document(server, 3)  # what is only loaded once
     before = server.memory()
     done = requests_by_the_document(server, each) + raw_bytes(server, raw)
     assert server.process.poll() is None
@@ -188,7 +188,7 @@ def survives(server: Served, each: int, raw: int) -> int:
 
 
 def test_some_fuzzed_requests(start: Start, tally: Tally) -> None:
-    done = survives(start("--max-tokens", 3), each=20, raw=150)
+    done = survives(start("--max-tokens", 3), each=12, raw=100)
     tally("requests to the server", done, done)
 
 

@@ -128,7 +128,9 @@ def test_in_float64_the_weights_are_the_same(processes: int, tmp_path: Path) -> 
             assert (weights - many[name]).abs().max() < 1e-8, name
 
 
-@pytest.mark.parametrize("way", ["2 to 1", "1 to 2", "1 to 2, sharded"])
+@pytest.mark.parametrize(
+    "way", ["2 to 1", "1 to 2, sharded", pytest.param("1 to 2", marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     way: str, alone: Path, tmp_path: Path
 ) -> None:

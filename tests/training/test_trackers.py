@@ -79,14 +79,14 @@ def test_names() -> None:
         known("wand")
 
 
-def test_what_is_not_installed_is_told_before_any_work(cli: Cli) -> None:
+def test_what_is_not_installed_is_told_before_any_work(cli: Cli, tmp_path: Path) -> None:
     absent = [name for name in trackers.TRACKERS if importlib.util.find_spec(name) is None]
     if not absent:
         pytest.skip("all of them are installed")
     shown = cli("train", "embedded:tiny", "--report-to", absent[0])
     assert shown.returncode == 2
     assert f"try `pip install {absent[0]}`" in shown.stderr
-    assert not Path("runs").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_tensorboard_can_be_read_back(tmp_path: Path) -> None:
