@@ -29,7 +29,12 @@ NEEDED = ("starlette", "uvicorn")
     help="Where to listen; at any other address than this machine's own a key is needed.",
 )
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
-@click.option("--key", metavar="KEY", help="What clients have to know.  [default: made, if needed]")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="What clients have to know; NANOLM_SERVE_KEY shows it to nobody.  "
+    "[default: made, if needed]",
+)
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="A name by which clients may call it."
 )

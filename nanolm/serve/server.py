@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -81,7 +82,8 @@ def bound(address: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
     except OSError as error:
-        hint = f"; try --port {port + 1}" if 0 < port < 65_535 else ""
+        taken = error.errno == errno.EADDRINUSE and port < 65_535
+        hint = f"; try --port {port + 1}" if taken else ""
         raise UsageError(f"cannot listen at {address}:{port}: {error.strerror}{hint}") from None
     listening.set_inheritable(True)
     return listening

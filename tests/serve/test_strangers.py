@@ -82,7 +82,7 @@ def test_what_is_allowed_in_so_many_words(start: Start) -> None:
 def test_other_addresses_need_the_key(start: Start) -> None:
     server = start("--host", "0.0.0.0", "--key", "a-long-secret")
     url = f"http://127.0.0.1:{server.port}"
-    for path in ("/v1/models", "/v1/nothing"):
+    for path in ("/v1/models", "/v1/nothing", "/openapi.json"):
         for given_key in (None, "", "Bearer", "Bearer wrong", "Bearer a-long-secretx", "Basic x"):
             headers = {} if given_key is None else {"authorization": given_key}
             answer = requests.get(url + path, headers=headers, timeout=30)
