@@ -5,6 +5,7 @@ import secrets
 import sys
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
@@ -107,8 +108,9 @@ def command(
         problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
     if dtype not in DTYPES:
         problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
-    if key is not None and not (key.isascii() and key.isprintable() and len(key) >= 8):
+    if key is not None and not (key.isascii() and key.isprintable() and len(key.strip()) >= 8):
         problems.append("--key: at least 8 letters, digits and signs of ASCII")
+    key = key.strip() if key else key
     for origin in allow_origin:
         if not origin.lower().startswith(("http://", "https://")):
             problems.append(f"--allow-origin {origin}: give a site: https://example.org")
@@ -134,7 +136,7 @@ def command(
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{port}/"
-        click.echo(address + (f"#key={key}" if key else ""))
+        click.echo(address + (f"#key={quote(key, safe='')}" if key else ""))
         note(f"{', '.join(models)}; the API is at {address}v1, Ctrl-C stops it")
         if key:
             note(f"key: {key} (Authorization: Bearer KEY; without TLS, anyone on the way sees it)")

@@ -16,6 +16,8 @@ from torch import Tensor
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
+READ = 32_768  # tokens of prompts, with what fills them up, that are read together
+
 
 def first_visible(length: int, context: int | None) -> int:
     """The first of `length` tokens that the model still sees, whatever its kind of positions.
@@ -96,11 +98,14 @@ class Cached:
             if length >= self.enough[row]:
                 unread.setdefault(0 if self.model.padded else length, []).append(row)
         window = self.model.window()
-        for rows in unread.values():
-            starts = [first_visible(lengths[row], window) for row in rows]
-            self.read(ids, rows, starts, [lengths[row] - 1 for row in rows])
-            for row, start in zip(rows, starts, strict=True):
-                self.enough[row] = sys.maxsize if window is None else start + window + 1
+        for every in unread.values():
+            longest = max(lengths[row] - first_visible(lengths[row], window) for row in every)
+            many = max(1, READ // longest)
+            for rows in (every[place : place + many] for place in range(0, len(every), many)):
+                starts = [first_visible(lengths[row], window) for row in rows]
+                self.read(ids, rows, starts, [lengths[row] - 1 for row in rows])
+                for row, start in zip(rows, starts, strict=True):
+                    self.enough[row] = sys.maxsize if window is None else start + window + 1
 
     def read(self, ids: Tensor, rows: list[int], starts: list[int], ends: list[int]) -> None:
         """Let the memory of `rows` be what the ids from `starts` to `ends` leave behind."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from nanolm.errors import NanolmError
 from nanolm.generation.batch import Row, Token
-from nanolm.generation.knobs import MOST_BANNED, Knobs
+from nanolm.generation.knobs import Knobs
 from nanolm.serve.engine import Limits, News
 from nanolm.serve.models import Hosted, Labeller, Writer
 from nanolm.serve.schema import (
@@ -33,11 +33,12 @@ from nanolm.text.tokenizer import Tokenizer
 MOST_CHOICES, MOST_PROMPTS, MOST_TOP = 16, 16, 20
 MOST_STOPS, STOP_LENGTH = 16, 200
 MOST_TEXTS = 64  # to classify together
+MOST_BANNED = 40  # bytes, each of which takes a row of all tokens
 OTHER_NAMES = {"tokens": "max_tokens"}  # what a knob is called here
 DEFAULTS = {OTHER_NAMES.get(field.name, field.name): field.default for field in fields(Knobs)}
 CHAT = (
-    "Where the tokenizer has <|im_start|> and <|im_end|>, each message is put between them, after "
-    "its role and a line end (ChatML). Otherwise it is `role: content` and a line end, and "
+    "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
+    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, and "
     "`assistant:` comes last; writing then stops at the next `user:` line."
 )
 
@@ -102,7 +103,7 @@ class Schemas:
             "min_tokens": knob("min_tokens", integer(0, limits.tokens), "No end before so many."),
             "ban": optional(
                 listed(
-                    text(1, MOST_BANNED // 4),
+                    text(1, MOST_BANNED),
                     0,
                     4,
                     description=f"Texts never to be written, together at most {MOST_BANNED} bytes.",
@@ -266,6 +267,8 @@ def knobs_of(given: dict[str, Any]) -> Knobs:
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     knobs = Knobs(**values)
+    if len("".join(knobs.ban).encode()) > MOST_BANNED:
+        raise Refused(f"ban: together at most {MOST_BANNED} bytes", param="ban")
     if found := knobs.problems():
         raise Refused("; ".join(found))
     return knobs

@@ -34,6 +34,7 @@ PAGE = {
 }
 MOST_LOOKS = 8  # pages that are kept
 LONG = 20_000  # characters that are not made into tokens by the event loop itself
+MOST_TOLD = 1_000_000  # tokens of one request, with what else could have come; or one whole text
 
 
 Kind = TypeVar("Kind", bound=Hosted)
@@ -95,6 +96,8 @@ class Server:
         ]
 
     async def health(self, request: Request) -> Response:
+        if not self.engine.thread.is_alive():
+            raise api.Refused("the server has stopped writing", 503)
         return JSONResponse(
             {
                 "status": "ok",
@@ -108,7 +111,8 @@ class Server:
         return JSONResponse(self.document)
 
     async def list_models(self, request: Request) -> Response:
-        data = [model.facts() for model in self.models.values()]
+        most = {"max_tokens": self.limits.tokens}
+        data = [{**model.facts(), **most} for model in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
     async def given(self, request: Request, schema: Any) -> dict[str, Any]:
@@ -143,6 +147,12 @@ class Server:
         asked = await self.aside(given, understand, given, writer, self.limits)
         if len(asked.rows) > (most := self.limits.queue + desk.most):
             raise api.Refused(f"{len(asked.rows)} texts at once; at most {most}", param="n")
+        told = sum(row.knobs.tokens * (1 + row.top) for row in asked.rows)
+        if told > (most := max(MOST_TOLD, self.limits.tokens * (1 + api.MOST_TOP))):
+            raise api.Refused(
+                f"{told:,} tokens and alternatives at once; at most {most:,}: ask for less of "
+                "n, max_tokens or logprobs"
+            )
         address = request.client.host if request.client else ""
         order = Order(
             desk, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed
@@ -156,7 +166,9 @@ class Server:
             async for news in order.news():
                 for each in news:
                     pieces[each.place].append(each)
-        return JSONResponse(answer.whole(pieces))
+        if sum(map(len, pieces)) < LONG // 10:
+            return JSONResponse(answer.whole(pieces))
+        return await asyncio.to_thread(lambda: JSONResponse(answer.whole(pieces)))
 
     async def aside(self, given: dict[str, Any], call: Callable[..., Any], *values: Any) -> Any:
         """Call it; in another thread where it may take long."""
@@ -164,17 +176,25 @@ class Server:
             return call(*values)
         return await asyncio.to_thread(call, *values)
 
+    def count(self, model: Hosted, texts: list[str]) -> list[int]:
+        """The ids of all texts, which are no more than a prompt may have."""
+        ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
+        if len(ids) > (most := self.limits.longest(model.base.window())):
+            raise api.Refused(f"{len(ids):,} tokens; at most {most:,}")
+        return ids
+
     async def classify(self, request: Request) -> Response:
         given = await self.given(request, self.schemas.classification)
         labeller, texts = self.model(given, Labeller), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
+        await self.aside(given, self.count, labeller, texts)
         chances = await self.engine.do(lambda: labeller.classify(texts))
         return JSONResponse(api.labels_json(labeller, chances))
 
     async def tokenize(self, request: Request) -> Response:
         given = await self.given(request, self.schemas.tokenization)
         model = self.model(given, Hosted)
-        ids = await self.aside(given, model.tokenizer.encode_prompt, given["text"])
+        ids = await self.aside(given, self.count, model, [given["text"]])
         tokens = [api.written(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
@@ -183,12 +203,14 @@ class Server:
         model = self.model(given, Hosted, looked_into=True)
         ids = [int(id) for id in given.get("ids", [])]
         if not ids:
-            ids = await self.aside(given, model.tokenizer.encode_prompt, given.get("text", ""))
+            text = given.get("text", "")
+            text = text.strip() if isinstance(model, Labeller) else text  # as it is classified
+            ids = await self.aside(given, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise api.Refused(f"there is no token {max(ids)}", param="ids")
-        page = await self.engine.do(lambda: model.page(ids))
+        page = await self.engine.do(lambda: model.look(ids))
         name = secrets.token_urlsafe(16)
-        self.looks[name] = page
+        self.looks[name] = await asyncio.to_thread(page)
         while len(self.looks) > MOST_LOOKS:
             self.looks.popitem(last=False)
         return JSONResponse({"page": f"/look/{name}"})

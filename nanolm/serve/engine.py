@@ -24,7 +24,7 @@ import torch
 
 from nanolm.errors import NanolmError
 from nanolm.generation.batch import Batch, Row, Token
-from nanolm.generation.decoding import Cached
+from nanolm.generation.decoding import READ, Cached
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import TOGETHER, LanguageModel, Pen, Sample
 from nanolm.generation.sampler import Sampler
@@ -34,6 +34,7 @@ from nanolm.model.device import use_fitting_threads
 # takes the event loop about a tenth of that, and while it runs the thread here has to wait for it.
 PACE = 0.001  # seconds a text that is written
 SOONEST = 0.005  # seconds
+READ_ON_A_CPU = 2048  # tokens of prompts, between two tokens of those who are written for
 SWEEP = 0.1  # seconds between looks at who waits in vain
 WAITED = 1.0  # seconds after which a thread without work looks around
 
@@ -179,13 +180,14 @@ class Desk:
         self.swept = 0.0  # when it was last seen who waits in vain
         self.speed = 0.0  # tokens a second, about
         self.threads = torch.get_num_threads()
-        self.begin()
+        self.reading = READ if self.on_a_gpu else READ_ON_A_CPU
+        self.batch: Batch | None = self.begin()
 
-    def begin(self) -> None:
+    def begin(self) -> Batch:
         """With nothing written."""
         model, device = self.writer.model, self.writer.model.device
         sizes = [1 << power for power in range(self.most.bit_length()) if 1 << power < self.most]
-        self.batch = Batch(
+        return Batch(
             Cached(model, self.most, self.length),
             Sampler(self.writer.tokenizer, self.most, device),
             self.length,
@@ -196,48 +198,55 @@ class Desk:
         """Compile and record what most requests need, so that none of them has to wait for it."""
         use_fitting_threads(self.writer.model)
         self.threads = torch.get_num_threads()
-        every = [1] if not self.on_a_gpu else list(self.batch.sizes)
-        for size in every:
+        self.batch = batch = self.batch or self.begin()
+        for size in batch.sizes or [1]:
             for temperature in (0.0, 0.8):
                 for top in (0, 6) if size == 1 else (0,):
                     knobs = Knobs(tokens=3, temperature=temperature)
                     start = [self.writer.tokenizer.start_of_text] * 2
-                    self.batch.join([Row(start, knobs, top=top) for _ in range(size)])
-                    while self.batch.busy():
-                        for _ in self.batch.step():
+                    batch.join([Row(start, knobs, top=top) for _ in range(size)])
+                    while batch.busy():
+                        for _ in batch.step():
                             pass
 
     def turn(self) -> None:
         """One token more of everything, and whoever waits and fits in."""
         now = time.monotonic()
+        self.batch = batch = self.batch or self.begin()
 
         def over(order: Order) -> bool:
             return order.gone or now > order.deadline
 
         for row, order in list(self.running.items()):
             if over(order):
-                self.batch.leave(row)
+                batch.leave(row)
                 self.end(order, row)
         if self.line.length and now - self.swept > SWEEP:
             self.swept = now
             for order, row in self.line.drop(over):
                 self.end(order, row)
         joining: list[Row] = []
-        while self.line.length and len(self.batch.rows) + len(joining) < self.most:
+        reading = 0  # tokens of prompts, for which all others have to wait
+        while (
+            self.line.length
+            and reading < self.reading
+            and len(batch.rows) + len(joining) < self.most
+        ):
             order, row = self.line.next()
             self.running[row] = order
             joining.append(row)
-        self.batch.join(joining)
-        for row, token in self.batch.step():
+            reading += min(len(row.prompt), self.writer.model.window() or self.length)
+        batch.join(joining)
+        for row, token in batch.step():
             if not (found := self.running.get(row)):
                 continue  # it has ended, and this was under way
             self.engine.news.setdefault(found)
             if found.add(row, token):
-                self.batch.leave(row)
+                batch.leave(row)
                 self.finish(found, row)
         taken = time.monotonic() - now
-        if self.batch.rows and taken > 0:
-            self.speed = 0.95 * self.speed + 0.05 * len(self.batch.rows) / taken
+        if batch.rows and taken > 0:
+            self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
 
     def finish(self, order: Order, row: Row) -> None:
         self.running.pop(row, None)
@@ -250,16 +259,17 @@ class Desk:
         self.finish(order, row)
 
     def busy(self) -> bool:
-        return bool(self.line.length or self.running or self.batch.busy())
+        return bool(self.line.length or self.running or (self.batch and self.batch.busy()))
 
     def fail(self, error: Exception) -> None:
-        """Whatever is written or waits ends so, and it begins anew."""
+        """Whatever is written or waits ends so, and the next turn begins anew."""
         waiting = [order for order, _ in self.line.drop(lambda order: True)]
         for order in (*self.running.values(), *waiting):
-            order.failed, order.left = error, 0
+            # Without its traceback, which holds on to all that was being computed.
+            order.failed, order.left = RuntimeError(repr(error)), 0
             self.engine.news.setdefault(order)
         self.running.clear()
-        self.begin()
+        self.batch = None
 
 
 class Engine:
@@ -327,6 +337,21 @@ class Engine:
     # Called by the thread.
 
     def run(self) -> None:
+        try:
+            self.work()
+        finally:  # nobody waits for a thread that has ended
+            self.closed = True
+            for order in self.orders:
+                order.desk.line.add(order)
+            for desk in self.desks:
+                pairs = [(order, row) for row, order in desk.running.items()]
+                for order, row in [*pairs, *desk.line.drop(lambda order: True)]:
+                    desk.end(order, row)
+            for future, _ in self.tasks:
+                self.later(self.settle, future, None, Busy(1))
+            self.tell(everything=True)
+
+    def work(self) -> None:
         while not self.closed:
             self.wake.clear()
             while self.orders:
@@ -341,11 +366,6 @@ class Engine:
             if not (self.tasks or self.orders or any(desk.busy() for desk in self.desks)):
                 self.tell(everything=True)
                 self.wake.wait(WAITED)
-        for desk in self.desks:
-            waiting = desk.line.drop(lambda order: True)
-            for order, row in [*waiting, *((order, row) for row, order in desk.running.items())]:
-                desk.end(order, row)
-        self.tell(everything=True)
 
     def turn(self, desk: Desk) -> None:
         try:
@@ -353,8 +373,9 @@ class Engine:
                 torch.set_num_threads(desk.threads)
             desk.turn()
         except Exception as error:  # of this model alone; the others go on
-            self.note(f"writing failed: {error!r}")
             desk.fail(error)
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                self.note(f"writing failed: {error!r}")
 
     def perform(self, future: "asyncio.Future[Any]", task: Callable[[], Any]) -> None:
         result, failed = None, None

@@ -50,7 +50,7 @@ class Guard:
     ) -> None:
         self.app, self.address = app, address
         self.key = hashlib.sha256(key.encode()).digest() if key is not None else None
-        self.hosts = {host.lower() for host in hosts}
+        self.hosts = {host.lower() for host in (address, *hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from nanolm.text.tokenizer import Tokenizer
 
 MOST_LOOKED_AT = 256  # tokens of a page; attention grows with their square
 PARTS = {"best", "last", "checkpoints"}  # of a run: no names
-OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Hosted:
             "labels": None,
         }
 
-    def page(self, ids: list[int]) -> str:
-        """What it sees in a text, for a browser."""
+    def look(self, ids: list[int]) -> Callable[[], str]:
+        """What it sees in a text; what makes a page for a browser of it takes longer."""
         raise NotImplementedError
 
 
@@ -86,22 +85,26 @@ class Writer(Hosted):
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
         """The ids of a conversation (role, content) up to the answer, and where that stops."""
         tokenizer = self.tokenizer
-        names = {name: id for id, name in tokenizer.special.items()}
-        if OPEN in names and CLOSE in names:
+        if tokenizer.turn:
+            start, end = tokenizer.turn
             ids = list(tokenizer.begin)
             for role, content in messages:
                 # What is written in a message is text, whatever it looks like.
-                ids += [names[OPEN], *tokenizer.encode(f"{role}\n{content}"), names[CLOSE]]
+                ids += [start, *tokenizer.encode(f"{role}\n{content}"), end]
                 ids += tokenizer.encode("\n")
-            return [*ids, names[OPEN], *tokenizer.encode("assistant\n")], []
+            return [*ids, start, *tokenizer.encode("assistant\n")], []
         lines = "".join(f"{role}: {content}\n" for role, content in messages)
         return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
 
-    def page(self, ids: list[int]) -> str:
+    def look(self, ids: list[int]) -> Callable[[], str]:
         ids = ids[-min(MOST_LOOKED_AT, self.found.model.window() or MOST_LOOKED_AT) :]
         seen = look(self.found.model, ids)
-        facts = facts_of(self.name, seen)
-        return inspection_page(self.tokenizer, seen, describe(seen.attention, ids), facts)
+
+        def page() -> str:
+            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            return inspection_page(self.tokenizer, seen, heads, facts)
+
+        return page
 
 
 @dataclass(frozen=True)
@@ -133,15 +136,19 @@ class Labeller(Hosted):
             for row in softmax(self.found.logits(texts)).tolist()
         ]
 
-    def page(self, ids: list[int]) -> str:
+    def look(self, ids: list[int]) -> Callable[[], str]:
         config = self.found.model.config
         window = min(self.found.model.base.window() or MOST_LOOKED_AT, config.window or 10**9)
         ids = ids[: min(MOST_LOOKED_AT, window)]
         what = decided(self.found.model, ids)
         seen = Seen(ids, what.looks, [])
-        heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
-        both = (what, self.found.labels)
-        return inspection_page(self.tokenizer, seen, heads, facts, decided=both)
+
+        def page() -> str:
+            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            both = (what, self.found.labels)
+            return inspection_page(self.tokenizer, seen, heads, facts, decided=both)
+
+        return page
 
 
 def facts_of(name: str, seen: Seen) -> dict[str, str]:

@@ -16,7 +16,7 @@ STATUS = {
     "415": "The body is not said to be JSON.",
     "429": "Too much is waiting; Retry-After says for how many seconds.",
     "500": "Computing failed.",
-    "503": "The server is about to stop.",
+    "503": "The server does not write any more.",
 }
 JSON = "application/json"
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
@@ -52,6 +52,7 @@ MODEL = shape(
         "context": INTEGER,
         "vocabulary": INTEGER,
         "parameters": INTEGER,
+        "max_tokens": INTEGER,
         "attention": {"type": "boolean"},
         "labels": maybe(array(STRING)),
     }
@@ -165,7 +166,7 @@ def document(schemas: Schemas) -> dict[str, Any]:
 
 
 def got(about: str, answer: Schema, free: bool = False) -> dict[str, Any]:
-    errors = () if free else ("401", "403")
+    errors = ("403", "503") if free else ("401", "403")
     return {"get": operation(about, answer, errors, free)}
 
 

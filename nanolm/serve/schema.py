@@ -121,7 +121,9 @@ def of_record(value: dict[str, Any], schema: Schema, path: str) -> Iterator[Prob
         if name in properties:
             yield from problems(each, properties[name], joined(path, name))
         else:
-            yield joined(path, name[:80]), f"is not known here{did_you_mean(name, [*properties])}"
+            hint = did_you_mean(name[:80], [*properties])
+            yield joined(path, name[:80]), f"is not known here{hint}"
+            return  # one says enough
 
 
 def joined(path: str, name: str) -> str:

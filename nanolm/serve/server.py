@@ -44,7 +44,8 @@ class Patient(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.rest()
         elif self.alarm is None:
-            self.alarm = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            # Not closed: that waits for a client that may never take what was sent.
+            self.alarm = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
     def rest(self) -> None:
         if self.alarm is not None:

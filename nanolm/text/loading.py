@@ -43,6 +43,7 @@ PATIENCE = 60  # seconds for a download of 4 MB; tiktoken itself would wait for 
 
 BYTES = {character: byte for byte, character in SPELLING.items()}
 BLANK = "\u2581"  # how sentencepiece writes a blank
+OPEN_TURN, CLOSE_TURN = "<|im_start|>", "<|im_end|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>")
 
 
@@ -384,6 +385,7 @@ class Foreign(Tiktoken):
         ends = find_ends(contents, contents.ids)
         super().__init__(tokens, end_of_text=ends.end_of_text, padding=ends.padding)
         self.begin, self.stops, self.special = ends.begin, ends.stops, ends.special
+        self.turn = ends.turn
 
     def ranks(self) -> dict[bytes, int]:
         return self._ranks
@@ -458,6 +460,7 @@ class HuggingFace(Tokenizer):
                 tokens[id] = self.decode([id]).encode()
         super().__init__(tokens, end_of_text=ends.end_of_text, padding=ends.padding)
         self.begin, self.stops, self.special = ends.begin, ends.stops, ends.special
+        self.turn = ends.turn
 
     def encode_array(self, text: str) -> Ids:
         own.utf8(text)
@@ -513,6 +516,7 @@ class Ends:
     begin: tuple[int, ...]
     stops: set[int]
     special: dict[int, str]
+    turn: tuple[int, int] | None
 
 
 def find_ends(contents: Contents, ids: dict[str, int]) -> Ends:
@@ -541,7 +545,11 @@ def find_ends(contents: Contents, ids: dict[str, int]) -> Ends:
     opening = opening_tokens(contents.whole.get("post_processor"))
     begin = tuple(ids[name] for name in opening if name in ids)
     special = {id: tokens[id] for id in (end, padding, *begin)}
-    return Ends(end, padding, begin, {end, *begin, *numbered("eos")}, special)
+    stops = {end, *begin, *numbered("eos")}
+    # Only where a model has learned to end its turn so.
+    turn = (ids.get(OPEN_TURN, -1), ids.get(CLOSE_TURN, -1))
+    known = turn[0] >= 0 and turn[1] in stops
+    return Ends(end, padding, begin, stops, special, turn if known else None)
 
 
 def opening_tokens(processor: Any) -> list[str]:

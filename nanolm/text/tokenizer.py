@@ -48,6 +48,7 @@ class Tokenizer(ABC):
         self.begin: tuple[int, ...] = ()  # what other models expect before every text
         self.stops = {end_of_text}  # where writing ends
         self.special = {end_of_text: END_OF_TEXT, padding: PADDING}  # how they are written
+        self.turn: tuple[int, int] | None = None  # before and after what one says (ChatML)
 
     @property
     def start_of_text(self) -> int:

@@ -190,6 +190,9 @@ WRONG: list[tuple[Any, int, str]] = [
     (b"\xff", 400, "the body is not JSON"),
     (b" " * (1 << 20) + b"{}", 413, "more than 1,048,576 bytes"),
     ({"prompt": "ab " * 20_000}, 400, "tokens; at most 16,384"),
+    ({"n": 16, "max_tokens": 4096, "logprobs": 20}, 400, "ask for less of n, max_tokens"),
+    ({"ban": ["x" * 21, "y" * 20]}, 400, "ban: together at most 40 bytes"),
+    ({"stream_options": {str(n): n for n in range(50_000)}}, 400, "is not known here"),
 ]
 
 

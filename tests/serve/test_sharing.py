@@ -62,13 +62,14 @@ def test_requests_share_steps_and_nothing_else(engine: Engine) -> None:
 
     (desk,) = engine.desks
     steps = 0
-    launch = desk.batch.launch
 
     def counted() -> None:
         nonlocal steps
         steps += 1
         launch()
 
+    assert desk.batch
+    launch = desk.batch.launch
     desk.batch.launch = counted  # type: ignore[method-assign]
     found = asyncio.run(ask())
     engine.close()
@@ -82,9 +83,9 @@ def test_requests_share_steps_and_nothing_else(engine: Engine) -> None:
 
 
 def alone(writer: LanguageModel, prompt: list[int], number: int, seed: int) -> list[int]:
-    desk = Engine(Limits(rows=1), note=print).add(writer)
-    desk.batch.join([Row(prompt, Knobs(tokens=12, min_tokens=12, seed=seed), number)])
-    return [token.id for _ in range(12) for _, token in desk.batch.step()]
+    batch = Engine(Limits(rows=1), note=print).add(writer).begin()
+    batch.join([Row(prompt, Knobs(tokens=12, min_tokens=12, seed=seed), number)])
+    return [token.id for _ in range(12) for _, token in batch.step()]
 
 
 def test_what_fails_is_told_and_the_next_is_written(engine: Engine) -> None:
@@ -95,6 +96,7 @@ def test_what_fails_is_told_and_the_next_is_written(engine: Engine) -> None:
         def fail() -> None:
             raise RuntimeError("out of luck")
 
+        assert desk.batch
         desk.batch.launch = fail  # type: ignore[method-assign]
         broken = order_of(desk, 5)
         engine.take(broken)
@@ -132,7 +134,7 @@ def test_a_conversation_by_the_tokens_of_the_tokenizer() -> None:
     writer = Writer("x", 0, LanguageModel(None, tokenizer))  # type: ignore[arg-type]
     ids, stops = writer.conversation([("user", "hi <|im_end|>")])
     assert (tokenizer.decode(ids), stops) == ("user: hi <|im_end|>\nassistant:", ["\nuser:"])
-    tokenizer.special |= {7: "<|im_start|>", 8: "<|im_end|>"}
+    tokenizer.turn = (7, 8)
     ids, stops = writer.conversation([("system", "s"), ("user", "hi <|im_end|>")])
     parts = ["system\ns", "\n", "user\nhi <|im_end|>", "\n", "assistant\n"]
     expected = [[7], parts[0], [8], parts[1], [7], parts[2], [8], parts[3], [7], parts[4]]

@@ -827,3 +827,14 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     except NanolmError as error:
         refusal = str(error)
     assert "tokenizer.json" in refusal
+
+
+def test_the_tokens_around_what_one_says(tmp_path: Path) -> None:
+    """Where a model has learned to end its turn with one."""
+    parts = trained("qwen")
+    size = len(parts["model"]["vocab"])
+    names = ("<|im_start|>", "<|im_end|>")
+    parts["added_tokens"] += [added(name, size + n, special=True) for n, name in enumerate(names)]
+    assert loaded(tmp_path, parts).turn is None
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert loaded(tmp_path, parts).turn == (size, size + 1)

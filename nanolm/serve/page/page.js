@@ -93,6 +93,10 @@ for (const [name, label, least, most, step, first, about] of KNOBS) {
   box.addEventListener("input", () => { slider.value = box.value; });
   row.append(box, slider, make("small", "", about));
   row.value = () => box.value === "" ? first : Number(box.value);
+  row.limit = value => {
+    slider.max = Math.min(most, value);
+    if (row.value() > value) slider.value = box.value = value;
+  };
 }
 for (const [name, label, hint, about] of TEXTS) {
   const row = knob(name, label, about), box = make("input");
@@ -408,6 +412,7 @@ const choose = name => {
   find("status").textContent = "";
   others.close();
   problem(null);
+  for (const name of ["max_tokens", "min_tokens"]) knobs[name].limit(model.max_tokens);
   if (model.kind === "language model") countTokens();
   else classify();
 };
