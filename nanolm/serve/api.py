@@ -38,8 +38,8 @@ OTHER_NAMES = {"tokens": "max_tokens"}  # what a knob is called here
 DEFAULTS = {OTHER_NAMES.get(field.name, field.name): field.default for field in fields(Knobs)}
 CHAT = (
     "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
-    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, and "
-    "`assistant:` comes last; writing then stops at the next `user:` line."
+    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "
+    "and `assistant:` comes last; writing then stops at the next `user:` line."
 )
 
 
