@@ -327,7 +327,7 @@ class Engine:
 
     async def do(self, task: Callable[[], Any]) -> Any:
         """The result of something short, computed between two tokens."""
-        if self.closed or len(self.tasks) >= self.limits.queue:
+        if self.closed or len(self.tasks) > self.limits.queue:  # one is at hand, not waiting
             raise Busy(1)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.tasks.append((future, task))

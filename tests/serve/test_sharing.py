@@ -113,6 +113,20 @@ def test_what_fails_is_told_and_the_next_is_written(engine: Engine) -> None:
     engine.close()
 
 
+def test_without_a_queue_there_is_still_one_at_a_time(models: Path) -> None:
+    async def ask() -> None:
+        engine = Engine(Limits(rows=1, queue=0), note=print)
+        desk = engine.add(load(models / "writer", print))
+        engine.start(asyncio.get_running_loop())
+        assert await engine.do(lambda: 6 * 7) == 42
+        only = order_of(desk, 1)
+        engine.take(only)
+        assert len(await all_of(only)) == 12
+        engine.close()
+
+    asyncio.run(ask())
+
+
 def test_more_than_may_wait_are_refused(engine: Engine) -> None:
     async def ask() -> None:
         (desk,) = engine.desks
