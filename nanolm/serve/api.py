@@ -33,7 +33,7 @@ from nanolm.text.tokenizer import Tokenizer
 MOST_CHOICES, MOST_PROMPTS, MOST_TOP = 16, 16, 20
 MOST_STOPS, STOP_LENGTH = 16, 200
 MOST_TEXTS = 64  # to classify together
-MOST_BANNED = 40  # bytes, each of which takes a row of all tokens
+MOST_BANNED, BANNED_LENGTH = 3, 12  # each byte takes a row of all tokens
 OTHER_NAMES = {"tokens": "max_tokens"}  # what a knob is called here
 DEFAULTS = {OTHER_NAMES.get(field.name, field.name): field.default for field in fields(Knobs)}
 CHAT = (
@@ -103,10 +103,10 @@ class Schemas:
             "min_tokens": knob("min_tokens", integer(0, limits.tokens), "No end before so many."),
             "ban": optional(
                 listed(
-                    text(1, MOST_BANNED),
+                    text(1, BANNED_LENGTH),
                     0,
-                    4,
-                    description=f"Texts never to be written, together at most {MOST_BANNED} bytes.",
+                    MOST_BANNED,
+                    description="Texts never to be written.",
                 )
             ),
             "stop": {
@@ -267,8 +267,6 @@ def knobs_of(given: dict[str, Any]) -> Knobs:
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     knobs = Knobs(**values)
-    if len("".join(knobs.ban).encode()) > MOST_BANNED:
-        raise Refused(f"ban: together at most {MOST_BANNED} bytes", param="ban")
     if found := knobs.problems():
         raise Refused("; ".join(found))
     return knobs
