@@ -178,7 +178,7 @@ def raw_bytes(server: Served, count: int) -> int:
 
 
 def survives(server: Served, each: int, raw: int) -> int:
-    requests_by_the_document(server, 3)  # what is only loaded once
+    requests_by_the_document(server, 10)  # what is only loaded once
     before = server.memory()
     done = requests_by_the_document(server, each) + raw_bytes(server, raw)
     assert server.process.poll() is None
