@@ -1,6 +1,7 @@
 """`nanolm serve`: a playground in the browser, and an API that OpenAI's clients speak."""
 
 import importlib.util
+import os
 import secrets
 import sys
 import time
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from nanolm.serve.models import Hosted
 
 NEEDED = ("starlette", "uvicorn")
+# oneDNN keeps a kernel for each shape that it has met, of prompts of every length: an LSTM's take
+# 0.3 MB each. It would keep 1,024, for as long as the server runs.
+KERNELS_KEPT = "32"
 
 
 @click.command("serve", cls=Command)
@@ -116,6 +120,8 @@ def command(
             problems.append(f"--allow-origin {origin}: give a site: https://example.org")
     if problems:
         raise UsageError("\n".join(problems))
+
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS_KEPT)  # before it is used
 
     from nanolm.serve.app import application
     from nanolm.serve.engine import Limits
