@@ -79,7 +79,9 @@ def bound(address: str, port: int) -> socket.socket:
     """A socket at that address; port 0 is any that is free."""
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # Only if TCP is named does asyncio send at once; else each answer on a connection that
+        # is kept waits for the one before to be confirmed, 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
     except OSError as error:
