@@ -115,8 +115,9 @@ class Batch:
             return
         place, last = self.rows.index(row), len(self.rows) - 1
         if place < last:
-            for kept in (self.ids, self.lengths_there):
-                kept[place] = kept[last]
+            written = slice(self.lengths[last])
+            self.ids[place, written] = self.ids[last, written]
+            self.lengths_there[place] = self.lengths_there[last]
             for part in (self.network, self.sampler):
                 part.move(last, place)
             lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
