@@ -68,10 +68,10 @@ resume: setup ## go on with an unfinished run
 	@$(NANOLM) train --config "$$RUN/config.toml" --out "$$RUN" --resume $(ARGS)
 
 test: setup ## run the tests
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: setup ## run the longer trials too
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 # hint bench: WHAT=training
 bench: setup ## measure against others: training, sampling, serving, feeding, starting, saving; text and learning FILE=, classifying DATA=

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Commands, Loaded
 from journeys import Journey, journeys
 from loopback import Server
 
@@ -45,21 +46,31 @@ def program(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "nanolm", *map(str, arguments)]
 
 
+@pytest.fixture(scope="session")
+def loaded() -> Iterator[Loaded]:
+    with Loaded() as process:
+        yield process
+
+
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def commands(loaded: Loaded, tmp_path: Path) -> Iterator[Commands]:
+    """`nanolm ARGUMENTS` in an empty folder, to be started and ended at will."""
+    commands = Commands(loaded, tmp_path)
+    yield commands
+    commands.close()
+
+
+@pytest.fixture
+def cli(commands: Commands) -> Cli:
     """Run `nanolm ARGUMENTS` in an empty folder, with nothing on stdin."""
 
     def run(
         *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            program(*arguments),
-            cwd=tmp_path,
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=120,
-            env={**os.environ, **(environment or {})},
+        command = commands.start(*arguments, stdin=stdin, environment=environment)
+        code = command.wait()
+        return subprocess.CompletedProcess(
+            list(map(str, arguments)), code, command.stream("stdout"), command.stream("stderr")
         )
 
     return run

@@ -1,19 +1,12 @@
 """Faults, made on purpose, each at a moment of one's choosing.
 
-    >>> disk_fails(patch, 3, Killed)            # the third time that something is to last
-    >>> spoil(patch, range(20, 30))             # no finite loss in these steps
-    >>> short_of_memory(patch, most=2)          # for more than two sequences at a time
-
-    >>> with Commands(folder) as commands:      # `nanolm ...`, started in no time
-    ...     command = commands.start("train", "text.txt")
-    ...     command.send(signal.SIGKILL)
-
-Run as a program, this file is what starts the commands.
+>>> disk_fails(patch, 3, Killed)            # the third time that something is to last
+>>> spoil(patch, range(20, 30))             # no finite loss in these steps
+>>> short_of_memory(patch, most=2)          # for more than two sequences at a time
 """
 
 import contextlib
 import errno
-import importlib
 import itertools
 import json
 import os
@@ -23,9 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -191,107 +183,6 @@ def press() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-@dataclass(frozen=True)
-class Command:
-    """One that runs, or ran."""
-
-    commands: "Commands"
-    pid: int
-    output: Path  # what it says
-
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def wait(self) -> int:
-        """Its exit code, or the signal that ended it below zero."""
-        return self.commands.ask(wait=self.pid)
-
-    def said(self) -> str:
-        return self.output.read_text(encoding="utf-8")
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Commands:
-    """`nanolm`, forked from a process that has loaded everything."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-        self.server = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self.server.stdin and self.server.stdout
-        self.server.stdin.close()  # it ends, and what is left of its commands with it
-        self.server.wait()
-        self.server.stdout.close()
-
-    def ask(self, **request: Any) -> int:
-        assert self.server.stdin and self.server.stdout
-        self.server.stdin.write(json.dumps(request) + "\n")
-        self.server.stdin.flush()
-        return int(self.server.stdout.readline())
-
-    def start(self, *arguments: object) -> Command:
-        self.count += 1
-        output = self.folder / f"output-{self.count}"
-        words = list(map(str, arguments))
-        pid = self.ask(arguments=words, folder=str(self.folder), output=str(output))
-        return Command(self, pid, output)
-
-    def run(self, *arguments: object) -> tuple[int, str]:
-        """To its end: its exit code, and what it said."""
-        command = self.start(*arguments)
-        return command.wait(), command.said()
-
-
-def serve() -> None:
-    """Fork what is asked for, and tell how it ended."""
-    for name in ("cli.train", "cli.finetune", "training.language", "classification.finetune"):
-        importlib.import_module(f"nanolm.{name}")
-    running = set()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            _, status = os.waitpid(asked["wait"], 0)
-            running.discard(asked["wait"])
-            answer = os.waitstatus_to_exitcode(status)
-        else:
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            answer = os.fork()
-            if answer == 0:
-                become(**asked)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            running.add(answer)
-        print(answer, flush=True)  # noqa: T201
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-
-
-def become(arguments: list[str], folder: str, output: str) -> None:
-    """The command itself; it does not come back."""
-    from nanolm.cli.main import main
-
-    os.chdir(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    sys.argv = ["nanolm", *arguments]
-    if signal.SIGINT in signal.sigpending():
-        os._exit(130)  # as if it had come a moment later
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    main()
-
-
 def steps_of(run: Path) -> Iterator[int]:
     """The steps that metrics.jsonl has, as far as it is written."""
     metrics = run / "metrics.jsonl"
@@ -332,7 +223,3 @@ def kill_writer(name: str, folder: Path, seconds: float) -> None:
     time.sleep(seconds)
     process.kill()
     process.wait()
-
-
-if __name__ == "__main__":
-    serve()

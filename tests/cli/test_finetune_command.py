@@ -5,11 +5,12 @@ import io
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from commands import Commands
 from conftest import Cli, on_a_terminal, program
+from faults import wait_for_step
 
 from nanolm.classification.finetune import finetune
 from nanolm.classification.settings import FinetuneSettings
@@ -137,19 +138,16 @@ def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) 
     assert "Traceback" not in shown.stderr
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(films: Path, cli: Cli, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_goes_on(
+    films: Path, commands: Commands, cli: Cli, tmp_path: Path
+) -> None:
     arguments = ("finetune", films, *SMALL, "--steps", 400, "--out", "run", "--save-every", 10)
-    process = subprocess.Popen(
-        program(*arguments), cwd=tmp_path, stderr=subprocess.PIPE, encoding="utf-8"
-    )
-    while not (tmp_path / "run/checkpoints/step-00000010").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert "run the same command again to go on" in shown
-    assert "Traceback" not in shown
+    command = commands.start(*arguments)
+    wait_for_step(tmp_path / "run", 10)
+    command.send(signal.SIGINT)
+    assert command.wait() == 75, command.said()
+    assert "run the same command again to go on" in command.said()
+    assert "Traceback" not in command.said()
     again = cli(*arguments)
     assert again.returncode == 0, again.stderr
     assert "resuming run at step" in again.stderr

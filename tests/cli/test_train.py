@@ -1,15 +1,15 @@
 import hashlib
 import json
-import random
 import re
 import signal
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
+from commands import Commands
 from conftest import Cli, on_a_terminal, program
+from faults import wait_for_step
 from loopback import Server, content, hub
 
 from nanolm.text.tokenizer import train_tokenizer
@@ -109,69 +109,17 @@ def test_resume_with_nothing_there_starts_fresh_and_says_so(cli: Cli, corpus: Pa
     assert "runs/a is finished" in shown.stderr
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Until a line of metrics says that `step` is done."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and any(
-            json.loads(line)["step"] >= step
-            for line in metrics.read_text().splitlines(keepends=True)
-            if line.endswith("\n")
-        ):
-            return
-        time.sleep(0.01)
-    pytest.fail(f"no step {step}: {process.communicate()}")
-
-
-def test_sigkill_and_the_same_command_again_is_bit_identical(
-    cli: Cli, corpus: Path, tmp_path: Path
-) -> None:
-    kills = 3
-    arguments = ["train", corpus, *SMALL, "--steps", 120 * kills, "--save-every", 7]
-    assert cli(*arguments, "--out", "whole").returncode == 0
-    dice = random.Random(kills)
-    for number in range(1, kills + 1):
-        process = subprocess.Popen(
-            program(*arguments, "--out", "killed"),
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        wait_for_step(tmp_path / "killed", 100 * number - 60, process)
-        time.sleep(dice.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    resumed = cli(*arguments, "--out", "killed")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resuming killed at step" in resumed.stderr
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    steps = [
-        json.loads(line)["step"]
-        for line in (tmp_path / "killed/metrics.jsonl").read_text().splitlines()
-        if "grad_norm" in line
-    ]
-    assert steps == list(range(10, 120 * kills + 1, 10))
-    assert not list((tmp_path / "killed/checkpoints").glob(".*"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_exits_75(number: int, cli: Cli, corpus: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        program("train", corpus, *SMALL, "--steps", 600, "--out", "r", "--json"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
-    wait_for_step(tmp_path / "r", 20, process)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
-    assert "run the same command again to go on" in err
-    assert "Traceback" not in err
-    stopped = json.loads(out)
+def test_a_signal_saves_and_exits_75(
+    number: int, commands: Commands, cli: Cli, corpus: Path, tmp_path: Path
+) -> None:
+    command = commands.start("train", corpus, *SMALL, "--steps", 600, "--out", "r", "--json")
+    wait_for_step(tmp_path / "r", 20)
+    command.send(number)
+    assert command.wait() == 75, command.said()
+    assert "run the same command again to go on" in command.stream("stderr")
+    assert "Traceback" not in command.stream("stderr")
+    stopped = json.loads(command.stream("stdout"))
     assert stopped["stopped"] == "interrupted"
     # What `make resume` does: all settings spelled out, from the run's own file.
     resumed = cli("train", "--config", "r/config.toml", "--out", "r", "--resume")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Commands
 from conftest import TINY_MODEL, Tally
-from faults import Commands
 
 GOOD = "the cat sat on the mat, and the dog on the rug.\n" * 40
 Make = Callable[[Path], object]
@@ -55,32 +55,32 @@ DIRTY: dict[str, tuple[Make, str]] = {
 SHAPE = [word for name, value in TINY_MODEL.items() for word in (f"--{name}", str(value))]
 
 
-def test_each_trains_or_is_refused_with_a_reason(tmp_path: Path, tally: Tally) -> None:
+def test_each_trains_or_is_refused_with_a_reason(
+    commands: Commands, tmp_path: Path, tally: Tally
+) -> None:
     survived, wrong = 0, list[str]()
-    with Commands(tmp_path) as commands:
-        for name, (make, words) in DIRTY.items():
-            suffix = ".txt.gz" if "gz" in name else ".txt"
-            file = tmp_path / f"{name.replace(' ', '-')}{suffix}"
-            make(file)
-            code, said = commands.run("train", file, *SHAPE, "--steps", 2, "--threads", 1)
-            if words:
-                fine = code in (2, 3) and str(file) in said and words in said
-            else:
-                fine = code == 0
-            if fine and "Traceback" not in said:
-                survived += 1
-            else:
-                wrong.append(f"{name}: {code} {said}")
+    for name, (make, words) in DIRTY.items():
+        suffix = ".txt.gz" if "gz" in name else ".txt"
+        file = tmp_path / f"{name.replace(' ', '-')}{suffix}"
+        make(file)
+        code, said = commands.run("train", file, *SHAPE, "--steps", 2, "--threads", 1)
+        if words:
+            fine = code in (2, 3) and str(file) in said and words in said
+        else:
+            fine = code == 0
+        if fine and "Traceback" not in said:
+            survived += 1
+        else:
+            wrong.append(f"{name}: {code} {said}")
     assert not wrong, "\n".join(wrong)
     tally("dirty texts", len(DIRTY), survived)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_nobody_may_read(tmp_path: Path) -> None:
+def test_a_file_that_nobody_may_read(commands: Commands, tmp_path: Path) -> None:
     file = tmp_path / "secret.txt"
     file.write_text(GOOD)
     file.chmod(0)
-    with Commands(tmp_path) as commands:
-        code, said = commands.run("train", file)
+    code, said = commands.run("train", file)
     assert code == 3
     assert "secret.txt" in said

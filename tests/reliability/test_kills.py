@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Commands
 from conftest import Tally
 from faults import (
     SAVED,
-    Commands,
     Killed,
     before_evaluation,
     before_step,
@@ -35,28 +35,29 @@ INTERRUPTED = 75
 
 
 @pytest.mark.parametrize("kills", counts(2, 100))
-def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tally: Tally) -> None:
+def test_sigkill_at_any_moment(
+    kills: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
+) -> None:
     """Somewhere in each part of the run; every fourth time while it only starts again."""
     dice, steps = random.Random(kills), 40 * kills + 200  # so that none comes after the end
     survived = 0
-    with Commands(tmp_path) as commands:
-        words = journey.words("whole", steps=steps, save_every=7)
-        assert commands.run(*words)[0] == 0
-        words = journey.words("killed", steps=steps, save_every=7)
-        run = tmp_path / "killed"
-        for number in range(kills):
-            before = newest_valid(run / "checkpoints", pytest.fail)
-            command = commands.start(*words)
-            if number % 4 == 3:
-                time.sleep(0.3 * dice.random())
-            else:
-                wait_for_step(run, 40 * number + 1)
-                time.sleep(0.05 * dice.random())
-            command.send(signal.SIGKILL)
-            assert command.wait() == -signal.SIGKILL, command.said()
-            now = newest_valid(run / "checkpoints", pytest.fail)
-            survived += before is None or (now is not None and now.name >= before.name)
-        code, said = commands.run(*words)
+    words = journey.words("whole", steps=steps, save_every=7)
+    assert commands.run(*words)[0] == 0
+    words = journey.words("killed", steps=steps, save_every=7)
+    run = tmp_path / "killed"
+    for number in range(kills):
+        before = newest_valid(run / "checkpoints", pytest.fail)
+        command = commands.start(*words)
+        if number % 4 == 3:
+            time.sleep(0.3 * dice.random())
+        else:
+            wait_for_step(run, 40 * number + 1)
+            time.sleep(0.05 * dice.random())
+        command.send(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL, command.said()
+        now = newest_valid(run / "checkpoints", pytest.fail)
+        survived += before is None or (now is not None and now.name >= before.name)
+    code, said = commands.run(*words)
     assert code == 0, said
     assert "resuming killed at step" in said
     assert same(run, tmp_path / "whole")
@@ -64,7 +65,7 @@ def test_sigkill_at_any_moment(kills: int, journey: Journey, tmp_path: Path, tal
     tally(f"SIGKILL at a random moment, {journey.name}", kills, survived)
 
 
-@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_moment_of_a_save(
     every: int, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -128,32 +129,31 @@ def test_stopped_at_step_k(
 
 @pytest.mark.parametrize("signals", counts(2, 50))
 def test_signals_at_any_moment(
-    signals: int, journey: Journey, tmp_path: Path, tally: Tally
+    signals: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
 ) -> None:
     """Saved (75), or ended before there was anything to save; never a traceback."""
-    dice, steps, survived = random.Random(signals), 200 * signals + 300, 0
+    dice, steps, survived = random.Random(signals), 100 * signals + 100, 0
     run = tmp_path / "stopped"
-    with Commands(tmp_path) as commands:
-        assert commands.run(*journey.words("whole", steps=steps))[0] == 0
-        words = journey.words("stopped", steps=steps)
-        for each in range(signals):
-            number = dice.choice([signal.SIGINT, signal.SIGTERM])
-            command = commands.start(*words)
-            if each % 4:
-                wait_for_step(run, 60 * each + 1)
-                time.sleep(0.02 * dice.random())
-            else:  # while it begins
-                time.sleep(0.2 * dice.random())
-            command.send(number)
-            code, said = command.wait(), command.said()
-            early = (130, -signal.SIGTERM)  # which a shell calls 143
-            fine = code == INTERRUPTED and "run the same command again" in said
-            well = (fine or code in early) and "Traceback" not in said
-            survived += well
-            if not well:
-                print(f"signal {number} number {each}: exit code {code}\n{said}")  # noqa: T201
-        code, said = commands.run(*words)
-        assert code == 0, said
+    assert commands.run(*journey.words("whole", steps=steps))[0] == 0
+    words = journey.words("stopped", steps=steps)
+    for each in range(signals):
+        number = dice.choice([signal.SIGINT, signal.SIGTERM])
+        command = commands.start(*words)
+        if each % 4:
+            wait_for_step(run, 60 * each + 1)
+            time.sleep(0.02 * dice.random())
+        else:  # while it begins
+            time.sleep(0.2 * dice.random())
+        command.send(number)
+        code, said = command.wait(), command.said()
+        early = (130, -signal.SIGTERM)  # which a shell calls 143
+        fine = code == INTERRUPTED and "run the same command again" in said
+        well = (fine or code in early) and "Traceback" not in said
+        survived += well
+        if not well:
+            print(f"signal {number} number {each}: exit code {code}\n{said}")  # noqa: T201
+    code, said = commands.run(*words)
+    assert code == 0, said
     assert same(run, tmp_path / "whole")
     tally(f"SIGINT or SIGTERM, {journey.name}", signals, survived)
 
@@ -182,29 +182,33 @@ def test_killed_while_evaluating(
 
 @pytest.mark.parametrize("times", counts(1, 20))
 def test_a_second_process_is_refused(
-    times: int, journey: Journey, tmp_path: Path, tally: Tally
+    times: int,
+    journey: Journey,
+    commands: Commands,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tally: Tally,
 ) -> None:
     refused = 0
-    with Commands(tmp_path) as commands:
-        words = journey.words("run", steps=20_000)  # no more: it would be compiled
-        first = commands.start(*words)
-        wait_for_step(tmp_path / "run", 10)
-        for _ in range(times):
-            code, said = commands.run(*words)
-            refused += code == 3 and f"another process ({first.pid})" in said
-        done = max(steps_of(tmp_path / "run"))
-        wait_for_step(tmp_path / "run", done + 1)  # the first is not disturbed
-        first.send(signal.SIGKILL)
-        first.wait()
+    monkeypatch.setenv("NANOLM_TRAIN_COMPILE", "no")  # which takes its time
+    words = journey.words("run", steps=20_000)
+    first = commands.start(*words)
+    wait_for_step(tmp_path / "run", 10)
+    for _ in range(times):
+        code, said = commands.run(*words)
+        refused += code == 3 and f"another process ({first.pid})" in said
+    done = max(steps_of(tmp_path / "run"))
+    wait_for_step(tmp_path / "run", done + 1)  # the first is not disturbed
+    first.send(signal.SIGKILL)
+    first.wait()
     tally(f"started twice, {journey.name}", times, refused)
 
 
-def test_the_journeys_are_what_is_typed(tmp_path: Path) -> None:
+def test_the_journeys_are_what_is_typed(commands: Commands, tmp_path: Path) -> None:
     """From Python and by the command line the same run comes out."""
     for journey in journeys(tmp_path).values():
         journey.go(tmp_path / f"{journey.name} 1")
-        with Commands(tmp_path) as commands:
-            assert commands.run(*journey.words(f"{journey.name} 2"))[0] == 0
+        assert commands.run(*journey.words(f"{journey.name} 2"))[0] == 0
         assert same(tmp_path / f"{journey.name} 1", tmp_path / f"{journey.name} 2")
         assert "result" in json.loads((tmp_path / f"{journey.name} 2/run.json").read_text())
     with pytest.raises(ModelError):

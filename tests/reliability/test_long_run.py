@@ -13,7 +13,7 @@ from nanolm.training.events import Event, Progressed
 GROWTH = 0.02
 
 
-@pytest.mark.parametrize("steps", counts(2_000, 100_000))
+@pytest.mark.parametrize("steps", counts(1_000, 100_000))
 def test_memory_and_open_files_stay_what_they_were(
     steps: int, tmp_path: Path, tally: Tally
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Commands, Loaded
 from conftest import Tally
-from faults import Commands, disk_holds, short_of_memory, spoil
+from faults import disk_holds, short_of_memory, spoil
 from journeys import Journey, counts, journeys, lines, same
 
 from nanolm.errors import DiskFull, Diverged, OutOfMemory
@@ -77,7 +78,8 @@ def on_a_small_disk(disk: Path, offsets: int) -> int:
     journey = journeys(disk.parent)["training"]
     whole, filler = disk.parent / "whole", disk / "filler"
     journey.go(whole)
-    with Commands(disk.parent) as commands:
+    with Loaded() as loaded:
+        commands = Commands(loaded, disk.parent)
         for _ in range(offsets):
             run = disk / "run"
             filler.write_bytes(b"")

@@ -1,0 +1,178 @@
+"""`nanolm`, started in no time: each command is a fork of one process that has loaded everything.
+
+    >>> with Loaded() as loaded:
+    ...     commands = Commands(loaded, folder)
+    ...     command = commands.start("train", "text.txt")
+    ...     command.send(signal.SIGKILL)
+
+Loading torch takes seconds, and the tests run the program some hundred times. It is the program
+all the same: arguments, environment, folder, streams, signals and exit are those of a process of
+its own. Run as a program, this file is what starts the commands.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+SECONDS = 300.0  # that a command may take
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STREAMS = ("stdin", "stdout", "stderr")
+
+
+class Loaded:
+    """The process that forks, as seen from the tests."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        number = theirs.fileno()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(number)], stdin=subprocess.DEVNULL, pass_fds=[number]
+        )
+        theirs.close()
+        self.lines = self.channel.makefile("rw", encoding="utf-8")
+        self.outputs = tempfile.TemporaryDirectory(prefix="nanolm-commands-")
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.lines.close()
+        self.channel.close()  # it ends
+        self.process.wait()
+        self.outputs.cleanup()
+
+    def ask(self, **request: Any) -> int:
+        self.lines.write(json.dumps(request) + "\n")
+        self.lines.flush()
+        if "wait" in request and not select.select([self.channel], [], [], SECONDS)[0]:
+            os.kill(request["wait"], signal.SIGKILL)
+        return int(self.lines.readline())
+
+    def place(self) -> Path:
+        """A new folder, for the streams of a command."""
+        self.count += 1
+        place = Path(self.outputs.name, str(self.count))
+        place.mkdir()
+        return place
+
+
+@dataclass(frozen=True)
+class Command:
+    """One that runs, or ran."""
+
+    commands: "Commands"
+    pid: int
+    place: Path
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, or the signal that ended it below zero."""
+        self.commands.running.discard(self.pid)
+        return self.commands.loaded.ask(wait=self.pid)
+
+    def stream(self, name: str) -> str:
+        return (self.place / name).read_text(encoding="utf-8")
+
+    def said(self) -> str:
+        return self.stream("stdout") + self.stream("stderr")
+
+
+class Commands:
+    """Those in one folder."""
+
+    def __init__(self, loaded: Loaded, folder: Path) -> None:
+        self.loaded, self.folder = loaded, folder
+        self.running = set[int]()
+
+    def start(
+        self, *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
+    ) -> Command:
+        place = self.loaded.place()
+        for name in STREAMS:
+            (place / name).write_bytes(stdin.encode() if name == "stdin" else b"")
+        pid = self.loaded.ask(
+            arguments=[str(argument) for argument in arguments],
+            folder=str(self.folder),
+            environment={**os.environ, **(environment or {})},
+            streams=[str(place / name) for name in STREAMS],
+        )
+        self.running.add(pid)
+        return Command(self, pid, place)
+
+    def run(self, *arguments: object) -> tuple[int, str]:
+        """To its end: its exit code, and what it said."""
+        command = self.start(*arguments)
+        return command.wait(), command.said()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for pid in self.running:
+            os.kill(pid, signal.SIGKILL)
+            self.loaded.ask(wait=pid)
+
+
+def serve(lines: Iterable[str], channel: socket.socket) -> None:
+    """Fork what is asked for, and tell how it ended."""
+    for line in lines:
+        asked = json.loads(line)
+        if "wait" in asked:
+            answer = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
+        else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            answer = os.fork()
+            if answer == 0:
+                become(**asked)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        channel.sendall(f"{answer}\n".encode())
+
+
+def become(
+    arguments: list[str], folder: str, environment: dict[str, str], streams: list[str]
+) -> None:
+    """The command itself; it does not come back."""
+    from nanolm.cli.main import main
+
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, stream in enumerate(streams):
+        how = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
+        os.dup2(os.open(stream, how), number)
+    sys.argv = ["nanolm", *arguments]
+    if signal.SIGINT in signal.sigpending():
+        os._exit(130)  # as if it had come a moment later
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    main()
+
+
+def load_everything() -> None:
+    import nanolm
+
+    for module in pkgutil.walk_packages(nanolm.__path__, "nanolm."):
+        if module.name != "nanolm.__main__":
+            with contextlib.suppress(ImportError):  # what is for GPUs needs triton
+                importlib.import_module(module.name)
+    gc.freeze()  # looked at by no fork, which would copy it
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, which the program does not have there
+    load_everything()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    serve(channel.makefile(encoding="utf-8"), channel)
