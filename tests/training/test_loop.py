@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.files import verify
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
-from nanolm.training import language
+from nanolm.training import language, loop
 from nanolm.training.events import Progressed, Started
 from nanolm.training.loop import Trainer
 
@@ -304,7 +305,7 @@ def test_minutes(tmp_path: Path) -> None:
         evaluations=4,
     )
     assert result.stopped == "minutes"
-    assert 1.0 <= result.seconds < 3.5
+    assert 1.0 <= result.seconds < 6  # 1.8, if others leave it the computer
     evaluations = [line for line in lines(tmp_path / "run") if "val_loss" in line]
     assert 1 <= len(evaluations) <= 4  # what the preparation took is gone
 
@@ -369,20 +370,25 @@ def test_a_moved_run_still_works(trained: Path, tmp_path: Path) -> None:
 
 def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many looks at held-out text are between the steps, and however long they take."""
-    train_step, evaluate = Trainer.train_step, language.NextToken.evaluate
+    train_step, evaluate, now = Trainer.train_step, language.NextToken.evaluate, 0.0
 
-    def slowly(trainer: Trainer, lr: float) -> Tensor:
-        time.sleep(0.01)
+    def slower_later(trainer: Trainer, lr: float) -> Tensor:
+        nonlocal now
+        now += 0.25 if trainer.state.step < 30 else 0.5
         return train_step(trainer, lr)
 
     def thoroughly(task: language.NextToken, *arguments: Any) -> Any:
-        time.sleep(0.5)
+        nonlocal now
+        now += 100
         return evaluate(task, *arguments)
 
-    monkeypatch.setattr(Trainer, "train_step", slowly)
+    # Time passes in these two alone: how busy the computer is does not matter.
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(Trainer, "train_step", slower_later)
     monkeypatch.setattr(language.NextToken, "evaluate", thoroughly)
     nanolm.train("embedded:tiny", out=tmp_path, **{**SETTINGS, "steps": 60, "evaluations": 6})
-    speeds = [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line]
-    most = TINY_MODEL["batch"] * TINY_MODEL["context"] / 0.01
-    assert len(set(speeds)) > 1
-    assert all(most / 5 < speed < most for speed in speeds[3:])
+    batch = TINY_MODEL["batch"] * TINY_MODEL["context"]
+    found = {line["step"]: line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line}
+    assert len(found) > 4
+    assert found == {step: batch * (4 if step <= 30 else 2) for step in found}
