@@ -97,7 +97,7 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
     best = Sample("the cat")
     for _ in writer.stream([best], Knobs(tokens=6, beams=8)):
         pass
-    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-6
+    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4  # eight rows add up otherwise than one
 
 
 def test_stop_texts_leave_distinct_texts_and_wait_for_the_least_tokens(trained: Path) -> None:
