@@ -23,6 +23,7 @@ from nanolm import download
 from nanolm.files import commit
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
+from nanolm.training import language
 
 # One thread: two test processes share the cores, and results stay bit for bit the same.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -31,6 +32,9 @@ torch.set_num_threads(1)
 # Prepared texts go where they vanish with the tests.
 _cache = tempfile.TemporaryDirectory(prefix="nanolm-tests-")
 os.environ["NANOLM_CACHE"] = _cache.name
+
+# Runs as small as these would spend most of their time on writing samples.
+language.SAMPLE_TOKENS = 8
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -308,7 +308,7 @@ def test_it_stops_when_validation_is_past_its_best(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = [f"text {random.integers(10**9)}\t{random.integers(2)}\n" for _ in range(60)]
     file.write_text("text\tlabel\n" + "".join(rows))  # nothing to be learned but by heart
-    result = run(file, tmp_path / "run", start_from="none", epochs=200, lr=3e-3, patience=3, **FAST)
+    result = run(file, tmp_path / "run", start_from="none", epochs=200, lr=1e-2, patience=3, **FAST)
     assert result.stopped == "enough"
     assert result.steps < 200 * 48 / 8
     assert result.best_step < result.steps

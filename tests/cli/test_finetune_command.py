@@ -141,7 +141,7 @@ def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) 
 def test_ctrl_c_saves_and_the_same_command_goes_on(
     films: Path, commands: Commands, cli: Cli, tmp_path: Path
 ) -> None:
-    arguments = ("finetune", films, *SMALL, "--steps", 400, "--out", "run", "--save-every", 10)
+    arguments = ("finetune", films, *SMALL, "--steps", 200, "--out", "run", "--save-every", 10)
     command = commands.start(*arguments)
     wait_for_step(tmp_path / "run", 10)
     command.send(signal.SIGINT)

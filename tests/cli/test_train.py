@@ -113,7 +113,7 @@ def test_resume_with_nothing_there_starts_fresh_and_says_so(cli: Cli, corpus: Pa
 def test_a_signal_saves_and_exits_75(
     number: int, commands: Commands, cli: Cli, corpus: Path, tmp_path: Path
 ) -> None:
-    command = commands.start("train", corpus, *SMALL, "--steps", 600, "--out", "r", "--json")
+    command = commands.start("train", corpus, *SMALL, "--steps", 300, "--out", "r", "--json")
     wait_for_step(tmp_path / "r", 20)
     command.send(number)
     assert command.wait() == 75, command.said()

@@ -194,7 +194,7 @@ def check_that_it_learns(config: ModelConfig) -> None:
 
 
 @given(configs())
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
     check_that_it_learns(config)
 

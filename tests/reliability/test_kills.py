@@ -39,7 +39,7 @@ def test_sigkill_at_any_moment(
     kills: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
 ) -> None:
     """Somewhere in each part of the run; every fourth time while it only starts again."""
-    dice, steps = random.Random(kills), 40 * kills + 200  # so that none comes after the end
+    dice, steps = random.Random(kills), 40 * kills + 100  # so that none comes after the end
     survived = 0
     words = journey.words("whole", steps=steps, save_every=7)
     assert commands.run(*words)[0] == 0
@@ -132,7 +132,7 @@ def test_signals_at_any_moment(
     signals: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
 ) -> None:
     """Saved (75), or ended before there was anything to save; never a traceback."""
-    dice, steps, survived = random.Random(signals), 100 * signals + 100, 0
+    dice, steps, survived = random.Random(signals), 60 * signals + 100, 0
     run = tmp_path / "stopped"
     assert commands.run(*journey.words("whole", steps=steps))[0] == 0
     words = journey.words("stopped", steps=steps)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import Commands, Loaded
 from safetensors.torch import load_file
 
 from nanolm import files
@@ -42,13 +43,42 @@ def launcher(processes: int, *more: str) -> tuple[str, ...]:
     return (*LAUNCH, "--standalone", "--nproc-per-node", str(processes), *more)
 
 
-def train(out: Path, *options: str, by: tuple[str, ...] = ()) -> str:
-    """What it had to say; it must end well."""
-    start = by or (sys.executable,)
-    command = (*start, "-m", "nanolm", "train", *TINY, "--out", str(out), *options)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+def launched(out: Path, *options: str, by: tuple[str, ...]) -> None:
+    """To its end, as a user starts it."""
+    with started(out, *options, by=by) as run:
+        assert run.wait(300) == 0, (out.parent / f"{out.name}.log").read_text()
+
+
+Train = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def train(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """So many processes, each with what a launcher tells it; what they had to say."""
+    commands = Commands(loaded, tmp_path_factory.mktemp("train"))
+
+    def train(out: Path, *options: str, processes: int = 1) -> str:
+        words = ("train", *TINY, "--out", out, *options)
+        if processes == 1:
+            code, said = commands.run(*words)
+            assert code == 0, said
+            return said
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        told["WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] = str(processes)
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        all_ = [commands.start(*words, environment=told | rank) for rank in ranks]
+        codes, said = [each.wait() for each in all_], "".join(each.said() for each in all_)
+        assert not any(codes), said
+        return said
+
+    return train
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def curve(out: Path, name: str = "loss") -> list[tuple[int, float]]:
@@ -76,17 +106,19 @@ def test_all_processes_together_see_the_tokens_that_one_would(size: int) -> None
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
     train(out, "--steps", "60", "--save-every", "20", "--evaluations", "3")
     return out
 
 
 @pytest.mark.parametrize("how", ["--no-shard", "--shard"])
-def test_two_processes_learn_what_one_does(how: str, alone: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_does(
+    how: str, train: Train, alone: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     options = ("--steps", "60", "--save-every", "20", "--evaluations", "3", how)
-    said = train(out, *options, by=launcher(2))
+    said = train(out, *options, processes=2)
     assert apart(alone, out) < 1e-4
     assert apart(alone, out, "val_loss") < 1e-4
     assert said.count(f"training {out}") == said.count("bits per byte on held-out text") == 1
@@ -132,21 +164,21 @@ def test_in_float64_the_weights_are_the_same(processes: int, tmp_path: Path) -> 
     "way", ["2 to 1", "1 to 2, sharded", pytest.param("1 to 2", marks=pytest.mark.slow)]
 )
 def test_a_run_goes_on_with_another_number_of_processes(
-    way: str, alone: Path, tmp_path: Path
+    way: str, train: Train, alone: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     options = ["--steps", "60", "--save-every", "20", "--evaluations", "3"]
     if way.endswith("sharded"):
         options.append("--shard")
-    first, then = ((), launcher(2)) if way.startswith("1") else (launcher(2), ())
-    train(out, *options, by=first)
+    first, then = (1, 2) if way.startswith("1") else (2, 1)
+    train(out, *options, processes=first)
     for folder in checkpoint.list_checkpoints(out / "checkpoints"):
         if folder.name > "step-00000040":  # as if it had been killed there
             files.discard(folder)
     facts = json.loads((out / "run.json").read_text())
     del facts["result"]
     (out / "run.json").write_text(json.dumps(facts))
-    assert "at step 40" in train(out, *options, by=then)
+    assert "at step 40" in train(out, *options, processes=then)
     assert apart(alone, out) < 1e-4
     assert apart(alone, out, "val_loss") < 1e-4
 
@@ -233,13 +265,6 @@ def test_torchrun_starts_again_what_was_killed(tmp_path: Path) -> None:
     assert [step for step, _ in curve(out)] == list(range(10, 601, 10))
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
     out, port = tmp_path / "run", free_port()
 
@@ -280,8 +305,8 @@ def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
     # At a high learning rate, what is rounded otherwise soon leads elsewhere.
     options = ("--steps", "1000", "--evaluations", "2", "--lr", "3e-4")
     for count in (1, 2, 4):
-        train(tmp_path / str(count), *options, by=launcher(count))
-    train(tmp_path / "sharded", *options, "--shard", by=launcher(2))
+        launched(tmp_path / str(count), *options, by=launcher(count))
+    launched(tmp_path / "sharded", *options, "--shard", by=launcher(2))
     for other in ("2", "4", "sharded"):
         assert apart(tmp_path / "1", tmp_path / other) < 1e-4
 
@@ -289,9 +314,11 @@ def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("how", ["--no-shard", "--shard"])
-def test_one_process_by_nccl_learns_what_plain_training_does(how: str, tmp_path: Path) -> None:
+def test_one_process_by_nccl_learns_what_plain_training_does(
+    how: str, train: Train, tmp_path: Path
+) -> None:
     # Otherwise a GPU adds up in whatever order it comes to it, and no two runs are alike.
     options = ("--steps", "60", "--evaluations", "3", "--device", "cuda", "--deterministic")
     train(tmp_path / "plain", *options)
-    train(tmp_path / "joined", *options, how, by=launcher(1))
+    launched(tmp_path / "joined", *options, how, by=launcher(1))
     assert apart(tmp_path / "plain", tmp_path / "joined") < 1e-4
