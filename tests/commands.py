@@ -155,10 +155,11 @@ def become(
         how = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(stream, how), number)
     sys.argv = ["nanolm", *arguments]
-    if signal.SIGINT in signal.sigpending():
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        main()
+    except KeyboardInterrupt:
         os._exit(130)  # as if it had come a moment later
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    main()
 
 
 def load_everything() -> None:

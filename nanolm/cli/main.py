@@ -7,6 +7,7 @@ comes at once.
 import importlib
 import io
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,6 +20,7 @@ from nanolm.cli.options import Group
 from nanolm.errors import NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
 from nanolm.machine import process
+from nanolm.training.interrupt import interrupt
 
 GRACE = 3.0  # seconds in which the first one can tell what is wrong
 VERBS = {  # the module of each, and the command in it where that has another name
@@ -119,6 +121,8 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     code = run()
     if process()[0] and code not in (0, 75):  # a launcher ends all of them when one has ended,
         time.sleep(GRACE)

@@ -3,17 +3,26 @@
 import signal
 import threading
 from types import FrameType
-from typing import Self
+from typing import ClassVar, Self
 
 from nanolm.machine import process
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C before there is anything to save. Python's own handler would do, but for modules that
+    swallow the exception while they are loaded: numpy's random numbers do."""
+    StopRequest.missed = True
+    raise KeyboardInterrupt
 
 
 class StopRequest:
     """While entered, the first signal only sets `requested`; a second Ctrl-C is immediate, except
     where it comes from what started this process as one of several, after the first one."""
 
+    missed: ClassVar[bool] = False  # a Ctrl-C came before, and nobody took notice
+
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.missed
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:

@@ -24,6 +24,7 @@ from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import language, loop
 from nanolm.training.events import Progressed, Started
+from nanolm.training.interrupt import StopRequest, interrupt
 from nanolm.training.loop import Trainer
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "dropout": 0.1, "threads": 1}
@@ -366,6 +367,18 @@ def test_a_moved_run_still_works(trained: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(trained, tmp_path / "moved", symlinks=True)
     assert nanolm.load(moved).generate("the", tokens=3)
     assert nanolm.load_tokenizer(moved).decode([97]) == "a"
+
+
+def test_a_ctrl_c_that_was_swallowed_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As numpy does while it is loaded."""
+    monkeypatch.setattr(StopRequest, "missed", False)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
+    assert nanolm.train("embedded:tiny", out=tmp_path, **SETTINGS).stopped == "interrupted"
+    monkeypatch.setattr(StopRequest, "missed", False)
+    assert nanolm.train("embedded:tiny", out=tmp_path, **SETTINGS).stopped == "steps"
 
 
 def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
