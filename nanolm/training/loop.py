@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -153,10 +154,11 @@ class Trainer:
         if self.world.joined:
             self.step.fit(task.batch(0))
             state.parts = self.step.parts
-        undecided = task.compile_seconds is not None
+        undecided, taken = task.compile_seconds is not None, list[float]()
         while True:
             if undecided and state.step >= COMPILED_FROM:
-                self.decide_on_compiling()
+                # Not the mean: much is made ready in the first one.
+                self.decide_on_compiling(median(taken or [state.seconds / state.step]))
                 undecided = False
             long_ago = time.monotonic() - last_save > SAVE_SECONDS
             progress, stopping, save = self.world.agree(self.progress(), stop.requested, long_ago)
@@ -190,8 +192,10 @@ class Trainer:
                 all_steps = self.settings.steps and state.step >= self.settings.steps
                 return "steps" if all_steps else "minutes"
 
-            lr = self.lr * rate(progress)
+            lr, begin = self.lr * rate(progress), time.monotonic()
             numbers = self.train_step(lr)
+            if undecided:
+                taken.append(time.monotonic() - begin)
             state.step += 1
             self.launched.append(told(state, lr, numbers))
             self.look_back(self.ahead)
@@ -309,9 +313,10 @@ class Trainer:
                 self.notify(Note(str(error)))
         return None
 
-    def decide_on_compiling(self) -> None:
+    def decide_on_compiling(self, each: float) -> None:
         """Compile what is to be compiled; what was not asked for, only where it pays back within
-        the run, and stays only where it is faster. What is decided is saved."""
+        the run, whose steps take `each` seconds, and stays only where it is faster. What is
+        decided is saved."""
         self.look_back(0)
         state, cost = self.state, self.task.compile_seconds
         before = state.seconds
@@ -319,8 +324,11 @@ class Trainer:
         asked = getattr(self.settings, "compile", None)
         wanted = bool(asked)
         if asked is None and self.settings.device in GAIN and not self.world.joined:
-            progress = self.progress()
-            left = state.seconds / progress * (1 - progress) if progress else math.inf
+            left = math.inf
+            if self.settings.steps:
+                left = each * (self.settings.steps - state.step)
+            if self.settings.minutes:
+                left = min(left, 60 * self.settings.minutes - state.seconds)
             gain = GAIN[self.settings.device] * left
             wanted = gain > cost
             reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"

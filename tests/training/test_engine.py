@@ -6,8 +6,10 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +107,26 @@ def test_compiling_is_decided_once_and_written_down(
     assert weights(run) == weights(tmp_path / "again")
 
 
+def test_a_slow_first_step_is_no_reason_to_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is to gain is told by the steps after it."""
+    train_step, now = loop.Trainer.train_step, 0.0
+
+    def step(trainer: loop.Trainer, lr: float) -> torch.Tensor:
+        nonlocal now
+        now += 0.5 if trainer.state.step else 1_000
+        return train_step(trainer, lr)
+
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop.Trainer, "train_step", step)
+    monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    notes: list[str] = []
+    train(tmp_path / "run", notes)
+    assert [note for note in notes if note.startswith("compile: no (might save 1 s of 10, ")]
+
+
 @pytest.mark.slow
 def test_a_compiled_run_learns_the_same_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     if tuning.missing_compiler("cpu"):
@@ -179,8 +201,6 @@ def test_what_is_saved_is_the_model_of_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though training goes on while it is written."""
-    import time
-
     save = huggingface.save_model
 
     def slowly(*anything: Any) -> None:
