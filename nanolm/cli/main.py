@@ -20,7 +20,7 @@ from nanolm.cli.options import Group
 from nanolm.errors import NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
 from nanolm.machine import process
-from nanolm.training.interrupt import interrupt
+from nanolm.training.interrupt import StopRequest, interrupt
 
 GRACE = 3.0  # seconds in which the first one can tell what is wrong
 VERBS = {  # the module of each, and the command in it where that has another name
@@ -165,6 +165,9 @@ def run() -> int:
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
             return 6
+        if StopRequest.missed:  # which what was being called took for an error of its own
+            complain("stopped")
+            return 130
         traceback.print_exc()
         complain("this is a bug in nanolm; please report it with the lines above")
         return 1

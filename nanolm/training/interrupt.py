@@ -9,8 +9,8 @@ from nanolm.machine import process
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C before there is anything to save. Python's own handler would do, but for modules that
-    swallow the exception while they are loaded: numpy's random numbers do."""
+    """Ctrl-C before there is anything to save. Python's own handler would do, but for compiled
+    modules that swallow the exception (numpy, while it is loaded) or raise another (torch)."""
     StopRequest.missed = True
     raise KeyboardInterrupt
 

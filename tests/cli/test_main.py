@@ -12,6 +12,7 @@ from conftest import Cli, program
 import nanolm
 from nanolm.cli import main
 from nanolm.cli.console import printable
+from nanolm.training.interrupt import StopRequest
 
 
 def test_help_comes_at_once() -> None:
@@ -118,6 +119,9 @@ def test_a_bug_is_reported_as_one(
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
     assert "this is a bug" in shown
+    monkeypatch.setattr(StopRequest, "missed", True)  # unless it comes from Ctrl-C
+    assert main.run() == 130
+    assert "bug" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
