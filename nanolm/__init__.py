@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
     from nanolm.training.language import Result
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]
 
 
