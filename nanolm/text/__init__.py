@@ -10,6 +10,7 @@ TEXTS = (".txt", ".md", ".markdown", ".text", ".rst", ".tex", ".html", ".htm", "
 
 TRAINABLE = ("bpe", "char", "byte")  # tokenizers that are made for a text
 NAMED = ("gpt2", "cl100k", "o200k")  # tokenizers that everybody has
+HUB = "hf://"  # what addresses of the Hugging Face Hub begin with
 
 
 def tokenizer_problem(name: str) -> str | None:

@@ -12,7 +12,7 @@ The ids are `l` = 108, `o` = 111 and `w` = 119: first "lo" becomes 256, then "lo
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 
 import numpy as np
@@ -34,21 +34,30 @@ def learn(
     what was seen once would be learning by heart. Equal counts go to the smaller ids, so the
     result depends on the counts alone.
     """
-    text = Pieces(words)
     merges: list[Pair] = []
-    while text.heap and (vocab_size is None or 256 + len(merges) < vocab_size):
+    if vocab_size is None or vocab_size > 256:
+        for pair in merges_in_order(words):
+            merges.append(pair)
+            report(len(merges), max(0, (vocab_size or 0) - 256))
+            if 256 + len(merges) == vocab_size:
+                break
+    return merges
+
+
+def merges_in_order(words: Counter[bytes]) -> Iterator[Pair]:
+    """Each merge when it is asked for: a smaller vocabulary is a prefix of a larger one."""
+    text = Pieces(words)
+    while text.heap:
         negative, pair = text.heap[0]
         places, count = text.find(pair)
         if count == -negative:
             heappop(text.heap)
             text.merge(pair, places)
-            merges.append(pair)
-            report(len(merges), max(0, (vocab_size or 0) - 256))
+            yield pair
         elif count > 1:
             heapreplace(text.heap, (-count, pair))
         else:
             heappop(text.heap)
-    return merges
 
 
 GAP = -1  # between two words, and inside a token

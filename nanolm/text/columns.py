@@ -183,6 +183,21 @@ def text_column(table: Table, name: str | None) -> int:
     return _find_text([column for column in columns if column not in labels[:1]], table).number
 
 
+def label_column(table: Table, text: int, name: str | None) -> int | None:
+    """Where the label stands in a table that need not have one: as `name` says, else by a name that
+    is clear enough."""
+    columns = table.columns()
+    if label := _asked(table, columns, name, "--label-column"):
+        return label.number
+    if table.obvious:
+        return 0 if len(columns) == 2 else None
+    try:
+        label = _label_by_name([column for column in columns if column.number != text], table)
+    except UsageError:  # several may be meant
+        return None
+    return label.number if label else None
+
+
 def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:
     if name is None:
         return None
@@ -228,7 +243,8 @@ def _label_by_content(columns: list[Column], table: Table) -> Column:
     found = [column for column in found if len(column.filled) > 1] or found
     if not found:
         why = (
-            "its lines neither begin nor end with one (--label-file FILE if they are elsewhere)"
+            "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
+            "table (--label-column NAME), or give --label-file FILE if they are elsewhere"
             if table.obvious
             else "no column has few values that repeat (--label-column NAME if one is meant); "
             f"its columns are {_listed(table.columns())}"

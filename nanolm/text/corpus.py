@@ -2,8 +2,7 @@
 
     >>> sources = find_sources(["embedded:tiny"], cache, report)
     >>> with read_corpus(sources, Reading(), cache) as corpus:
-    ...     training, validation = corpus.split(0.1)
-    ...     text = corpus.read(*training)
+    ...     text = corpus.read(0, corpus.length)
 
 The file is temporary and has no name, so that nothing of it outlives the process. In it, each
 document is its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does not grow with the
@@ -23,7 +22,7 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
 from nanolm.text.crew import Range
-from nanolm.text.documents import BLOCK, Reading, documents
+from nanolm.text.documents import BLOCK, Pieces, Reading, documents
 from nanolm.text.sources import Source, Sources, raise_all
 from nanolm.text.words import MARK
 
@@ -89,9 +88,9 @@ class Corpus:
         return stop
 
     def _good_place(self, start: int, end: int) -> int:
-        end = self._between_characters(end)
+        end = self.between_characters(end)
         for window in (WINDOW, end - start - 1):
-            begin = self._between_characters(max(start + 1, end - window))
+            begin = self.between_characters(max(start + 1, end - window))
             tail = self.read(begin, end)
             mark = tail.rfind(MARK)
             text = tail[mark + 1 :].decode()
@@ -102,7 +101,8 @@ class Corpus:
                 return begin + mark
         return end
 
-    def _between_characters(self, place: int) -> int:
+    def between_characters(self, place: int) -> int:
+        """The first place from there on where no character is cut in two."""
         tail = self.read(place, place + 4)
         return place + next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
 
@@ -127,7 +127,7 @@ class Corpus:
         else:
             found = self._last(b"\n", low, target)
             found = self._last(b" ", low, target) if found is None else found
-            cut = self._between_characters(target) if found is None else found + 1
+            cut = self.between_characters(target) if found is None else found + 1
         return (0, cut), (cut, self.length)
 
     def _last(self, what: bytes, start: int, stop: int) -> int | None:
@@ -182,6 +182,28 @@ def read_what_can_be_read(
     return corpus, problems
 
 
+def thinned(pieces: Pieces, every: int, limit: int | None) -> Pieces:
+    """One of `every` documents; of one that comes in blocks, whole lines of each block. It ends
+    when there are about `limit` bytes of them."""
+    if limit is None:
+        yield from pieces
+        return
+    number, kept, blocks = -1, True, False
+    for begins, text in pieces:
+        if limit <= 0:
+            break
+        if begins:
+            number, blocks = number + 1, not text
+            kept = blocks or number % every == 0
+        elif blocks:
+            start = text.find("\n") + 1 if every > 1 else 0
+            most = start + min(len(text) // every, limit)
+            text = text[start : text.rfind("\n", start, most) + 1 or most]
+        if kept:
+            yield begins, text
+            limit -= len(text)
+
+
 def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> NanolmError:
     if isinstance(error, NanolmError):
         return error
@@ -199,7 +221,7 @@ def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[in
     stamp = source.stamp()
     blank, begun = "", False  # what a document began with, until something is seen in it
     written, told = 0, 0
-    for begins, text in documents(source, reading):
+    for begins, text in thinned(documents(source, reading), source.every, source.limit):
         if begins:
             blank, begun = "", False
         if not begun:

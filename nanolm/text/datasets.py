@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from nanolm.choice import Report
-from nanolm.download import HUB, Repository
+from nanolm.download import Repository
 from nanolm.errors import DataError, UsageError
-from nanolm.text import COMPRESSIONS, TABLES
+from nanolm.text import COMPRESSIONS, HUB, TABLES
 
 KINDS = (*TABLES, ".txt", ".md")
 ABOUT = re.compile(r"(readme|licen[cs]e|changelog|contributing)(?![a-z])", re.I)

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from nanolm.errors import DataError, NanolmError, UsageError, did_you_mean
 from nanolm.text import COMPRESSIONS
+from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.sources import Source
 
 BLOCK = 1 << 20  # bytes that are read at once
@@ -321,6 +322,8 @@ def decoded(
                 mended(broken)
                 decoder.errors = "replace"
                 return decoder.decode(block, final)
+            if looks_binary(error.object.decode("latin-1")):
+                raise not_text(source, error.object) from None
             place = offset - waiting + error.start
             cure = f"--encoding {likely_encoding(error.object)}" if utf8 else "another --encoding"
             raise DataError(
@@ -329,14 +332,32 @@ def decoded(
                 f"(line {line_at(source, place):,}); try {cure}"
             ) from None
 
-    at_start = utf8
+    at_start = True
     for block in blocks:
+        if at_start and binary_format(block, source.path.name):
+            raise not_text(source, block)
         text = decode(block, final=False)
         if at_start and text:
-            text, at_start = text.removeprefix("\ufeff"), False  # the byte-order mark
+            if looks_binary(text):
+                raise not_text(source, block)
+            text, at_start = text.removeprefix("\ufeff") if utf8 else text, False  # the mark
         yield line_ends.decode(text)
         offset += len(block)
     yield line_ends.decode(decode(b"", final=True), final=True)
+
+
+def not_text(source: Source, start: bytes) -> DataError:
+    """What to say of a file that begins with `start`, whatever its encoding is said to be."""
+    if known := binary_format(start, source.name):
+        return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
+    low, high = start[::2].count(0), start[1::2].count(0)
+    if 3 * max(low, high) > len(start):  # every second byte, or nearly
+        encoding = "utf-16-be" if low > high else "utf-16-le"
+        return DataError(f"{source.name} looks like UTF-16; try --encoding {encoding}")
+    return DataError(
+        f"{source.name} is not text: it is full of control characters, in any encoding; save what "
+        "it holds as plain text first"
+    )
 
 
 def broken_characters(source: Source) -> int:

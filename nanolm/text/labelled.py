@@ -12,7 +12,7 @@ repeats) or end with `@label`. Labels may stand in a file of their own, or be th
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,9 +21,10 @@ from typing import IO
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import counted
 from nanolm.machine import cache_folder
 from nanolm.text import TABLES
-from nanolm.text.columns import label_value, text_and_label_columns, text_column
+from nanolm.text.columns import Row, label_column, label_value, text_and_label_columns, text_column
 from nanolm.text.documents import Reading, decoded, decompressed, lines
 from nanolm.text.sources import Source, find_sources, skipped_files
 from nanolm.text.tables import read_table
@@ -79,16 +80,16 @@ class _Log:
     def told(self) -> list[str]:
         """All notes."""
         left_out = [
-            f"{_many(count, 'row')} without {what} left out"
+            f"{counted(count, 'row')} without {what} left out"
             for what, count in self.left_out.items()
         ]
         if not self.broken:
             return self.notes + left_out
         name, *others = self.broken
-        where = f"{name} and {_many(len(others), 'more file')}" if others else name
+        where = f"{name} and {counted(len(others), 'more file')}" if others else name
         return [
             *self.notes,
-            f"{_many(self.broken.total(), 'broken character')} replaced by U+FFFD in {where}, "
+            f"{counted(self.broken.total(), 'broken character')} replaced by U+FFFD in {where}, "
             "which is UTF-8 otherwise",
             *left_out,
         ]
@@ -107,13 +108,18 @@ def read_labelled(
     return Labelled(texts, labels, log.story(), log.told())
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def read_texts(
+    names: Sequence[str],
+    reading: LabelReading,
+    report: Report,
+    are_labels: Callable[[set[str]], bool] = lambda values: False,
+) -> Iterator[tuple[str, str | None]]:
+    """Texts one by one, each with its label where there is one: of tables one column, empty cells
+    too, so that results can be put beside the rows; else a text a line.
 
-
-def read_texts(names: Sequence[str], reading: LabelReading, report: Report) -> Iterator[str]:
-    """The texts alone, one by one, labelled or not: of tables one column, empty ones too, so that
-    what comes of them can be put beside the rows; else a text a line."""
+    A column of labels is the one that `reading` names, or one with a name for labels and with
+    values for which `are_labels` holds.
+    """
     files = find_sources(names, cache_folder(), report, reading.encoding).files
     for source in _told(files, report):
         with _opened(source) as stream:
@@ -121,7 +127,19 @@ def read_texts(names: Sequence[str], reading: LabelReading, report: Report) -> I
             table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
             if table.sample:
                 text = text_column(table, reading.text_column)
-                yield from (cells[text].strip() for cells in table.rows([text]))
+                label = label_column(table, text, reading.label_column)
+                if label is None or not (
+                    are_labels(_values(table.sample, label)) or reading.label_column
+                ):
+                    yield from ((cells[text].strip(), None) for cells in table.rows([text]))
+                    continue
+                for cells in table.rows([text, label]):
+                    yield cells[text].strip(), label_value(cells[label])
+
+
+def _values(rows: list[Row], column: int) -> set[str]:
+    cells = (cells[column] for _, cells in rows if column < len(cells))
+    return {label_value(cell) for cell in cells if cell.strip()}
 
 
 def _with_both(rows: Iterable[tuple[str, str]], log: _Log) -> Iterator[tuple[str, str]]:
@@ -214,8 +232,8 @@ def _side_by_side(
                 count += 1
     if count != len(labels):
         raise DataError(
-            f"--label-file {name} has {_many(len(labels), 'line')}, but there are "
-            f"{_many(count, 'text')}; each text needs its label on the line of the same number"
+            f"--label-file {name} has {counted(len(labels), 'line')}, but there are "
+            f"{counted(count, 'text')}; each text needs its label on the line of the same number"
         )
 
 
@@ -249,5 +267,5 @@ def _by_turns(files: list[Source], classes: dict[Path, str], log: _Log) -> list[
         if label != "":
             order.append((turns[label] if label else len(files), source))
     if turns[""]:
-        log.notes.append(f"{_many(turns[''], 'file')} in no folder of a class left out")
+        log.notes.append(f"{counted(turns[''], 'file')} in no folder of a class left out")
     return [source for _, source in sorted(order, key=lambda item: item[0])]

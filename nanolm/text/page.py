@@ -10,8 +10,10 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
-from nanolm.text.tokenizer import Tokenizer
+if TYPE_CHECKING:  # reports have no tokenizer, and should not load one
+    from nanolm.text.tokenizer import Tokenizer
 
 STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; }
@@ -87,7 +89,7 @@ def hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def tokens_page(tokenizer: Tokenizer, text: str, name: str = "tokens") -> str:
+def tokens_page(tokenizer: "Tokenizer", text: str, name: str = "tokens") -> str:
     """`text` with each token in a colour of its own, its id below, as one HTML file."""
     ids = tokenizer.encode(text)
     facts = {
@@ -109,7 +111,7 @@ def tokens_page(tokenizer: Tokenizer, text: str, name: str = "tokens") -> str:
 
 
 def surprise_page(
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     tokens: Iterable[tuple[int, float, int]],
     facts: dict[str, str],
     name: str = "text",
@@ -133,7 +135,7 @@ def shade(bits: float) -> int:
     return sum(not bits <= limit for limit in STEPS)
 
 
-def coloured(tokenizer: Tokenizer, tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
+def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
     """A span a token, which is (id, bits, what else to say of it); tokens that only together make
     up a character share one, and their bits."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
@@ -167,7 +169,7 @@ def spelled(token: bytes) -> str:
     return token.decode(errors="backslashreplace")
 
 
-def named(tokenizer: Tokenizer, id: int) -> str:
+def named(tokenizer: "Tokenizer", id: int) -> str:
     """One token by itself, harmless: its text with all white space marked, or its name."""
     if name := tokenizer.special.get(id):
         return f"<i>{escape(name)}</i>"

@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import IO
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text import COMPRESSIONS, TABLES, TEXTS
+from nanolm.text.binary import binary_format, looks_binary
 
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
@@ -32,6 +34,7 @@ ADDRESSES = ("http://", "https://", "hf://")
 STDIN = "-"
 
 LOOK = 8192  # bytes of a file that tell whether it is text
+DIGESTED = 1 << 20  # bytes at once
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,19 @@ class Source:
     path: Path
     separator: str | None = None  # between documents, where it is known to have one
     copy: IO[bytes] | None = None
+    # Of a text that is used in part (`nanolm.text.partial`):
+    ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
+    every: int = 1  # or: one of this many documents,
+    limit: int | None = None  # until there are this many bytes of them
 
     def open(self) -> IO[bytes]:
         """From the beginning; the caller closes it."""
         if self.copy is not None:
             self.copy.seek(0)
-            return io.FileIO(os.dup(self.copy.fileno()))
-        return self.path.open("rb", buffering=0)
+            whole = io.FileIO(os.dup(self.copy.fileno()))
+        else:
+            whole = io.FileIO(self.path)
+        return whole if self.ranges is None else Stretches(whole, self.ranges)  # type: ignore[return-value]
 
     def stamp(self) -> tuple[int, int]:
         """Changes when the file does."""
@@ -58,12 +67,20 @@ class Source:
         return status.st_size, status.st_mtime_ns
 
     def size(self) -> int:
+        if self.ranges is not None:
+            return sum(stop - start for start, stop in self.ranges)
         return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
 
     def digest(self) -> str:
-        """SHA-256 of the file as it is on the disk."""
+        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
+        is not read to its end, of its beginning and its size."""
         with self.open() as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            if self.limit is None:
+                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            found = hashlib.sha256(f"{self.size()} {self.every} {self.limit}".encode())
+            for _ in range(0, self.every * self.limit, DIGESTED):
+                found.update(stream.read(DIGESTED))
+            return found.hexdigest()
 
     @property
     def suffix(self) -> str:
@@ -74,6 +91,42 @@ class Source:
         return Path(name).suffix
 
 
+class Stretches(io.RawIOBase):
+    """Some ranges of a file, as if they were a file of their own."""
+
+    def __init__(self, file: io.FileIO, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.file, self.ranges = file, ranges
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Only to the beginning, which is all that readers of text ask for."""
+        if offset or whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("seek")
+        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
+        return 0
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while self.number < len(self.ranges):
+            start, stop = self.ranges[self.number]
+            self.file.seek(start + self.done)
+            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
+            self.done += count
+            if count:
+                return count
+            self.number, self.done = self.number + 1, 0
+        return 0
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
 @dataclass
 class Sources:
     """The files to be read, in order, and what was left out."""
@@ -81,6 +134,7 @@ class Sources:
     files: list[Source] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # why: how many
     notes: list[str] = field(default_factory=list)
+    until: float | None = None  # when to stop reading a pipe
 
     def size(self) -> int:
         """Bytes of all the files that are still there."""
@@ -88,10 +142,15 @@ class Sources:
 
 
 def find_sources(
-    names: Sequence[str], cache: Path, report: Report, encoding: str = "utf-8"
+    names: Sequence[str],
+    cache: Path,
+    report: Report,
+    encoding: str = "utf-8",
+    until: float | None = None,
 ) -> Sources:
-    """Every file that `names` stand for; all that is wrong with them is told at once."""
-    found = Sources()
+    """Every file that `names` stand for; all that is wrong with them is told at once. A pipe is
+    read to its end, or `until` then, by `time.monotonic`."""
+    found = Sources(until=until)
     problems: list[NanolmError] = []
     for name in names:
         try:
@@ -119,7 +178,7 @@ def _expand(
     name: str, found: Sources, cache: Path, report: Report, encoding: str
 ) -> Iterator[Source]:
     if name == STDIN:
-        yield _copied("stdin", 0, cache)
+        yield _copied("stdin", 0, cache, found)
     elif name.startswith(SCHEME):
         yield _embedded(name.removeprefix(SCHEME))
     elif name.startswith("hf://"):
@@ -138,7 +197,7 @@ def _expand(
     elif os.path.isdir(name):
         yield from _in_folder(Path(name), found, encoding)
     elif os.path.lexists(name):
-        yield _file(Path(name), cache)
+        yield _file(Path(name), cache, found)
     elif glob.has_magic(name):
         matches = [match for match in glob.glob(name, recursive=True) if not os.path.isdir(match)]
         if not matches:
@@ -146,13 +205,13 @@ def _expand(
         # `**` follows links, in circles too: each file once, by its shortest name.
         files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
         for match in sorted(files.values()):
-            yield _file(Path(match), cache)
+            yield _file(Path(match), cache, found)
     else:
         hint = f"; did you mean {SCHEME}{name}?" if name in EMBEDDED else ""
         raise UsageError(f"{name} does not exist{hint}")
 
 
-def _file(path: Path, cache: Path) -> Source:
+def _file(path: Path, cache: Path, found: Sources) -> Source:
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
         return Source(str(path), path)
@@ -160,12 +219,12 @@ def _file(path: Path, cache: Path) -> Source:
     # since nobody may ever write to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
-        return _copied(str(path), descriptor, cache)
+        return _copied(str(path), descriptor, cache, found)
     finally:
         os.close(descriptor)
 
 
-def _copied(name: str, descriptor: int, cache: Path) -> Source:
+def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> Source:
     """A stream kept in a file that vanishes with this process."""
     cache.mkdir(parents=True, exist_ok=True)
     copy = tempfile.TemporaryFile(dir=cache)  # noqa: SIM115
@@ -176,6 +235,11 @@ def _copied(name: str, descriptor: int, cache: Path) -> Source:
             os.set_blocking(descriptor, True)
             continue
         if not part:
+            break
+        if found.until is not None and time.monotonic() > found.until:
+            copy.write(part[: part.rfind(b"\n") + 1 or part.rfind(b" ") + 1 or len(part)])
+            size = f"{copy.tell() / 1e6:,.1f} MB"
+            found.notes.append(f"{name}: reading stopped after {size}, there is no time for more")
             break
         copy.write(part)
     copy.flush()
@@ -234,12 +298,14 @@ def _not_text(source: Source, encoding: str) -> str | None:
         return "empty"
     if source.suffix in TEXTS:  # then what cannot be read is an error, not a picture
         return None
+    if binary_format(start, source.name):
+        return "binary"
     try:
-        start[: -4 if len(start) == LOOK else None].decode(encoding)
+        text = start[: -4 if len(start) == LOOK else None].decode(encoding)
     except ValueError as error:
         cut_off = isinstance(error, UnicodeDecodeError) and error.start >= len(start) - 8
         return None if cut_off and len(start) == LOOK else "binary"
-    return "binary" if b"\0" in start and encoding == "utf-8" else None
+    return "binary" if looks_binary(text) or (b"\0" in start and encoding == "utf-8") else None
 
 
 def skipped_files(skipped: Counter[str]) -> str:

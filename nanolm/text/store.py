@@ -12,12 +12,13 @@ later run would trust; and whoever prepares it holds a lock, so two runs do the 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,38 @@ import numpy as np
 
 from nanolm import files
 from nanolm.choice import Choice, Report
-from nanolm.errors import DataError, ModelError
+from nanolm.errors import DataError, ModelError, NanolmError
+from nanolm.formats import counted
 from nanolm.machine import available_threads, cache_folder
-from nanolm.text.corpus import HELD_OUT, Corpus, read_corpus
+from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
 from nanolm.text.encoding import encode_part, token_type
 from nanolm.text.loading import load_tokenizer
+from nanolm.text.partial import take_part, text_size
 from nanolm.text.sources import Source, Sources, find_sources, skipped_files
+from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
 from nanolm.text.tokens import Store
-from nanolm.text.vocabulary import make_tokenizer
+from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
 
-FORMAT = 3  # to be raised whenever the same request would give other tokens
+LEAST = 3  # bytes of text that can be trained on
+FORMAT = 4  # to be raised whenever the same request would give other tokens
 ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
+PROBE = 65_536  # bytes that tell how long preparing a text takes,
+PROBE_VOCAB = 512  # with a small vocabulary
+LEAST_PART = 250_000  # bytes: with less, there is nothing to learn from
+SAMPLES = (SAMPLE, 1_000_000, 250_000)  # bytes that a vocabulary may be measured on,
+MEASURING = 2.5  # times as long as preparing them,
+MEASURED_SHARE = 0.35  # of the time, where there is not enough for all
 
 Note = Callable[[str], None]
+
+
+def _silent(*progress: object) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -52,12 +67,14 @@ class Request:
 
     corpus: tuple[str, ...]
     val: str | None = None
-    val_fraction: float | None = None  # a tenth, or less of a large text
+    val_fraction: float | None = None  # a tenth, or less of a large text; 0: nothing
+    val_split: str = "spread"  # over the whole text, or its "end"
     reading: Reading = field(default_factory=Reading)
     tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
     vocab_size: int | None = None
     most_doublings: int | None = None  # of it, where the text is too long for the time,
-    measured: bool = True  # which is long enough to find out its size
+    measured: int = SAMPLE  # bytes to find out its size on; 0: no time for that
+    max_bytes: int | None = None  # of text; a larger one is used in part
 
 
 @dataclass(frozen=True)
@@ -66,13 +83,16 @@ class Prepared:
 
     tokenizer: Tokenizer
     train: Store
-    val: Store
+    val: Store  # empty if nothing is held out
     size: int  # bytes of training text
     documents: int
     prompt: str  # how the held-out text begins
+    shift: float  # how much harder n-gram counts find the held-out text than training text
     choices: list[Choice]
     fingerprints: dict[str, str]  # of corpus, validation and tokenizer
     folder: Path  # where it lies
+    max_bytes: int | None = None  # of the request, or what there was time for; None: all is used
+    total: int = 0  # bytes of text there are, about
 
 
 def prepare_tokens(
@@ -80,13 +100,97 @@ def prepare_tokens(
     report: Report = lambda *_: None,
     note: Note = lambda text: None,
     cache: Path | None = None,
+    until: float | None = None,
 ) -> Prepared:
-    """The tokens of `request`: from the cache, or made and put there."""
+    """The tokens of `request`: from the cache, or made and put there.
+
+    Of a text that could not be prepared `until` then, by `time.monotonic`, a part is used.
+    """
     cache = cache or cache_folder()
-    sources, validation = find_texts(request, cache, report, note)
+    sources, validation = find_texts(request, cache, report, note, until)
+    total = text_size(sources)
+    by_time = request.max_bytes is None
+    if until is not None:
+        request = within(request, sources, total, until - time.monotonic(), cache)
+    if total <= (request.max_bytes or total):
+        request = replace(request, max_bytes=None)
+    sources = take_part(sources, request.reading, request.max_bytes)
+    if validation is not None:
+        validation = take_part(validation, request.reading, request.max_bytes)
+    prepared = _prepared(request, sources, validation, cache, report, note)
+    choices = [part_used(sources, total, by_time)] if request.max_bytes else []
+    return replace(
+        prepared, choices=choices + prepared.choices, max_bytes=request.max_bytes, total=total
+    )
+
+
+def within(request: Request, sources: Sources, size: int, seconds: float, cache: Path) -> Request:
+    """As much of `size` bytes of text as can be prepared in so many seconds, and its vocabulary
+    measured on as much of it, by how long a sample takes on this machine as it is now."""
+    given = request.max_bytes
+    open_ = request.vocab_size is None and request.tokenizer in (None, "bpe")
+    if given and not open_:
+        return request
+    each = _seconds_a_byte(request, sources, cache)
+    if each is None:
+        return request
+    if size > ALONE:  # several processes share the work
+        each /= (1 + available_threads()) / 2
+    most = float(given or max(LEAST_PART, seconds / each))
+    size = min(size, given or size)
+    # Where there is time to spare, all of it can go into the vocabulary.
+    spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING * each)
+    measured = next((some for some in SAMPLES if min(some, size, most) <= spare), 0)
+    if size > most:
+        most = max(LEAST_PART, most - MEASURING * measured)
+        # On a coarse grid, so that the same command finds what it prepared before.
+        most = LEAST_PART << int(math.log2(most / LEAST_PART))
+        request = replace(request, max_bytes=int(most))
+    return replace(request, measured=measured)
+
+
+def _seconds_a_byte(request: Request, sources: Sources, cache: Path) -> float | None:
+    """What preparing a text takes, tried on a sample."""
+    tokenizer = request.tokenizer
+    sample = take_part(sources, request.reading, PROBE)
+    start = time.monotonic()
+    try:
+        with read_corpus(sample, request.reading, cache) as corpus:
+            all_ = 0, corpus.length
+            if not isinstance(tokenizer, Tokenizer):
+                vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
+                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, _silent)
+            for part in corpus.parts(*all_, whole=not tokenizer.cuttable):
+                encode_part(tokenizer, corpus.read(*part))
+            return (time.monotonic() - start) / corpus.length
+    except (NanolmError, OSError):
+        return None  # preparing all of it will say what is wrong, and where
+
+
+def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
+    """How much of a text that is used in part, from where, and why."""
+    used = sum(source.limit or source.size() for source in sources.files)
+    shown = f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB"
+    every = max((source.every for source in sources.files), default=1)
+    how = f"one of {every} documents" if every > 1 else "stretches from all over it"
+    why = "as much as there is time to prepare; more with a longer --minutes, or --max-bytes"
+    return Choice("text used", shown, f"{how}, {why if by_time else 'by --max-bytes'}")
+
+
+def _prepared(
+    request: Request,
+    sources: Sources,
+    validation: Sources | None,
+    cache: Path,
+    report: Report,
+    note: Note,
+) -> Prepared:
     stamps = _stamps(sources, validation)
-    key, fingerprints = _key(request, sources, validation, report)
+    key, fingerprints, resolved = _key(request, sources, validation, report)
     parent = cache / "tokens"
+    alias = parent / f"{key}.alias"
+    if alias.is_file() and (parent / (same := alias.read_text(encoding="utf-8"))).is_dir():
+        key = same
     folder = parent / key
     with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
         files.sweep(parent, key)
@@ -99,7 +203,12 @@ def prepare_tokens(
             if _stamps(sources, validation) != stamps:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
-        return open_tokens(files.commit(parent, key, write), request.tokenizer, fingerprints)
+        files.commit(parent, key, write)
+        prepared = open_tokens(folder, request.tokenizer, fingerprints)
+        if resolved:  # a run asks for it by the size that was found, when it goes on
+            size = prepared.tokenizer.vocab_size
+            files.write_atomically(parent / f"{resolved(size)}.alias", key)
+        return prepared
 
 
 def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
@@ -108,23 +217,29 @@ def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int
 
 
 def find_texts(
-    request: Request, cache: Path, report: Report, note: Note
+    request: Request, cache: Path, report: Report, note: Note, until: float | None = None
 ) -> tuple[Sources, Sources | None]:
-    """The files of a request, training and validation."""
+    """The files of a request, training and validation; what comes by a pipe is read for a third of
+    the time `until` then."""
     encoding = request.reading.encoding
-    sources = find_sources(request.corpus, cache, report, encoding)
+    now = time.monotonic()
+    enough = None if until is None else now + max(0.0, until - now) / 3
+    sources = find_sources(request.corpus, cache, report, encoding, enough)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
     for found in filter(None, (sources, validation)):
         for text in found.notes:
             note(text)
         if found.skipped.total():
-            note(f"{len(found.files):,} files to read; {skipped_files(found.skipped)}")
+            note(f"{counted(len(found.files), 'file')} to read; {skipped_files(found.skipped)}")
     return sources, validation
 
 
 def _key(
     request: Request, sources: Sources, validation: Sources | None, report: Report
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
+    """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
+    found out, the name by that size."""
+
     def identity(found: Sources) -> str:
         total, done = found.size(), 0
         rows: list[Any] = [asdict(request.reading)]
@@ -136,13 +251,20 @@ def _key(
 
     corpus = identity(sources)
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
+    if validation is None and request.val_split != "end":  # which 0.1.0 always took
+        held_out += f" {request.val_split}"
     tokenizer = request.tokenizer
     kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
-    parts = [FORMAT, corpus, held_out, kind, request.vocab_size]
+
+    def named(*parts: Any) -> str:
+        all_ = [FORMAT, corpus, held_out, *parts]
+        return hashlib.sha256(json.dumps(all_).encode()).hexdigest()[:32]
+
+    fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
-        parts += [request.most_doublings, request.measured]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    return key, {"corpus": corpus, "validation": held_out}
+        key = named(kind, None, request.most_doublings, request.measured)
+        return key, fingerprints, lambda size: named("bpe", size)
+    return named(kind, request.vocab_size), fingerprints, None
 
 
 def _digest(source: Source) -> str:
@@ -162,22 +284,30 @@ def _prepare(
 ) -> None:
     with contextlib.ExitStack() as stack:
         corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
-        if validation is None:
-            held_out = corpus
-            train, val = corpus.split(request.val_fraction)
-        else:
-            held_out = stack.enter_context(read_corpus(validation, request.reading, cache, report))
-            train, val = (0, corpus.length), (0, held_out.length)
-        start = held_out.read(val[0], min(val[1], val[0] + 400)).strip(MARK)
-        if not start or not corpus.read(train[0], min(train[1], train[0] + 400)).strip(MARK):
-            raise DataError(
-                f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on and "
-                "hold some out; give at least a few sentences"
-            )
         choices: list[Choice] = []
-        if validation is None and request.val_fraction is None and corpus.length > 10 * HELD_OUT:
-            shown = f"{(val[1] - val[0]) / 1e6:.1f} MB"
-            choices.append(Choice("held out", shown, "the end of the text: enough to measure by"))
+        if validation is None:
+            choose = at_the_end if request.val_split == "end" else spread
+            held_out = choose(corpus, request.val_fraction)
+            share = f"{held_out.size:,} bytes ({held_out.size / max(1, corpus.size):.1%})"
+            reason = f"{held_out.origin}; --val-fraction 0 trains on everything"
+            if not held_out.ranges:
+                share, reason = "nothing", "the last weights are kept"
+                if request.val_fraction is None:
+                    reason = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
+                    reason += "; the last weights are kept"
+            elif held_out.size < TO_CHOOSE_BY:
+                reason += "; too little to choose a step by, so the last weights are kept"
+            choices.append(Choice("held out", share, reason))
+            val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
+        else:
+            val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
+        train = (0, corpus.length)
+        start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
+        if not start or corpus.size < LEAST:
+            raise DataError(
+                f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
+                "give at least a few sentences"
+            )
         if isinstance(request.tokenizer, Tokenizer):
             tokenizer = request.tokenizer
         else:
@@ -193,13 +323,20 @@ def _prepare(
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
-        encode_corpus(held_out, val, tokenizer, folder / "val.bin", report)
+        encode_corpus(val, (0, val.length), tokenizer, folder / "val.bin", report)
+        tokens = mapped(folder / "train.bin", tokenizer)
+        unseen: list[int] = []
+        if not isinstance(request.tokenizer, Tokenizer):
+            seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
+            unseen = np.flatnonzero(seen == 0).tolist()
         beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
         facts = {
-            "size": train[1] - train[0],
+            "size": corpus.length,
             "documents": corpus.documents,
             "prompt": " ".join(beginning.split(" ")[:3]),
             "choices": [vars(choice) for choice in choices],
+            "shift": unlikeness(tokens, mapped(folder / "val.bin", tokenizer), tokenizer),
+            "unseen": unseen,
         }
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
@@ -222,7 +359,8 @@ def encode_corpus(
     written = 0
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.open("wb"))
-        if corpus.read(start, start + 1) != MARK:  # held-out text that begins amid a document
+        # Held-out text may begin in the middle of a document.
+        if start < stop and corpus.read(start, start + 1) != MARK:
             written += stream.write(encode(MARK))
         if together and POSSIBLE:
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
@@ -261,6 +399,7 @@ def open_tokens(
         tokenizer = load_tokenizer(folder)
     os.utime(folder)  # it is in use
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
+    tokenizer.unseen = frozenset(facts.get("unseen", ()))
     return Prepared(
         tokenizer=tokenizer,
         train=mapped(folder / "train.bin", tokenizer),
@@ -268,6 +407,7 @@ def open_tokens(
         size=facts["size"],
         documents=facts["documents"],
         prompt=facts["prompt"],
+        shift=facts.get("shift", 1.0),
         choices=[Choice(**choice) for choice in facts["choices"]],
         fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},
         folder=folder,
@@ -275,6 +415,8 @@ def open_tokens(
 
 
 def mapped(file: Path, tokenizer: Tokenizer) -> Store:
+    if file.stat().st_size == 0:  # which cannot be mapped
+        return np.empty(0, np.uint16)
     return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))
 
 

@@ -19,6 +19,8 @@ from nanolm.text.sources import Source
 LINES, CHARACTERS = 20_000, 1 << 24  # what is looked at to find out how a file is written
 ROWS = 10_000  # to find its columns
 WORDS = 100  # more classes than this are hardly written as words before each text
+FEW, EACH = 6, 10  # as many classes in any file; more of them with so many texts each
+PROSE = 0.03  # of all words; 0.06 and more in sentences, 0.004 and less in labelled sets
 
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -241,7 +243,7 @@ def _line_table(
     starts = _group(WORD_AND_TEXT, 1, full)
     if ends and repeats(ends, 5 if cautious else 2):
         kind, pattern, order = "lines that end in @label", TEXT_AT_LABEL, (2, 1)
-    elif starts and _are_labels(starts, cautious):
+    elif starts and _are_labels(starts, cautious) and not _are_prose(full, set(starts)):
         kind, pattern, order = "lines that begin with their label", WORD_AND_TEXT, (1, 2)
     else:
         texts = ((number, [line]) for number, line in numbered)
@@ -269,5 +271,18 @@ def _are_labels(starts: Counter[str], cautious: bool) -> bool:
     if all(map(NUMBER.fullmatch, starts)):
         return repeats(starts, 5 if cautious else 2)
     once = sum(count == 1 for count in starts.values())
-    few = 1 < len(starts) <= WORDS and 3 * once <= len(starts)
+    most = min(WORDS, max(FEW, starts.total() // EACH))
+    few = 1 < len(starts) <= most and 3 * once <= len(starts)
     return few and repeats(starts, 2) and not cautious
+
+
+def _are_prose(sample: list[str], starts: set[str]) -> bool:
+    """Are first words just words, as in sentences? Then they occur in other sentences too, where a
+    label would name something else."""
+    known = {start.casefold() for start in starts if not NUMBER.fullmatch(start)}
+    words = elsewhere = 0
+    for line in sample:
+        first, *others = re.findall(r"\w+", line.casefold()) or [""]
+        words += len(others)
+        elsewhere += sum(word in known and word != first for word in others)
+    return elsewhere > PROSE * words

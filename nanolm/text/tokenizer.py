@@ -49,6 +49,7 @@ class Tokenizer(ABC):
         self.stops = {end_of_text}  # where writing ends
         self.special = {end_of_text: END_OF_TEXT, padding: PADDING}  # how they are written
         self.turn: tuple[int, int] | None = None  # before and after what one says (ChatML)
+        self.unseen: frozenset[int] = frozenset()  # ids that a model was never trained to predict
 
     @property
     def start_of_text(self) -> int:
@@ -57,7 +58,13 @@ class Tokenizer(ABC):
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a text to write on from."""
-        return [*self.begin, *self.encode(text)] or [self.end_of_text]
+        ids = self.encode(text)
+        if self.unseen.intersection(ids):
+            # The first word of a prompt has no space before it. Where a text is one line, hardly
+            # any word of it is like that.
+            spaced = self.encode(f" {text}")
+            ids = min(ids, spaced, key=lambda each: sum(id in self.unseen for id in each))
+        return [*self.begin, *ids] or [self.end_of_text]
 
     @property
     def vocab_size(self) -> int:

@@ -7,6 +7,7 @@ nine tenths of it and tested on the rest. Of the sizes that come within one perc
 the smallest is taken, since a small one is also faster to train.
 """
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from nanolm.choice import Choice, Report
 from nanolm.machine import available_threads
-from nanolm.text.bpe import learn
+from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
 from nanolm.text.counting import count_corpus
 from nanolm.text.crew import Range
@@ -26,6 +27,9 @@ SAMPLE = 4_000_000  # bytes that are measured
 SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 USUAL, LARGEST = 1024, 32_768
 TOLERANCE = 1.01
+SHIFT_TOKENS = 20_000  # of either side, when held-out text is compared with training text
+COMPARED = 16  # places of each that are compared
+LEAST_TOKENS = 64  # fewer say nothing about how alike they are
 DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usual value
 
 
@@ -36,7 +40,7 @@ def make_tokenizer(
     vocab_size: int | None,
     report: Report,
     most_doublings: int | None = None,
-    measured: bool = True,
+    measured: int = SAMPLE,
 ) -> tuple[Tokenizer, list[Choice]]:
     """A tokenizer for a part of the corpus; what is None is chosen."""
     choices = []
@@ -64,22 +68,23 @@ def choose_vocabulary(
     part: Range,
     report: Report,
     most_doublings: int | None = None,
-    measured: bool = True,
+    measured: int = SAMPLE,
 ) -> tuple[Choice, int | None]:
-    """How far byte-pair encoding should go; None is: until words are tokens."""
+    """How far byte-pair encoding should go; None is: until words are tokens. `measured` is how
+    many bytes there is time to measure it on; with 0 it is the usual one."""
     size = part[1] - part[0]
     if size < TINY:
         reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         return Choice("vocabulary", USUAL, "suits a megabyte; no time to measure others"), USUAL
-    bits = measure_sizes(corpus, part, report)
+    bits = measure_sizes(corpus, part, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte by three-token counts: {table}"
     if times := doublings(size):
-        reason += f"; measured on {SAMPLE / 1e6:.0f} MB, "
+        reason += f"; measured on {measured / 1e6:.2g} MB, "
         if most_doublings is not None and most_doublings < times:
             times = most_doublings
             reason += f"and there is no time to read all {size / 1e6:,.0f} MB"
@@ -98,22 +103,30 @@ def doublings(size: float) -> int:
     return (int(size) // SAMPLE).bit_length() // 2 if size > 4 * SAMPLE else 0
 
 
-def measure_sizes(corpus: Corpus, part: Range, report: Report) -> dict[int, float]:
+def measure_sizes(
+    corpus: Corpus, part: Range, report: Report, measured: int = SAMPLE
+) -> dict[int, float]:
     """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
     report("measuring vocabularies", 0, len(SIZES))
-    size = min(SAMPLE, part[1] - part[0])
-    parts = list(corpus.parts(*part, size=size // 100))
-    stride = max(1, len(parts) // 100)
-    sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in parts[::stride]]
+    size = min(measured, part[1] - part[0])
+    each = max(1, size // 100)
+    if size == part[1] - part[0]:
+        ranges = list(corpus.parts(*part, size=each))
+    else:  # from all over a text that is too long to go through
+        starts = (part[0] + number * (part[1] - part[0]) // 100 for number in range(100))
+        ranges = [next(corpus.parts(corpus.between_characters(n), part[1], each)) for n in starts]
+    sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in ranges]
     held_out = sample[::10]
     seen = [text for number, text in enumerate(sample) if number % 10]
-    merges = learn(count_words(seen), SIZES[-1])
+    new_merges = merges_in_order(count_words(seen))
+    merges: list[Pair] = []
     size = sum(len(text.encode()) for text in held_out)
     bits: dict[int, float] = {}
     for done, number in enumerate(SIZES, start=1):
+        merges += islice(new_merges, number - 256 - len(merges))
         if number - 256 > len(merges) and bits:
             break
-        tokenizer = ByteLevel(merges[: number - 256])
+        tokenizer = ByteLevel(merges)
         train, val = ("".join(texts) for texts in (seen, held_out))
         coded = tokenizer.encode_array(train), tokenizer.encode_array(val)
         bits[number] = counted_bits(*coded, number) / size
@@ -149,6 +162,29 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> flo
             shorter,
         )
     return float(-np.log2(chance).sum())
+
+
+def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
+    """How many times as hard `val` is as training text itself, for counts of pairs of tokens.
+
+    About 1 where both are the same kind of text. A model may get worse on text of another kind
+    while it still learns what the training text has to teach.
+    """
+    chunks = np.array_split(train[: len(train) // COMPARED * COMPARED or len(train)], COMPARED)
+    size = max(1, min(SHIFT_TOKENS, len(val), len(train) // 5) // COMPARED)
+    own = np.concatenate([chunk[:size] for chunk in chunks]).astype(np.int64)
+    rest = np.concatenate([chunk[size:][: 10 * SHIFT_TOKENS // COMPARED] for chunk in chunks])
+    if len(val) < LEAST_TOKENS or len(rest) < LEAST_TOKENS:
+        return 1.0
+    sizes = tokenizer.byte_lengths()
+
+    def bits_per_byte(ids: Ids) -> float:
+        bits = counted_bits(rest.astype(np.int64), ids, tokenizer.vocab_size, 1)
+        return bits / max(1, int(sizes[ids].sum()))
+
+    spread = np.linspace(0, len(val) - size, COMPARED, dtype=int)
+    others = np.concatenate([val[start : start + size] for start in spread]).astype(np.int64)
+    return round(bits_per_byte(others) / max(bits_per_byte(own), 1e-9), 3)
 
 
 def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ from pyarrow import ipc, parquet
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text import tables
 from nanolm.text.labelled import Labelled, LabelReading, read_labelled, read_texts
+from nanolm.text.sources import embedded_file
 
 Pairs = list[tuple[str, str]]
 
@@ -32,6 +33,12 @@ FILMS: Pairs = [
     ("unflinchingly bleak and desperate", "0"),
     ("fun , and then some", "1"),
 ]
+SENTENCES = "".join(
+    f"{first} {verb} {thing} and {other} came too.\n"
+    for first, other in (("He", "she"), ("She", "I"), ("I", "he"), ("The dog", "a cat"))
+    for verb in ("saw", "held", "lost")
+    for thing in ("the ball", "a stick", "the house")
+)
 
 
 def quiet(*_: object) -> None:
@@ -60,7 +67,7 @@ def pairs(*files: Path, **how: str) -> Pairs:
 
 
 def texts(*files: Path, **how: str) -> list[str]:
-    return list(read_texts([str(file) for file in files], LabelReading(**how), quiet))
+    return [text for text, _ in read_texts([str(f) for f in files], LabelReading(**how), quiet)]
 
 
 def table(rows: Pairs, form: str = "{0}\t{1}\n", start: str = "") -> str:
@@ -319,8 +326,11 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
         (
             "a.txt",
             "one two\nthree four\nfive six\n",
-            "neither begin nor end with one .--label-file",
+            "neither begin nor end with one. .*--label-file",
         ),
+        # Prose: first words repeat, but stand in other lines as well.
+        ("a.txt", SENTENCES, "neither begin nor end with one. Begin each with __label__NAME"),
+        ("a.txt", embedded_file("tiny.txt").read_text(), "neither begin nor end with one"),
         ("a.tsv", "", "no rows with a text and a label"),
         ("a.csv", "text,label\na,0\nb,1\nc, and d,1\n", "line 4 has 3 columns, not 2"),
         ("a.csv", 'text,label\na,0\n"b,1\n', "mend that row"),
@@ -382,7 +392,7 @@ def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tables, "ROWS", 6)
     file = written(tmp_path, "a.csv", table(FILMS * 2, '"{0}",{1}\n', "text,label\n") + '"never\n')
     stream = read_texts([str(file)], LabelReading(), quiet)
-    assert [next(stream) for _ in range(12)] == [text for text, _ in FILMS * 2]
+    assert [next(stream)[0] for _ in range(12)] == [text for text, _ in FILMS * 2]
     with pytest.raises(DataError, match="line 14"):
         next(stream)
 
@@ -411,7 +421,8 @@ FORMS: dict[str, Callable[[Pairs], str]] = {
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\t\ufeff"), max_size=30).map(
     lambda text: f"so: {text} .".strip()
 )
-LABEL = st.from_regex(r"[a-z]{2,8}|[1-9][0-9]?", fullmatch=True)
+# A label that every text has among its words is what prose looks like.
+LABEL = st.from_regex(r"[a-z]{2,8}|[1-9][0-9]?", fullmatch=True).filter(lambda word: word != "so")
 
 
 @given(st.lists(LABEL, min_size=2, max_size=4, unique=True), st.data())
@@ -460,3 +471,21 @@ def test_real_files(name: str) -> None:
     assert (len(found.texts), len(set(found.labels))) == (rows, classes)
     assert how in found.how
     assert texts(file) == found.texts
+
+
+def test_labels_beside_the_texts_are_read_where_they_are_known(tmp_path: Path) -> None:
+    def labels(file: Path, known: str, **how: str) -> list[str | None]:
+        rows = read_texts([str(file)], LabelReading(**how), quiet, lambda seen: seen <= {*known})
+        return [label for _, label in rows]
+
+    rows = [(f"text number {n}", str(n % 2)) for n in range(8)]
+    named = written(tmp_path, "a.tsv", table(rows, start="text\tlabel\n"))
+    assert labels(named, "01") == [label for _, label in rows]
+    assert labels(named, "ab") == [None] * 8  # of some other classifier
+    assert labels(named, "ab", label_column="label") == [label for _, label in rows]
+    other = written(tmp_path, "b.tsv", table(rows, start="text\tpage\n"))
+    assert labels(other, "01") == [None] * 8
+    assert labels(other, "01", label_column="page") == [label for _, label in rows]
+    lines = written(tmp_path, "c.txt", table(rows, "__label__{1} {0}\n"))
+    assert labels(lines, "01") == [label for _, label in rows]
+    assert labels(written(tmp_path, "d.txt", "one text\nanother text\n"), "01") == [None] * 2

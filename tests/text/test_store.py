@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,8 @@ def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path
 
 
 def test_what_is_prepared(text_file: Path, tmp_path: Path) -> None:
-    prepared = prepare_tokens(Request(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
+    request = Request(corpus=(str(text_file),), val_split="end", tokenizer="byte")
+    prepared = prepare_tokens(request, cache=tmp_path)
     train, val = (prepared.tokenizer.decode(ids.tolist()) for ids in (prepared.train, prepared.val))
     assert train + val == TEXT
     assert prepared.val[0] == prepared.train[0] == prepared.tokenizer.end_of_text
@@ -242,6 +244,32 @@ def test_text_that_changes_between_a_look_and_the_reading_is_refused(
     with pytest.raises(DataError, match="changed while it was being read"):
         prepare_tokens(Request(corpus=(str(text_file),)), report=change, cache=tmp_path)
     assert not contents(tmp_path)
+
+
+def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(20_000)))
+    request = Request(corpus=(str(file),))
+    monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-5)  # 10 s for a megabyte
+    whole = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 60)
+    assert whole.max_bytes is None
+    part = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 6)
+    assert part.max_bytes == 500_000
+    assert 400_000 < part.size < 500_000
+    assert part.choices[0].what == "text used"
+    assert part.choices[0].value == "0.5 of 1.12 MB"
+    assert part.fingerprints["corpus"] != whole.fingerprints["corpus"]
+    shown: list[str] = []
+    asked = {"tokenizer": "bpe", "vocab_size": part.tokenizer.vocab_size, "max_bytes": 500_000}
+    again = prepare_tokens(
+        replace(request, **asked),  # type: ignore[arg-type]
+        report=lambda what, *_: shown.append(what),
+        cache=tmp_path,
+    )
+    assert (again.folder, again.fingerprints) == (part.folder, part.fingerprints)
+    assert set(shown) == {"looking at the text"}
+    least = prepare_tokens(request, cache=tmp_path, until=time.monotonic() - 1)
+    assert least.max_bytes == store.LEAST_PART
 
 
 PROSE = st.text("The cat'sn1. \n\t\u3000é日👍", max_size=200)

@@ -1,0 +1,221 @@
+"""Which part of a corpus is held out for validation: text like the rest, whatever its order.
+
+    >>> held_out = spread(corpus, fraction=0.1)          # stretches from all over the text
+    >>> validation = take_out(corpus, held_out.ranges, cache)  # `corpus` is now the training text
+
+Many documents are split as wholes, by a hash of their contents, so equal ones are on one side. A
+single text is split into stretches from all over it. Files are often sorted, and then the last
+tenth says little about the rest. The split depends on the text alone: every run has the same.
+"""
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanolm.text.corpus import HELD_OUT, PART, Corpus
+from nanolm.text.crew import Range
+from nanolm.text.words import MARK
+
+LEAST = 1_000  # bytes of text; with less, nothing is held out
+SMALL = 10_000  # bytes of text, of which hardly a part can be spared
+REPEATED = 0.8  # of the words of held-out text, at least, occur in the rest of so small a text
+LONG_WORDS = 40  # bytes, on average, that are no words
+TO_CHOOSE_BY = 1_000  # bytes of held-out text; with less, a run keeps its last weights
+DOCUMENTS = 20  # with fewer, one document may be unlike the others, so all of them are sampled
+STRETCHES = 32
+SAMPLE = 1 << 16  # bytes read at a time to see how long paragraphs, lines and sentences are
+# Where a text may be cut, the best place first, and how many of these units must fit into what is
+# held out. A blank belongs to the word after it, as tokenizers have it.
+CUTS = {
+    "paragraphs": (re.compile(rb"\n(?:[ \t]*\n)+"), 8),
+    "lines": (re.compile(rb"\n"), 3),
+    "sentences": (re.compile(rb"[.!?][\"')\]]*\s*(?=\s)|\xe3\x80\x82|\xef\xbc[\x81\x9f]"), 3),
+    "words": (re.compile(rb"(?<=\S)(?=\s)"), 3),
+    "characters": (re.compile(rb"(?=[\x00-\x7f\xc0-\xff])"), 0),
+}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Ranges of the corpus file in order, and where they come from."""
+
+    ranges: list[Range]
+    origin: str
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+
+def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
+    """Whole documents if there are many, else stretches from all over the text.
+
+    Unless a `fraction` is asked for, nothing of a small text whose words hardly repeat, such as a
+    poem: a model cannot predict the words it has not seen, and would have to do without them.
+    """
+    if fraction is None:
+        found = spread(corpus, min(0.1, HELD_OUT / max(1, corpus.size)))
+        if corpus.size < LEAST or (corpus.size < SMALL and not repeats(corpus, found.ranges)):
+            return HeldOut([], "nothing")
+        return found
+    size = round(fraction * corpus.size)
+    if not size:
+        return HeldOut([], "nothing")
+    if corpus.documents >= DOCUMENTS:
+        ranges = documents_by_hash(corpus, fraction, size)
+        if ranges:
+            return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
+    return stretches(corpus, size)
+
+
+def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
+    """Do the words in `ranges` occur elsewhere in the text too?"""
+    text, held_out, end = b"", b"", 0
+    for start, stop in [*ranges, (corpus.length, corpus.length)]:
+        text, end = text + corpus.read(end, start) + b" ", stop
+        held_out += corpus.read(start, stop) + b" "
+    words = text.split()
+    if len(text) > LONG_WORDS * len(words):  # Chinese, say, has no spaces between words
+        known, characters = set(text.decode(errors="ignore")), held_out.decode(errors="ignore")
+        return sum(char in known for char in characters) >= REPEATED * len(characters)
+    known_words, words = set(words), held_out.split()
+    return sum(word in known_words for word in words) >= REPEATED * len(words)
+
+
+def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
+    """The last stretch of the text, whole."""
+    if fraction == 0:
+        return HeldOut([], "nothing")
+    return HeldOut([corpus.split(fraction)[1]], "the end of the text")
+
+
+def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]:
+    """Documents with the smallest hashes, about `size` bytes of them; none if they are too long."""
+    groups: dict[bytes, list[Range]] = {}  # equal documents together
+    # Of a large corpus, only the first few hashes can matter.
+    most = min(1.0, 4 * fraction) if corpus.documents > 1_000 else 1.0
+    limit = int(most * 255).to_bytes(1) + b"\xff" * 7
+    for digest, range_ in hashed_documents(corpus):
+        if digest <= limit:
+            groups.setdefault(digest, []).append(range_)
+    chosen: list[Range] = []
+    left = size
+    for digest in sorted(groups):
+        needed = sum(stop - start for start, stop in groups[digest])
+        if needed <= 1.1 * left:
+            chosen += groups[digest]
+            left -= needed
+    enough = left <= size / 2 and len(chosen) > 2 and len(chosen) < corpus.documents
+    return sorted(chosen) if enough else []
+
+
+def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
+    """The hash of each document, white space around it aside, and where it stands."""
+    document, start = Hash(), 0
+    for place in range(0, corpus.length, PART):
+        first, *others = corpus.read(place, min(place + PART, corpus.length)).split(MARK)
+        document.update(first)
+        place += len(first)
+        for other in others:
+            if place > 0:
+                yield document.digest(), (start, place)
+            document, start = Hash(), place
+            document.update(other)
+            place += 1 + len(other)
+    yield document.digest(), (start, corpus.length)
+
+
+class Hash:
+    """Of text that comes in parts; white space at its ends does not count."""
+
+    def __init__(self) -> None:
+        self.hash, self.begun, self.blank = hashlib.blake2b(digest_size=8), False, b""
+
+    def update(self, part: bytes) -> None:
+        text = self.blank + part if self.begun else part.lstrip()
+        solid = text.rstrip()
+        self.hash.update(solid)
+        self.begun, self.blank = self.begun or bool(solid), text[len(solid) :]
+
+    def digest(self) -> bytes:
+        return self.hash.digest()
+
+
+def stretches(corpus: Corpus, size: int) -> HeldOut:
+    """About `size` bytes in stretches at even distances, cut between the largest units that fit."""
+    kind, unit = cut_between(corpus, size)
+    pattern = CUTS[kind][0]
+    count = max(1, min(STRETCHES, round(size / unit)))
+    ranges: list[Range] = []
+    for number in range(count):
+        # The end of one in `count` equal parts, so that every text begins with training text.
+        end = round(corpus.length * (number + 1) / count)
+        begin = ranges[-1][1] if ranges else 1
+        start = next_cut(corpus, max(begin + 1, end - round(1.5 * size / count)), end, pattern)
+        stop = next_cut(corpus, start + round(size / count - unit / 2), corpus.length, pattern)
+        mark = corpus.read(start, stop).find(MARK)  # a document keeps its beginning
+        stop = stop if mark < 0 else start + mark
+        if begin < start < stop:
+            ranges.append((start, stop))
+    return HeldOut(ranges, f"{len(ranges)} stretches from all over the text, cut between {kind}")
+
+
+def cut_between(corpus: Corpus, size: int) -> tuple[str, float]:
+    """The kind of unit to cut a text between, and how many bytes such a unit has on average."""
+    places = range(0, corpus.length, max(SAMPLE, corpus.length // STRETCHES))
+    parts = [corpus.read(place, min(place + SAMPLE, corpus.length)) for place in places]
+    length = sum(map(len, parts))
+    for kind, (pattern, least) in CUTS.items():
+        unit = length / (1 + sum(len(pattern.findall(part)) for part in parts))
+        if least * unit <= size:
+            return kind, unit
+    raise AssertionError("a text can be cut between any two characters")
+
+
+def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) -> int:
+    """The first place to cut at or after `place`; before `stop`, which is a place to cut too."""
+    while place < stop:
+        # From the byte before: what ends right there is a place to cut as well.
+        text = corpus.read(place - 1, min(place - 1 + PART, stop))
+        for found in pattern.finditer(text):
+            if found.end() >= 1:
+                return place - 1 + found.end()
+        place += max(1, len(text) - 16)
+    return stop
+
+
+def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
+    """Move `ranges` into a corpus of their own; what is left in `corpus` closes up in place."""
+    taken = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
+    end, copied = 0, 0
+    for start, stop in [*ranges, (corpus.length, corpus.length)]:
+        copied += move(corpus, (end, start), corpus, copied)
+        taken.length += move(corpus, (start, stop), taken, taken.length)
+        end = stop
+    corpus.file.truncate(copied)
+    corpus.length = copied
+    for part in (corpus, taken):
+        part.file.flush()
+        part.documents = count_documents(part)
+    return taken
+
+
+def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
+    """Copy to `place` in `target`, which is never behind where it came from; how many bytes."""
+    start, stop = range_
+    if source is target and start == place:
+        return stop - start
+    for begin in range(start, stop, PART):
+        block = source.read(begin, min(begin + PART, stop))
+        target.file.seek(place + begin - start)
+        target.file.write(block)
+        target.file.flush()  # `read` does not see what is still in the buffer
+    return stop - start
+
+
+def count_documents(corpus: Corpus) -> int:
+    blocks = range(0, corpus.length, PART)
+    return sum(corpus.read(place, place + PART).count(MARK) for place in blocks)
