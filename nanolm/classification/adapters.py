@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from nanolm.model.base import Model
+from nanolm.model.classifier import LORA_SCALE, merge_adapters
 
 RANK = 8
-SCALE = 2.0  # of what is added, so that the learning rate of other weights suits these too
 
 
 class Adapters(nn.Module):
@@ -24,6 +24,7 @@ class Adapters(nn.Module):
 
     def __init__(self, model: Model, rank: int = RANK) -> None:
         super().__init__()
+        self.base = [model]  # in a list: not a module of this one
         self.layers = {
             name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
         }
@@ -43,7 +44,7 @@ class Adapters(nn.Module):
                 return output
             (x,) = inputs
             more: Tensor = (x @ self.down[key].T) @ self.up[key].T
-            return output + SCALE * more
+            return output + LORA_SCALE * more
 
         return add
 
@@ -53,10 +54,7 @@ class Adapters(nn.Module):
         kept = {name: layer.weight.detach().clone() for name, layer in self.layers.items()}
         self.active = False
         try:
-            with torch.no_grad():
-                for name, layer in self.layers.items():
-                    key = name.replace(".", "/")
-                    layer.weight += SCALE * (self.up[key] @ self.down[key])
+            merge_adapters(self.base[0], self.state_dict())
             yield
         finally:
             with torch.no_grad():

@@ -6,6 +6,8 @@
 Texts are computed in batches of about the same length, as many together as fit.
 """
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,11 +17,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolm.choice import Report
 from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
 from nanolm.classification.metrics import Scores, score, softmax, worst_mistakes
+from nanolm.errors import DataError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier, load_classifier_config
@@ -29,13 +32,12 @@ from nanolm.text.tokenizer import Tokenizer
 
 TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # computed together, filling included
 TOGETHER = 8192  # texts that are sorted by length together
-MISTAKES = 10  # that are kept
+MISTAKES = 10  # that are part of a result; mistakes.csv has all of them
 WIDTH = {"cpu": 1, "cuda": 8, "mps": 1}  # what the length of a batch is a multiple of
 
 Logits = npt.NDArray[np.float32]
 
 
-@torch.inference_mode()
 def predict(
     model: nn.Module,
     labels: int,
@@ -47,12 +49,31 @@ def predict(
 
     `model` takes ids, (batch, time), and the length of each row.
     """
+    found = np.empty((len(data.lengths), labels), dtype=np.float32)
     was_training = model.training
     model.eval()
-    order = np.argsort(data.lengths, kind="stable")
-    found = np.empty((len(order), labels), dtype=np.float32)
     device = next(model.parameters()).device
-    done, waiting = 0, []
+    for rows, logits in in_batches(model, data, device, low, report):
+        found[rows] = logits.cpu().numpy()
+    model.train(was_training)
+    totals = np.zeros((data.count, found.shape[1]), dtype=np.float32)
+    np.add.at(totals, data.text, found)
+    windows: Logits = np.bincount(data.text, minlength=data.count).astype(np.float32)
+    return totals / windows[:, None]
+
+
+@torch.inference_mode()
+def in_batches(
+    compute: Callable[[Tensor, Tensor], Tensor],
+    data: Encoded,
+    device: torch.device,
+    low: bool = False,
+    report: Report = lambda *how_far: None,
+    what: str = "classifying",
+) -> list[tuple[Ints, Tensor]]:
+    """What `compute` makes of ids and lengths, in float32, with the windows each result is of."""
+    order = np.argsort(data.lengths, kind="stable")
+    done, found = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
         some = order[done : done + TOKENS[device.type]]
@@ -60,16 +81,10 @@ def predict(
         rows = some[: max(1, int(np.searchsorted(sizes, TOKENS[device.type], side="right")))]
         ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
-            waiting.append((rows, model(ids, lengths).float()))
+            found.append((rows, compute(ids, lengths).float()))
         done += len(rows)
-        report("classifying", done, len(order))
-    for rows, logits in waiting:
-        found[rows] = logits.cpu().numpy()
-    model.train(was_training)
-    totals = np.zeros((data.count, found.shape[1]), dtype=np.float32)
-    np.add.at(totals, data.text, found)
-    windows: Logits = np.bincount(data.text, minlength=data.count).astype(np.float32)
-    return totals / windows[:, None]
+        report(what, done, len(order))
+    return found
 
 
 @dataclass(frozen=True)
@@ -87,18 +102,28 @@ class Measured:
     """How right a classifier is, and what to know about the texts."""
 
     scores: Scores
-    mistakes: tuple[Mistake, ...]  # the most confident ones
+    mistakes: tuple[Mistake, ...]  # all of them, the most confident first
     notes: list[str]
 
 
 def worst(
     texts: list[str], logits: Logits, truth: Ints, labels: tuple[str, ...], temperature: float = 1.0
 ) -> tuple[Mistake, ...]:
-    """The most confident mistakes, the worst first."""
+    """All mistakes, the most confident first."""
     return tuple(
         Mistake(texts[row], labels[truth[row]], labels[predicted], probability)
-        for row, predicted, probability in worst_mistakes(logits, truth, MISTAKES, temperature)
+        for row, predicted, probability in worst_mistakes(logits, truth, None, temperature)
     )
+
+
+def mistakes_csv(mistakes: Iterable[Mistake]) -> str:
+    """A table with a row for each mistake."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["text", "label", "prediction", "probability"])
+    for each in mistakes:
+        rows.writerow([each.text, each.label, each.predicted, f"{each.probability:.6f}"])
+    return table.getvalue()
 
 
 @dataclass(frozen=True)
@@ -150,6 +175,34 @@ class TextClassifier:
         if where == "cpu":
             use_fitting_threads(self.model)
         return replace(self, model=self.model.to(where), low=numbers == "bfloat16")
+
+
+class TrueLabels:
+    """Which of a classifier's labels those written beside its texts are."""
+
+    def __init__(self, labels: tuple[str, ...], where: str) -> None:
+        self.labels, self.where = labels, where
+        self.written: set[str] = set()
+        self.known: dict[str, int] = {}
+
+    def are_known(self, values: set[str]) -> bool:
+        """Whether all are labels of the classifier; together they may tell what one alone does not:
+        0 may be negative or neutral, -1, 0 and 1 cannot be taken wrongly."""
+        try:
+            self.known = known_labels(self.written | values, self.labels, self.where)
+        except DataError:
+            return False
+        self.written |= values
+        return bool(values)
+
+    def __getitem__(self, value: str) -> str:
+        """The name of a label; empty where there is none. DataError if it is not known."""
+        if not value:
+            return ""
+        if value not in self.written:
+            self.known = known_labels(self.written | {value}, self.labels, self.where)
+            self.written.add(value)
+        return self.labels[self.known[value]]
 
 
 def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:

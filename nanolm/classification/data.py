@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -214,7 +215,7 @@ class Encoded:
     most: int  # tokens in a window
     multiple: int  # batches are as wide as a multiple of it
 
-    def rows(self, which: Ints) -> tuple[Ints, Ints, Ints]:
+    def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
         lengths = self.lengths[which]
         width = min(self.most, rounded(int(lengths.max()), self.multiple))
@@ -222,6 +223,28 @@ class Encoded:
         inside = np.arange(width) < lengths[:, None]
         ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
         return np.where(inside, ids, self.padding), lengths, self.truth[which]
+
+
+@dataclass(frozen=True)
+class Kept(Encoded):
+    """Windows with what frozen layers make of them: a vector for each token, or, where no layer is
+    trained, one for each window."""
+
+    states: npt.NDArray[np.float32]
+    pooled: bool  # one for each window
+
+    def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
+        """(states, lengths, truth) of these windows; states are (rows, dim) or (rows, longest,
+        dim), zero behind the end."""
+        lengths, truth = self.lengths[which], self.truth[which]
+        if self.pooled:
+            return self.states[which], lengths, truth
+        width = min(self.most, rounded(int(lengths.max()), self.multiple))
+        x = np.zeros((len(which), width, self.states.shape[1]), dtype=np.float32)
+        for place, row in enumerate(which):
+            start, length = self.starts[row], self.lengths[row]
+            x[place, :length] = self.states[start : start + length]
+        return x, lengths, truth
 
 
 def rounded(length: int, multiple: int) -> int:

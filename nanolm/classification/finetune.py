@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ from torch import nn
 
 from nanolm import files
 from nanolm.choice import Choice
-from nanolm.classification.classifier import Mistake, worst
+from nanolm.classification.classifier import MISTAKES, Mistake, mistakes_csv, worst
 from nanolm.classification.data import Split, split_data
+from nanolm.classification.distill import Teacher
 from nanolm.classification.labels import Labels
 from nanolm.classification.metrics import Scores, fit_temperature, majority, score
-from nanolm.classification.recipe import choose_fraction, choose_settings, fresh_config
+from nanolm.classification.probe import FOLDS, Probe
+from nanolm.classification.recipe import (
+    choose_fraction,
+    choose_settings,
+    fresh_config,
+    wants_teacher,
+)
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
@@ -28,13 +36,14 @@ from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import (
+    BaseModel,
     checked,
     load_any_config,
     load_classifier,
     load_classifier_config,
     load_model,
     save_model,
-    weight_files,
+    weights_fingerprint,
 )
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
@@ -64,6 +73,7 @@ from nanolm.training.settings import option
 from nanolm.training.task import State
 from nanolm.training.tuning import repeatable, tell_of_threads, threads_for
 
+MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
 VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
 
@@ -85,7 +95,8 @@ class Result:
     val: Scores | None = None
     test: Scores | None = None
     uncalibrated: Scores | None = None  # on the validation texts, before that division
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()  # on the validation texts, the most confident first
+    test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         values = {name: value for name, value in asdict(self).items() if value is not None}
@@ -124,7 +135,11 @@ def finetune(
         job = prepare(settings, request, run, base, split, fresh, notify)
         with threads_for(job.settings.threads), StopRequest() as stop:
             tell_of_threads(job.settings, notify)
-            trainer = Trainer(run, job.settings, job, job.checkpoint, notify)
+            begin_time = time.monotonic()
+            if probe := job.start():
+                notify(Note(in_words(probe)))
+            spent = time.monotonic() - begin_time
+            trainer = Trainer(run, job.settings, job, job.checkpoint, notify, spent)
             stopped = trainer.loop(stop)
             if stopped != "interrupted":
                 trainer.take_best()
@@ -180,7 +195,13 @@ def prepare(
         fingerprints["model to start from"] = weights_fingerprint(base)
     folder = None if fresh else resume_from(run, fingerprints, notify)
     lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
-    settings, choices = choose_settings(settings, config, parameters, lengths)
+    teacher = None
+    if not fresh and settings.distill is None:  # begun by version 0.1
+        settings = replace(settings, distill=0.0)
+    if wants_teacher(settings, parameters, lengths):
+        progress("fitting a linear model of n-grams", 0, 0)
+        teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
+    settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
     assert settings.context and settings.long and settings.dropout is not None
     if config is not None:
         base_config = replace(config, dropout=settings.dropout)
@@ -201,7 +222,11 @@ def prepare(
         if saved != classifier_config:
             raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     family, reason = model_type(classifier_config)
-    task = Labels(settings, split, tokenizer, classifier, head, folder, progress)
+    reference = None
+    if base:
+        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
+    parts = (classifier, head, folder, progress, reference, teacher)
+    task = Labels(settings, split, tokenizer, *parts)
     settings, choices = task.settings, choices + task.choices
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
@@ -211,6 +236,13 @@ def prepare(
         count = classifier.parameter_count()
         begin(run, request, settings, choices, fingerprints, count, notify)
     return task
+
+
+def in_words(probe: Probe) -> str:
+    what = "the head starts from a linear probe of the model as it is"
+    if not probe.accuracy:
+        return what
+    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {FOLDS}-fold cross-validation)"
 
 
 def start_model(config: ClassifierConfig, base: Path | None) -> tuple[Classifier, nn.Module | None]:
@@ -246,14 +278,6 @@ def fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def weights_fingerprint(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in weight_files(folder):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
 def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> Result:
     """Measure the best model, calibrate it, and write all that is left behind."""
     split, labels = task.split, task.split.labels
@@ -277,15 +301,23 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)
+    mistakes = worst(split.val.texts, logits, truth, labels, temperature)
+    files.write_atomically(run.path / MISTAKES_FILE, mistakes_csv(mistakes))
+    if task.test and split.test:
+        test_logits = task.logits(task.test)  # by the calibrated model
+        test_mistakes = worst(split.test.texts, test_logits, split.test.truth, labels)
+        files.write_atomically(run.path / TEST_MISTAKES_FILE, mistakes_csv(test_mistakes))
+        result = replace(
+            result,
+            test=score(test_logits, split.test.truth, labels),
+            test_mistakes=test_mistakes[:MISTAKES],
+        )
     result = replace(
         result,
         temperature=round(temperature, 4),
         val=score(logits, truth, labels, temperature),
         uncalibrated=score(logits, truth, labels),
-        test=score(task.logits(task.test), split.test.truth, labels)
-        if task.test and split.test
-        else None,
-        mistakes=worst(split.val.texts, logits, truth, labels, temperature),
+        mistakes=mistakes[:MISTAKES],
     )
     end(run, result.to_json(), notify)
     return result

@@ -17,22 +17,38 @@ from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
 from nanolm.classification.adapters import Adapters
-from nanolm.classification.classifier import WIDTH, Logits, predict
-from nanolm.classification.data import Batches, Cut, Encoded, Split, Texts, encode
-from nanolm.classification.metrics import score
+from nanolm.classification.classifier import WIDTH, Logits, in_batches, predict
+from nanolm.classification.data import Batches, Cut, Encoded, Ints, Kept, Split, Texts, encode
+from nanolm.classification.distill import Distillation, Teacher
+from nanolm.classification.metrics import fit_temperature, score
+from nanolm.classification.probe import Probe as LinearProbe
+from nanolm.classification.probe import fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
-from nanolm.model.classifier import Classifier
-from nanolm.model.huggingface import copied, load_classifier, save_model
+from nanolm.model.classifier import Classifier, prefix_pooled
+from nanolm.model.huggingface import (
+    ADAPTERS,
+    TRAINED,
+    BaseModel,
+    copied,
+    load_classifier,
+    save_model,
+    save_partial,
+)
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.task import State, Task
 from nanolm.training.tuning import Probe, best_products, use_attention
 
-ADAPTERS = "adapters.safetensors"
 LANGUAGE_HEAD = "language_head.safetensors"
 BESIDE = ("base.token_embedding.weight", "score.weight", "language_head.weight")  # Muon's matrices:
 BESIDE_RATE = 1.5  # times the learning rate
+KEPT = 1 << 30  # bytes of hidden states that are kept in memory
+# A head that starts from the probe learns slowly enough that a step changes its logits by at most
+# this much times the learning rate. Features of a language model are large and have much in common:
+# at the learning rate of other weights, a single step would undo what the probe has found.
+HEAD_STEP = 20.0
+MARGIN = 0.25  # standard deviation of the difference of two losses of a text, about
 
 
 class Labels(Task):
@@ -47,11 +63,15 @@ class Labels(Task):
         head: nn.Module | None,
         saved: Path | None,
         progress: Report,
+        base: BaseModel | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
+        """`base` is the model folder to start from; None: from scratch."""
         assert settings.context and settings.long and settings.batch
         assert settings.weight_decay is not None and settings.evaluations and settings.train
         self.settings, self.split, self.tokenizer = settings, split, tokenizer
-        self.checkpoint = saved
+        self.checkpoint, self.progress = saved, progress
+        self.base = base
         device = settings.device
         cut = Cut(settings.context, settings.long)
 
@@ -61,6 +81,11 @@ class Labels(Task):
         self.train, self.val = encoded(split.train), encoded(split.val)
         self.test = encoded(split.test) if split.test else None
         self.batches = Batches(self.train.lengths, settings.batch, settings.seed)
+        self.distillation = None
+        if teacher and settings.distill:
+            self.distillation = Distillation(
+                teacher, settings.distill, split.train, self.train, self.batches, tokenizer
+            )
         self.classifier = self.model = model.to(device)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         self.patience = settings.patience
@@ -74,10 +99,20 @@ class Labels(Task):
         self.trained = set(trained_names(self.classifier, settings.train))
         for name, parameter in self.classifier.named_parameters():
             parameter.requires_grad_(name in self.trained)
+        self.classifier.frozen = frozen_layers(self.classifier, settings.train)
+        for name, module in self.classifier.base.named_modules():
+            if isinstance(module, nn.Dropout) and is_frozen(name, self.classifier.frozen):
+                module.p = 0.0
+        self.evaluate_first = base is not None
+        self.head_rate = 1.0
+        if base is not None:  # by the model as it was before training
+            self.head_rate = min(1.0, HEAD_STEP / feature_size(self.classifier))
         if saved:
             self.restore(saved)
         self.choices: list[Choice] = []
-        if settings.dtype == "auto":
+        if settings.dtype == "auto" and settings.train == "head":
+            self.settings = settings = replace(settings, dtype="float32")
+        elif settings.dtype == "auto":
             probe = Probe(model.base, self.parameters(), self.loss, self.batch(0))
             numbers, reason = best_products(settings, probe)
             self.settings = settings = replace(settings, dtype=numbers)
@@ -85,6 +120,58 @@ class Labels(Task):
         use_attention(model.base, settings)
         # On a CPU that is for the products of a step alone.
         self.low = settings.dtype == "bfloat16" and device != "cpu"
+
+    def start(self) -> LinearProbe | None:
+        """Run what is frozen, once for each text, and let the head of a fresh run start from the
+        solution of a linear probe."""
+        if self.base is None:
+            return None
+        with self.classifier.base.at_rest():
+            self.train, self.val = self.keep(self.train), self.keep(self.val)
+            if self.checkpoint:
+                return None
+            features = self.features(self.train)
+        truth, texts = self.train.truth, self.train.text
+        labels, seed = len(self.split.labels), self.settings.seed
+        probe = fit_probe(features, truth, labels, texts, self.weights, seed)
+        with torch.no_grad():
+            self.classifier.score.weight.copy_(probe.weight)
+        return probe
+
+    def keep(self, data: Encoded) -> Encoded:
+        """The texts with what the frozen layers make of them, where that takes little memory."""
+        model, dim = self.classifier, self.classifier.config.base.dim
+        if model.frozen == model.config.base.layers:
+            states = self.features(data).numpy()
+            return Kept(**vars(data), states=states, pooled=True)
+        fits = 4 * dim * len(data.ids) <= KEPT and not self.settings.language_loss
+        if not model.frozen or not fits or not model.base.padded:
+            return data
+        states = np.empty((len(data.ids), dim), dtype=np.float32)
+
+        def compute(ids: Tensor, lengths: Tensor) -> Tensor:
+            x = model.base.frozen_states(ids, model.frozen)
+            assert x is not None
+            return x
+
+        for rows, found in self.in_batches(compute, data):
+            for row, x in zip(rows, found.cpu().numpy(), strict=True):
+                start, length = data.starts[row], data.lengths[row]
+                states[start : start + length] = x[:length]
+        return Kept(**vars(data), states=states, pooled=False)
+
+    def features(self, data: Encoded) -> Tensor:
+        """What the head is given of each window, (windows, dim), by the model as it is now."""
+        found = torch.empty(len(data.lengths), self.classifier.config.base.dim)
+        for rows, x in self.in_batches(self.classifier.features, data):
+            found[rows] = x.cpu()
+        return found
+
+    def in_batches(
+        self, compute: Callable[[Tensor, Tensor], Tensor], data: Encoded
+    ) -> list[tuple[Ints, Tensor]]:
+        how = (self.classifier.device, self.low, self.progress, "computing features")
+        return in_batches(compute, data, *how)
 
     def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
         """The output layer of the language model, where foretelling tokens is learned too."""
@@ -128,6 +215,8 @@ class Labels(Task):
         decay, config = self.settings.layer_decay, self.classifier.config.base
         if self.settings.optimizer == "muon" and name in BESIDE:
             return BESIDE_RATE
+        if name == "score.weight":
+            return self.head_rate
         if not decay or decay == 1 or not name.startswith("base."):
             return 1.0
         parts = name.split(".")
@@ -143,22 +232,38 @@ class Labels(Task):
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
+        if self.distillation:
+            return tuple(torch.from_numpy(part) for part in self.distillation.batch(index))
         return tuple(torch.from_numpy(part) for part in self.train.rows(self.batches[index]))
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         return int(batch[1].sum())
 
+    def epoch(self, batches: int) -> float:
+        return batches * self.batches.batch / len(self.train.lengths)
+
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        ids, lengths, truth = batch  # (batch, time), (batch,), (batch,)
-        x = self.classifier.base.body(ids)  # (batch, time, dim)
-        logits = self.classifier.score(self.classifier.pooled(x, lengths)).float()
+        # (batch, time) or states instead of ids, (batch,), (batch,), (batch, time, labels)
+        ids, lengths, truth, *target = batch
+        model = self.classifier
+        if ids.dim() == 2 and ids.is_floating_point():
+            x = ids  # pooled already
+        else:
+            x = model.hidden(ids)  # (batch, time, dim)
+        logits = model.score(x if x.dim() == 2 else model.pooled(x, lengths)).float()
         loss = F.cross_entropy(logits, truth, self.weights)
         # Told is the loss of the labels alone, to be compared with that of the validation texts.
-        seen = {"loss": loss, "accuracy": (logits.argmax(dim=1) == truth).float().mean()}
+        labelled = truth >= 0  # synthetic texts are not
+        right = (logits.argmax(dim=1) == truth).sum() / labelled.sum().clamp(min=1)
+        seen = {"loss": loss, "accuracy": right}
+        if target:
+            every = self.classifier.score(prefix_pooled(x, self.classifier.config.pool)).float()
+            loss = -(target[0] * every.log_softmax(dim=2)).sum() / len(ids)
         if self.language_head is not None and self.settings.language_loss:
             foretold = self.language_head(x[:, :-1]).float().flatten(0, 1)
             nats = F.cross_entropy(foretold, ids[:, 1:].flatten(), reduction="none")
             real = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
+            real &= labelled[:, None]
             language = (nats * real.flatten()).sum() / real.sum().clamp(min=1)
             loss = loss + self.settings.language_loss * language
             seen["language_loss"] = language
@@ -168,31 +273,60 @@ class Labels(Task):
         return predict(self.classifier, len(self.split.labels), data, self.low)
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        found = score(self.logits(self.val), self.split.val.truth, self.split.labels)
+        logits, truth = self.logits(self.val), self.split.val.truth
+        found = score(logits, truth, self.split.labels)
         metrics = {
             "val_loss": found.loss,
             "val_accuracy": found.accuracy,
             "val_macro_f1": found.macro_f1,
         }
-        return [1 - found.accuracy, found.loss], metrics
+        by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
+        if by_accuracy or not self.evaluate_first:
+            return [1 - found.accuracy, found.loss], metrics
+        # Next to a probe, a few validation texts more or less are luck, and the loss says more:
+        # that after calibration, since the finished model is calibrated too.
+        calibrated = score(logits, truth, self.split.labels, fit_temperature(logits, truth))
+        # What was trained has to be better than the probe by more than chance.
+        margin = MARGIN / len(truth) ** 0.5 if state.step else 0.0
+        return [calibrated.loss + margin], metrics
+
+    def is_partial(self) -> bool:
+        """Whether checkpoints leave out what is in the base model."""
+        return self.base is not None and self.settings.train != "all"
+
+    def saved_bytes(self) -> int:
+        if not self.is_partial():
+            return super().saved_bytes()
+        return sum(parameter.nbytes for parameter in self.parameters().values())
 
     def copied(self) -> Callable[[Path], None]:
-        besides: dict[str, dict[str, Tensor]] = {}
+        besides: dict[str, dict[str, Tensor]] = {TRAINED: {}, ADAPTERS: {}}
+        if self.is_partial():
+            trained = self.classifier.named_parameters()
+            besides[TRAINED] = {name: value for name, value in trained if name in self.trained}
         if self.adapters:
             besides[ADAPTERS] = dict(self.adapters.state_dict())
-            besides[ADAPTERS]["score.weight"] = self.classifier.score.weight
         if self.language_head and not self.classifier.config.base.tied:
             besides[LANGUAGE_HEAD] = {"weight": self.language_head.weight}
         copies = {
             file: {name: tensor.detach().clone() for name, tensor in tensors.items()}
             for file, tensors in besides.items()
         }
-        classifier = self.whole()
+        classifier = self.classifier if self.is_partial() else self.whole()
 
         def write(folder: Path) -> None:
-            save_model(classifier, folder, self.tokenizer)
-            for file, tensors in copies.items():
-                save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+            on_cpu = {
+                file: {name: tensor.cpu() for name, tensor in tensors.items()}
+                for file, tensors in copies.items()
+            }
+            trained, adapters = on_cpu.pop(TRAINED), on_cpu.pop(ADAPTERS)
+            if self.is_partial():
+                assert self.base
+                save_partial(classifier, self.base, trained, adapters, folder, self.tokenizer)
+            else:
+                save_model(classifier, folder, self.tokenizer)
+            for file, tensors in on_cpu.items():
+                save_file(tensors, folder / file)
 
         return write
 
@@ -203,13 +337,18 @@ class Labels(Task):
             return copied(self.classifier)
 
     def take_back(self, folder: Path) -> None:
+        if (folder / TRAINED).exists():
+            self.classifier.load_state_dict(load_file(folder / TRAINED), strict=False)
+            if self.adapters:
+                self.adapters.load_state_dict(load_file(folder / ADAPTERS))
+            return
         saved = load_classifier(folder)
         if self.adapters:  # they are in there already
             self.adapters.active = False
         self.classifier.load_state_dict(saved.state_dict())
 
     def restore(self, folder: Path) -> None:
-        if self.adapters:
+        if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
             tensors = load_file(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)
@@ -217,6 +356,27 @@ class Labels(Task):
             self.take_back(folder)
         if self.language_head and not self.classifier.config.base.tied:
             self.language_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
+
+
+def feature_size(model: Classifier) -> float:
+    """How large the absolute values of a feature vector are together, about: the last norm says."""
+    norms = [each for each in model.base.modules() if isinstance(each, nn.RMSNorm | nn.LayerNorm)]
+    size = float(norms[-1].weight.detach().abs().sum()) if norms else 0.0
+    return size or float(model.config.base.dim)
+
+
+def frozen_layers(model: Classifier, which: str) -> int:
+    """How many layers, from the input on, no training changes anything in."""
+    layers = model.config.base.layers
+    if which in ("all", "lora"):
+        return 0
+    return layers if which == "head" else layers - int(which.removeprefix("last-"))
+
+
+def is_frozen(name: str, layers: int) -> bool:
+    """Whether a module of the base model comes before what is trained."""
+    parts = name.split(".")
+    return layers > 0 and (parts[0] not in ("blocks", "layers") or int(parts[1]) < layers)
 
 
 def trained_names(model: Classifier, which: str) -> list[str]:

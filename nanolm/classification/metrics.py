@@ -136,9 +136,10 @@ def majority(truth: Integers, classes: int) -> float:
 
 
 def worst_mistakes(
-    logits: Floats, truth: Integers, count: int, temperature: float = 1.0
+    logits: Floats, truth: Integers, count: int | None, temperature: float = 1.0
 ) -> list[tuple[int, int, float]]:
-    """(row, predicted class, its probability) of the most confident mistakes, the worst first."""
+    """(row, predicted class, its probability) of the most confident mistakes (None: of all of
+    them), the worst first."""
     predicted = logits.argmax(axis=1)
     confidence = softmax(logits, temperature).max(axis=1)
     wrong = np.flatnonzero(predicted != truth)

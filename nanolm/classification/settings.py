@@ -39,10 +39,11 @@ class FinetuneSettings(Settings):
     class_weights: bool = False
     layer_decay: float | None = None
     language_loss: float | None = None
+    distill: float | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
     evaluations: int | None = None
-    patience: int = 5
+    patience: int | None = None
 
     def reading(self) -> LabelReading:
         """How the files are to be read."""
@@ -71,12 +72,16 @@ class FinetuneSettings(Settings):
                 for name in FROM_SCRATCH
                 if getattr(self, name) is not None
             ]
+        if self.distill and self.train not in (None, "all"):
+            problems.append(f"--distill is for --train all, not --train {self.train}")
         for name in FRACTIONS:
             value = getattr(self, name)
             least = 0 if name == "test_fraction" else 0.001
             if value is not None and not least <= value <= 0.8:
                 problems.append(f"{option(name)} {value}: must be from {least:g} to 0.8")
-        for name, most in (("language_loss", 10), ("weight_decay", 10), ("layer_decay", 1)):
+        for name, most in (
+            *(("language_loss", 10), ("distill", 1), ("weight_decay", 10), ("layer_decay", 1)),
+        ):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
                 problems.append(f"{option(name)} {value}: must be from 0 to {most}")

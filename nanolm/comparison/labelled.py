@@ -21,13 +21,13 @@ from nanolm.classification import classifier
 from nanolm.classification.classifier import WIDTH, Logits, predict
 from nanolm.classification.data import Cut, Encoded, Ints, Split, Texts, encode, split_data
 from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
+from nanolm.classification.linear import Logistic
 from nanolm.classification.metrics import score
 from nanolm.classification.recipe import FEW, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
+from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.learning import Recipe, Row, Stopped, in_run, learn
-from nanolm.comparison.linear import Logistic
 from nanolm.comparison.networks import Averaging, Convolution, Network, Perceptron, Recurrence
-from nanolm.comparison.words import Bags, Vocabulary
 from nanolm.training.events import Notify
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.prepare import reports

@@ -58,6 +58,15 @@ class Model(nn.Module, ABC):
     def body(self, ids: Tensor, memory: Any = None) -> Tensor:
         """All but the last layer: (batch, time, dim)."""
 
+    def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
+        """What the first `layers` layers make of the ids: (batch, time, dim). None where a model
+        cannot be cut there."""
+        return None
+
+    def body_from(self, x: Tensor, layers: int) -> Tensor:
+        """`body` from what `frozen_states` gave."""
+        raise NotImplementedError
+
     @abstractmethod
     def remember(self, batch: int, length: int, fixed: bool = False) -> Any:
         """An empty `Memory` for `batch` rows of up to `length` tokens.

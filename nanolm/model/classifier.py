@@ -14,9 +14,17 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import ClassifierConfig, Pool
 
+LORA_SCALE = 2.0  # of what LoRA adds, so that the learning rate of other weights suits it too
+
 
 class Classifier(nn.Module):
-    """Ids (batch, time), filled up on the right, and the length of each text in; logits out."""
+    """Ids (batch, time), filled up on the right, and the length of each text in; logits out.
+
+    Where the first `frozen` layers are not trained, their output can be given instead of ids; where
+    none is trained, the pooled vectors can be.
+    """
+
+    frozen = 0  # layers
 
     def __init__(self, config: ClassifierConfig, base: Model | None = None) -> None:
         """With `base`, its weights are taken over; it then has no output layer any more."""
@@ -33,8 +41,19 @@ class Classifier(nn.Module):
         return self.base.device
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        logits: Tensor = self.score(self.pooled(self.base.body(ids), lengths))  # (batch, labels)
+        logits: Tensor = self.score(self.features(ids, lengths))  # (batch, labels)
         return logits
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The vectors of all tokens, (batch, time, dim), from ids or from what frozen layers made
+        of them."""
+        return self.base.body_from(x, self.frozen) if x.is_floating_point() else self.base.body(x)
+
+    def features(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The input of `score`: (batch, dim)."""
+        if x.is_floating_point() and x.dim() == 2:
+            return x
+        return self.pooled(self.hidden(x), lengths)
 
     def pooled(self, x: Tensor, lengths: Tensor) -> Tensor:
         return pooled(x, lengths, self.config.pool)
@@ -54,6 +73,25 @@ def pooled(x: Tensor, lengths: Tensor, how: Pool) -> Tensor:
     return x.masked_fill(outside, 0).sum(dim=1) / lengths[:, None].to(x.dtype)
 
 
+def prefix_pooled(x: Tensor, how: Pool) -> Tensor:
+    """The same for every prefix of a text at once: (batch, time, dim) to (batch, time, dim)."""
+    if how == "last":
+        return x
+    if how == "max":
+        return x.cummax(dim=1).values
+    return x.cumsum(dim=1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None].to(x.dtype)
+
+
 def filling(x: Tensor, lengths: Tensor) -> Tensor:
     """Where a row is no text: (batch, time)."""
     return torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+
+
+def merge_adapters(base: Model, tensors: dict[str, Tensor]) -> None:
+    """Add to each linear layer of `base` what its LoRA matrices `down.NAME` and `up.NAME` add."""
+    for name, layer in base.named_modules():
+        key = name.replace(".", "/")  # a name with dots would be a path to torch
+        if isinstance(layer, nn.Linear) and f"up.{key}" in tensors:
+            more = LORA_SCALE * (tensors[f"up.{key}"] @ tensors[f"down.{key}"])
+            with torch.no_grad():
+                layer.weight += more.to(layer.weight.device)

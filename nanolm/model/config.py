@@ -114,9 +114,11 @@ class GPTConfig(ModelConfig):
                 f"try --kv-heads {math.gcd(self.heads, self.kv_heads)}"
             )
         if self.head_width is None and self.dim % self.heads:
-            fitting = max(1, round(self.dim / self.heads)) * self.heads
+            _, dim = complete_shape(self.heads, self.dim, heads=self.heads)
+            heads, _ = complete_shape(self.heads, self.dim, dim=self.dim)
             found.append(
-                f"--dim {self.dim} is not a multiple of --heads {self.heads}; try --dim {fitting}"
+                f"--dim {self.dim} is not a multiple of --heads {self.heads}; "
+                f"try --dim {dim} or --heads {heads}"
             )
         elif self.positions == "rope" and self.head_dim % 2:
             found.append(
@@ -211,6 +213,28 @@ PRESETS = {
     "gpt2-large": Preset(36, 20, 1280, 1024, 16, 50_257, "as GPT-2 large"),
     "gpt2-xl": Preset(48, 25, 1600, 1024, 8, 50_257, "as GPT-2 XL, the largest"),
 }
+
+
+def complete_shape(
+    usual_heads: int,
+    usual_dim: int,
+    heads: int | None = None,
+    dim: int | None = None,
+    kv_heads: int | None = None,
+) -> tuple[int, int]:
+    """Heads and width of a model of a usual shape, where one of the two may have been chosen: the
+    other is then the nearest that fits, with an even width a head, as rotary positions need it."""
+    groups = kv_heads or 1
+    if dim is None:
+        if heads is None:
+            heads = max(1, round(usual_heads / groups)) * groups
+        fits = usual_dim % (2 * heads) == 0
+        return heads, usual_dim if fits else max(1, round(usual_dim / heads / 2)) * 2 * heads
+    if heads is None:
+        possible = [n for n in range(groups, dim + 1, groups) if dim % n == 0]
+        possible = [n for n in possible if dim // n % 2 == 0] or possible or [groups]
+        heads = min(possible, key=lambda n: abs(math.log(n * usual_dim / (dim * usual_heads))))
+    return heads, dim
 
 
 def configure(family: str, **asked: Any) -> ModelConfig:

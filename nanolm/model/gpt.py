@@ -88,6 +88,24 @@ class GPT(Model):
         y: Tensor = self.norm(x)  # (batch, time, dim)
         return y
 
+    def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
+        x, rotation = self.embed(ids, slice(0, ids.shape[1]), ids.shape[1])
+        for block in self.blocks[:layers]:
+            x = block(x, rotation, None, None)
+        return x
+
+    def body_from(self, x: Tensor, layers: int) -> Tensor:
+        length, rotation = x.shape[1], None
+        if self.config.positions == "rope":
+            cosines, sines = (table[:length] for table in self.position_tables(length))
+            rotation = cosines, sines
+        if self.training and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        for block in self.blocks[layers:]:
+            x = block(x, rotation, None, None)
+        y: Tensor = self.norm(x)  # (batch, time, dim)
+        return y
+
     def learning(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         """The blocks and the last norm, in the way that is fastest, or takes least memory."""
         if self.kernels and torch.is_autocast_enabled(x.device.type):

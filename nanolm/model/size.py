@@ -1,46 +1,17 @@
-"""How large a model is: its parameters by part, and the memory to train it.
+"""How large a model is, and the memory to train it.
 
->>> parameters_by_part(model)
-{'token embedding': 24576, 'attention': 27648, ...}
+>>> preset_sizes("modern")[0].parameters
+132624
 """
 
 from dataclasses import asdict, dataclass
 
 import torch
 
-from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.classifier import Classifier
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig, configure
 
 SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
-PARTS = {
-    "token_embedding": "token embedding",
-    "position_embedding": "position embedding",
-    "attention": "attention",
-    "feed_forward": "feed-forward",
-    "layers": "recurrent layers",
-    "attention_norm": "norms",
-    "feed_forward_norm": "norms",
-    "norm": "norms",
-    "head": "output layer",
-    "score": "scores of labels",
-}
-
-
-def parameters_by_part(model: Model | Classifier) -> dict[str, int]:
-    """How many parameters each kind of layer has; a tied output layer has none of its own."""
-    parts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        module = (
-            name.removeprefix("base.")
-            .removeprefix("blocks.")
-            .lstrip("0123456789.")
-            .partition(".")[0]
-        )
-        part = PARTS[module]
-        parts[part] = parts.get(part, 0) + parameter.numel()
-    return parts
 
 
 def body_parameters(config: GPTConfig) -> int:

@@ -19,6 +19,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
+from nanolm.classification.classifier import TrueLabels
 from nanolm.classification.metrics import (
     Scores,
     fit_temperature,
@@ -28,6 +29,7 @@ from nanolm.classification.metrics import (
     worst_mistakes,
 )
 from nanolm.cli.scores import show_mistakes, show_scores
+from nanolm.errors import DataError
 
 Case = tuple[Any, Any]  # logits (n, classes), truth (n,)
 
@@ -258,3 +260,18 @@ def test_mistakes_on_a_pipe_are_whole(capsys: pytest.CaptureFixture[str]) -> Non
     )
     show_mistakes([])
     assert capsys.readouterr().out == "no mistakes\n"
+
+
+def test_true_labels_are_taken_together() -> None:
+    labels = TrueLabels(("negative", "neutral", "positive"), "x.csv")
+    assert not labels.are_known({"blue"})
+    assert not labels.are_known({"0"})  # neutral, or with 1 and 2 negative
+    assert labels.are_known({"-1", "0", "1"})
+    assert [labels[value] for value in ("0", "-1", "", "1")] == [
+        "neutral",
+        "negative",
+        "",
+        "positive",
+    ]
+    with pytest.raises(DataError, match=r"does not know: .*blue"):
+        labels["blue"]

@@ -12,8 +12,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+from nanolm.classification.linear import Logistic
+from nanolm.classification.words import Vocabulary
 from nanolm.comparison.learning import Recipe, Stopped, learn
-from nanolm.comparison.linear import Logistic
 from nanolm.comparison.networks import (
     FILTERS,
     Averaging,
@@ -22,7 +23,6 @@ from nanolm.comparison.networks import (
     Perceptron,
     Recurrence,
 )
-from nanolm.comparison.words import Vocabulary
 from nanolm.training.interrupt import StopRequest
 
 TEXTS = [

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanolm.comparison.words import Bags, Ints
+from nanolm.classification.words import Bags, Ints
 
 STEPS = 200
 ENOUGH = 1e-4  # the largest slope of the mean loss of a text at which it is done

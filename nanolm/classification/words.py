@@ -10,8 +10,9 @@ order of the words is lost, unless pairs of neighbours count as words too.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Self
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 WORD = re.compile(r"\b\w\w+\b")  # of two letters at least
+NGRAMS = range(3, 6)  # lengths of character n-grams, the spaces around a word included
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,21 @@ class Vocabulary:
 
     numbers: dict[str, int]
     rarity: npt.NDArray[np.float64]
-    longest: int  # how many neighbouring words count as one, at most
+    analyze: Callable[[str], list[str]]  # a text to its words
 
     @classmethod
-    def of(cls, texts: Sequence[str], longest: int = 1) -> Self:
-        found = Counter(word for text in texts for word in set(words(text, longest)))
+    def of(
+        cls,
+        texts: Sequence[str],
+        longest: int = 1,
+        analyze: Callable[[str], list[str]] | None = None,
+    ) -> Self:
+        """`longest`: how many neighbouring words count as one, at most. `analyze` replaces that."""
+        analyze = analyze or partial(words, longest=longest)
+        found = Counter(word for text in texts for word in set(analyze(text)))
         numbers = {word: number for number, word in enumerate(sorted(found))}
         seen = np.array([found[word] for word in numbers], dtype=np.float64)
-        return cls(numbers, np.log((1 + len(texts)) / (1 + seen)) + 1, longest)
+        return cls(numbers, np.log((1 + len(texts)) / (1 + seen)) + 1, analyze)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -63,7 +72,7 @@ class Vocabulary:
         """Words that no training text has are passed over."""
         found, weights, lengths = [], [], []
         for text in texts:
-            known = map(self.numbers.get, words(text, self.longest))
+            known = map(self.numbers.get, self.analyze(text))
             counts = Counter(number for number in known if number is not None)
             ids = np.array(sorted(counts), dtype=np.int64)
             values = np.array([counts[id] for id in ids.tolist()]) * self.rarity[ids]
@@ -81,3 +90,16 @@ def words(text: str, longest: int = 1) -> list[str]:
         for count in range(1, longest + 1)
         for start in range(len(single) - count + 1)
     ]
+
+
+def subwords(text: str) -> list[str]:
+    """Words in lower case, each with the character n-grams in it: of few texts, most words of a new
+    one are unknown, but their stems and endings are not."""
+    return [ngram for word in text.lower().split() for ngram in ngrams(word)]
+
+
+@lru_cache(maxsize=1 << 16)
+def ngrams(word: str) -> list[str]:
+    padded = f" {word} "
+    parts = [padded[at : at + size] for size in NGRAMS for at in range(len(padded) - size + 1)]
+    return parts if len(padded) in NGRAMS else [*parts, padded]

@@ -1,0 +1,184 @@
+"""Distillation for small labelled sets: a linear model of character n-grams teaches the classifier.
+
+    >>> teacher = Teacher.fit(split.train, labels=2, seed=1)
+    >>> teacher.accuracy, teacher.weight()
+    >>> ids, lengths, truth, target = Distillation(teacher, ...).batch(0)
+
+A small language model that sees a few hundred labelled texts memorizes them. Logistic regression
+on n-grams (TF-IDF) does better there, and its predictions cost almost nothing: it labels as many
+synthetic texts, spliced together from the training texts, as there is time for, after each word.
+The classifier learns from these and from the true labels. Where words alone do not predict the
+label, which cross-validation shows, there is no teacher.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nanolm.classification.data import Batches, Cut, Encoded, Ints, Texts, encode
+from nanolm.classification.linear import Logistic
+from nanolm.classification.metrics import majority, softmax
+from nanolm.classification.words import Vocabulary, subwords
+from nanolm.text.tokenizer import Tokenizer
+
+FOLDS = 4
+STRENGTH = 5.0  # inverse of the L2 penalty; from 3 to 10 the accuracy is the same
+TOLERANCE = 1e-3  # of the fit; a closer one does not predict better
+FEWEST, MOST = 100, 5_000  # texts; with fewer, cross-validation says nothing
+LEAST = 0.05  # share of the majority class's errors that a teacher has to avoid
+LENGTHS = (4, 24)  # words of a synthetic text
+IGNORED = -100  # the label that cross-entropy ignores by default
+LABELLED = 0.5  # weight of the labelled texts of a batch, relative to that of its synthetic ones
+REPLACED = 0.3  # of its words are new ones, for the classifier to learn what n-grams mean
+
+WORD = re.compile(r" \w{3,}")  # a token that begins a word, and may be all of it
+
+Probabilities = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A linear model of n-grams, and what it predicts for texts that it was not fitted on."""
+
+    vocabulary: Vocabulary
+    model: Logistic
+    held_out: Probabilities  # (texts, labels); each text by a model of the other folds
+    accuracy: float  # of those
+    majority: float
+
+    @classmethod
+    def fit(cls, train: Texts, labels: int, seed: int) -> Self:
+        """Deterministic in the texts and the seed: on resume it is fitted again."""
+        held_out = np.empty((len(train), labels))
+        fold = np.random.default_rng([seed, FOLDS]).permutation(len(train)) % FOLDS
+        for number in range(FOLDS):
+            rest, left_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+            vocabulary, model = fit_linear(train.part(rest), labels)
+            texts = train.part(left_out).texts
+            held_out[left_out] = softmax(model.logits(vocabulary.bags(texts)))
+        accuracy = float((held_out.argmax(axis=1) == train.truth).mean())
+        return cls(*fit_linear(train, labels), held_out, accuracy, majority(train.truth, labels))
+
+    def weight(self) -> float:
+        """Its share in the target of a labelled text; 0 if it hardly beats the majority class."""
+        skill = (self.accuracy - self.majority) / max(1e-9, 1 - self.majority)
+        noise = 2 * (0.25 / len(self.held_out)) ** 0.5  # two standard errors
+        if skill < LEAST or self.accuracy - self.majority < noise:
+            return 0.0
+        return round(min(0.5, skill), 2)
+
+    def probabilities(self, texts: list[str]) -> Probabilities:
+        return softmax(self.model.logits(self.vocabulary.bags(texts)))
+
+
+def fit_linear(train: Texts, labels: int) -> tuple[Vocabulary, Logistic]:
+    vocabulary = Vocabulary.of(train.texts, analyze=subwords)
+    bags = vocabulary.bags(train.texts)
+    return vocabulary, Logistic.fit(bags, train.truth, labels, len(vocabulary), STRENGTH, TOLERANCE)
+
+
+class Distillation:
+    """Batches of labelled and synthetic texts, each a pure function of the seed and its index."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        weight: float,
+        train: Texts,
+        encoded: Encoded,
+        batches: Batches,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.teacher, self.encoded, self.batches = teacher, encoded, batches
+        self.tokenizer, self.byte_lengths = tokenizer, tokenizer.byte_lengths()
+        true = np.eye(teacher.held_out.shape[1])[train.truth]
+        self.targets = (1 - weight) * true + weight * teacher.held_out
+        self.words = [words for text in train.texts if (words := text.split())]
+        tokens = (token.decode(errors="ignore") for token in tokenizer.tokens)
+        self.vocabulary = [token[1:] for token in tokens if WORD.fullmatch(token)]
+
+    def batch(self, index: int) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float32]]:
+        """(ids, lengths, truth, target), where target is (texts, time, labels).
+
+        A causal model classifies every prefix of a text at once, so the teacher labels a synthetic
+        text after each of its words. A labelled text has one target, at its end. Targets are
+        probabilities times a weight, so that labelled and synthetic texts count as they should,
+        however many words they have; elsewhere they are zero.
+        """
+        rows = self.batches[index]
+        random = np.random.default_rng([self.batches.seed, index, FOLDS])
+        count = int(random.integers(*LENGTHS, endpoint=True))  # the same for all: less padding
+        spliced = [self.splice(count, random) for _ in rows]
+        texts = [" ".join(words) for words in spliced]
+        cut = Cut(self.encoded.most, "head")
+        unlabelled = Texts(texts, np.full(len(texts), IGNORED))
+        synthetic = encode(
+            unlabelled, self.tokenizer, cut, lambda *_: None, self.encoded.multiple
+        ).rows(np.arange(len(texts)))
+        labelled = self.encoded.rows(rows)
+        width = max(labelled[0].shape[1], synthetic[0].shape[1])
+        padding = self.encoded.padding
+        ids, lengths, truth = (
+            np.stack([one, other], axis=1).reshape(2 * len(rows), *one.shape[1:])
+            for one, other in zip(
+                (padded(labelled[0], width, padding), *labelled[1:]),
+                (padded(synthetic[0], width, padding), *synthetic[1:]),
+                strict=True,
+            )
+        )  # a labelled and a synthetic text in turn, so that any part of a batch has both
+        target = np.zeros((*ids.shape, self.targets.shape[1]), dtype=np.float32)
+        target[np.arange(0, len(ids), 2), lengths[::2] - 1] = (
+            2 * LABELLED * self.targets[self.encoded.text[rows]]
+        )
+        places = [
+            (2 * row + 1, position, " ".join(words[:count]))
+            for row, words in enumerate(spliced)
+            for count, position in self.word_ends(words, ids[2 * row + 1], lengths[2 * row + 1])
+        ]
+        which, positions, prefixes = (list(column) for column in zip(*places, strict=True))
+        share = len(ids) / len(places)
+        target[which, positions] = share * self.teacher.probabilities(prefixes)
+        return ids, lengths, truth, target
+
+    def word_ends(self, words: list[str], ids: Ints, length: int) -> list[tuple[int, int]]:
+        """How many words end with which token. A word may share its last token with the next one;
+        then it is left out."""
+        begin = len(self.tokenizer.begin)
+        sizes = np.array([len(word.encode()) + 1 for word in words])
+        ends = np.cumsum(sizes) - 1  # in bytes
+        reached = np.cumsum(self.byte_lengths[ids[begin:length]])
+        found = np.searchsorted(reached, ends)
+        known = [
+            (count, begin + int(position))
+            for count, (position, end) in enumerate(zip(found, ends, strict=True), start=1)
+            if position < len(reached) and reached[position] == end
+        ]
+        return known or [(len(words), length - 1)]
+
+    def splice(self, count: int, random: np.random.Generator) -> list[str]:
+        """So many words of random training texts, in spans. Some are replaced, either by a word of
+        the tokenizer's vocabulary or by the beginning of a word with the end of another."""
+        spliced: list[str] = []
+        while len(spliced) < count:
+            words = self.words[random.integers(len(self.words))]
+            start = int(random.integers(len(words)))
+            spliced += words[start : start + int(random.integers(1, len(words) - start + 1))]
+        spliced = spliced[:count]
+        for place in np.flatnonzero(random.random(count) < REPLACED):
+            if self.vocabulary and random.random() < 0.5:
+                spliced[place] = self.vocabulary[random.integers(len(self.vocabulary))]
+                continue
+            words = self.words[random.integers(len(self.words))]
+            beginning, ending = spliced[place], words[random.integers(len(words))]
+            spliced[place] = (
+                beginning[: random.integers(1, len(beginning) + 1)]
+                + ending[random.integers(len(ending)) :]
+            )
+        return spliced
+
+
+def padded(ids: Ints, width: int, padding: int) -> Ints:
+    return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=padding)

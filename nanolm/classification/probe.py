@@ -1,0 +1,205 @@
+"""A linear probe: logistic regression on the features that a frozen model gives.
+
+    >>> probe = fit_probe(features, truth, labels=2)   # features: (texts, dim)
+    >>> classifier.score.weight.copy_(probe.weight)    # (labels, dim)
+
+There is no intercept, as in the `score` layer of `transformers`: features are scaled to unit
+variance but not centred, and the mean of a language model's features, which is far from zero,
+takes its place. The strength of the L2 penalty is chosen by cross-validation, and so is the size of
+the logits.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanolm.classification.metrics import fit_temperature
+
+FOLDS = 5
+REPEATS = 4  # of cross-validation, each with other folds; with FEW rows, one is too noisy
+FEW = 1000  # rows
+CROSS_VALIDATED = 5000  # rows at most; more take long and change little
+STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(8, -3, -1))  # strongest first
+ITERATIONS, HISTORY, HALVINGS = 200, 10, 30  # of L-BFGS, at most
+TOLERANCE = 1e-6  # of the gradient of the mean loss
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fitted probe, and how it did on the rows that each fold left out."""
+
+    weight: Tensor  # (labels, dim), float32
+    strength: float  # of the penalty: strength / 2 * |weight|^2 beside the summed loss
+    accuracy: float
+    loss: float
+
+
+def fit_probe(
+    features: Tensor,
+    truth: Ints,
+    labels: int,
+    groups: Ints | None = None,
+    class_weights: Tensor | None = None,
+    seed: int = 0,
+) -> Probe:
+    """Fit on all rows. Rows of one group (the windows of one text) are in the same fold.
+
+    A few hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
+    standard error of percents. Of all penalties within one standard error of the best, the middle
+    one is used. Over ten random draws of SST-2, against the best: SmolLM2-135M, 240 rows, 72.8 % of
+    dev for 72.1, and 68.0 % of held-out rows for 67.9; stories260K, 320 rows, 52.8 for 51.4, but
+    52.7 for 53.7 of held-out rows.
+    """
+    x = features.detach().to("cpu", torch.float64)
+    y = torch.from_numpy(truth)
+    weights = torch.ones(labels, dtype=torch.float64)
+    if class_weights is not None:
+        weights = class_weights.detach().to("cpu", torch.float64)
+    scale = x.std(dim=0, correction=0)
+    scale = scale.clamp(min=1e-3 * float(scale.mean()) + 1e-12)
+    x, basis = rotated(x / scale)
+    groups = np.arange(len(truth)) if groups is None else groups
+    rows, logits = cross_validate(x, y, weights, truth, groups, np.random.default_rng(seed))
+    chosen, accuracy, loss, temperature = len(STRENGTHS) // 2, 0.0, float(np.log(labels)), 1.0
+    if len(rows):
+        right = (logits.argmax(axis=2) == truth[rows]).mean(axis=1)  # of each strength
+        error = np.sqrt(right.max() * (1 - right.max()) / len(np.unique(groups[rows])))
+        chosen = int(np.median(np.flatnonzero(right >= right.max() - error)))
+        accuracy = float(right[chosen])
+        # A weak penalty makes logits too large; the rows left out say by how much.
+        temperature = fit_temperature(logits[chosen].astype(np.float32), truth[rows])
+        calibrated = torch.from_numpy(logits[chosen] / temperature)
+        loss = float(F.cross_entropy(calibrated, torch.from_numpy(truth[rows])))
+    weight = torch.zeros(1, labels, x.shape[1], dtype=torch.float64)
+    weight = fit(x, y, weights, STRENGTHS[chosen], torch.ones(len(x), 1).double(), weight)[0]
+    weight = weight @ basis.T / scale / temperature
+    return Probe(weight.float(), STRENGTHS[chosen], accuracy, loss)
+
+
+def rotated(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` along its principal axes, and these as columns. The penalty is blind to rotations, and
+    with fewer rows than columns this leaves no more columns than rows."""
+    if len(x) < x.shape[1]:
+        values, vectors = torch.linalg.eigh(x @ x.T)
+        kept = values > 1e-10 * values[-1]
+        basis = x.T @ (vectors[:, kept] / values[kept].sqrt())  # (dim, rank)
+    else:
+        basis = torch.linalg.eigh(x.T @ x)[1]
+    return x @ basis, basis
+
+
+def cross_validate(
+    x: Tensor, y: Tensor, weights: Tensor, truth: Ints, groups: Ints, random: np.random.Generator
+) -> tuple[Ints, Floats]:
+    """Rows, and their logits by probes that have not seen them: (strengths, rows, labels)."""
+    rows = np.arange(len(truth))
+    if len(rows) > CROSS_VALIDATED:
+        kept = random.permutation(np.unique(groups))
+        rows = np.flatnonzero(np.isin(groups, kept[: CROSS_VALIDATED * len(kept) // len(rows)]))
+    repeats = REPEATS if len(rows) < FEW else 1
+    fold = np.stack([folds(truth[rows], groups[rows], random) for _ in range(repeats)])
+    if len(np.unique(groups[rows])) < 2 * FOLDS:
+        return rows[:0], np.zeros((len(STRENGTHS), 0, len(weights)))
+    x, y = x[rows], y[rows]
+    # All folds of all repeats are fitted together: a problem is a column of rows to learn from.
+    problems = repeats * FOLDS
+    left_out = torch.from_numpy(fold[:, None] == np.arange(FOLDS)[:, None]).flatten(0, 1)
+    learned = (~left_out).double().T  # (rows, problems)
+    weight = torch.zeros(problems, len(weights), x.shape[1], dtype=torch.float64)
+    found = np.empty((len(STRENGTHS), repeats * len(rows), len(weights)))
+    where = torch.from_numpy(fold + FOLDS * np.arange(repeats)[:, None])  # (repeats, rows)
+    for place, strength in enumerate(STRENGTHS):
+        weight = fit(x, y, weights, strength, learned, weight)
+        logits = (x @ weight.flatten(0, 1).T).view(len(x), problems, -1)
+        for repeat in range(repeats):
+            mine = logits[torch.arange(len(x)), where[repeat]]  # (rows, labels)
+            found[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
+    return np.tile(rows, repeats), found
+
+
+def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:
+    """The fold of each row: every label spread evenly, every group whole."""
+    names, first, place = np.unique(groups, return_index=True, return_inverse=True)
+    order = random.permutation(len(names))
+    order = order[np.argsort(truth[first[order]], kind="stable")]  # label by label
+    fold = np.empty(len(names), dtype=np.int64)
+    fold[order] = np.arange(len(names)) % FOLDS
+    return fold[place]
+
+
+def fit(
+    x: Tensor, y: Tensor, weights: Tensor, strength: float, learned: Tensor, start: Tensor
+) -> Tensor:
+    """For each column of `learned`, (rows, problems), the minimum over `weight` of the summed
+    cross-entropy of its rows plus strength / 2 * |weight|^2: (problems, labels, columns of x)."""
+    problems, labels = start.shape[:2]
+    # Along principal axes this makes the curvature about the same everywhere.
+    stretch = (x.square().sum(dim=0) / 4 + strength).sqrt()
+    z, penalty = x / stretch, strength / stretch.square()
+    shares = weights[y][:, None] * learned  # (rows, problems)
+    truth = F.one_hot(y, labels).double()[:, None]  # (rows, 1, labels)
+
+    def evaluate(weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective of each problem, (problems,), and its gradient, like `weight`."""
+        logits = (z @ weight.flatten(0, 1).T).view(len(z), problems, labels)
+        log_p = logits.log_softmax(dim=2)
+        pull = penalty * weight
+        value = -((log_p * truth).sum(dim=2) * shares).sum(dim=0)
+        value = value + (pull * weight).sum(dim=(1, 2)) / 2
+        slope = (log_p.exp() - truth) * shares[..., None]  # (rows, problems, labels)
+        return value, (slope.flatten(1).T @ z).view_as(weight) + pull
+
+    weight = lbfgs(evaluate, start * stretch, TOLERANCE * len(x))
+    return weight / stretch
+
+
+def lbfgs(
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, tolerance: float
+) -> Tensor:
+    """Minimise convex functions of x, one for each x[i], until no gradient exceeds `tolerance`.
+
+    Written here since torch.optim.LBFGS takes one function at a time, and seconds to be imported.
+    """
+    value, gradient = evaluate(x)
+    history: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=HISTORY)
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(dim=(1, 2), keepdim=True)  # one number for each function
+
+    for _ in range(ITERATIONS):
+        if float(gradient.abs().max()) <= tolerance:
+            break
+        direction, factors = -gradient, []
+        for step, change, inverse in reversed(history):
+            factors.append(inverse * dot(step, direction))
+            direction = direction - factors[-1] * change
+        if history:
+            step, change, _ = history[-1]
+            direction = direction * dot(step, change) / dot(change, change).clamp(min=1e-300)
+        for step, change, inverse in history:
+            back = inverse * dot(change, direction)
+            direction = direction + (factors.pop() - back) * step
+        descent = dot(gradient, direction)
+        size = torch.ones_like(descent)
+        for _ in range(HALVINGS):
+            new_value, new_gradient = evaluate(x + size * direction)
+            enough = value + 1e-4 * (size * descent).flatten()
+            worse = new_value > enough + 1e-12 * value.abs()
+            if not worse.any():
+                break
+            size = torch.where(worse[:, None, None], size / 2, size)
+        step, change = size * direction, new_gradient - gradient
+        product = dot(step, change)
+        inverse = torch.where(product > 1e-300, 1 / product.clamp(min=1e-300), 0.0)
+        history.append((step, change, inverse))
+        x, value, gradient = x + step, new_value, new_gradient
+    return x

@@ -1,0 +1,355 @@
+"""What a model folder says of itself, read without torch: its config, and the names, shapes and
+types of its tensors.
+
+    >>> parameters_by_part(load_any_config(folder))
+    {'token embedding': 24576, 'norms': 336, 'attention': 27648, ...}
+
+`nanolm runs`, `info` and `report` need no more than this. The weights themselves are read and
+written by huggingface.py.
+"""
+
+import json
+import math
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from nanolm.errors import ModelError
+from nanolm.model.config import ClassifierConfig, GPTConfig, ModelConfig, RecurrentConfig
+from nanolm.model.config_json import config_from_json, model_type
+
+Config = ModelConfig | ClassifierConfig
+Shape = tuple[int, ...]
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# A partial checkpoint of a classifier: where its base model is, and what was trained.
+BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
+# Bytes; the largest models that are read here have a tenth of it. Parsed, JSON takes up to thirty
+# times its size, so what is small is held to that.
+LARGEST_JSON = 2_000_000
+LARGEST_HEADER = 2_000_000  # what says which tensors a file has
+HEAD, SCORE = "lm_head.weight", "score.weight"
+PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
+# Tables that older versions of transformers saved beside the weights, and every version ignores.
+IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+# Where each module of ours is on disk; several names are one fused matrix of ours.
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "token_embedding": ("wte",),
+        "position_embedding": ("wpe",),
+        "attention_norm": ("ln_1",),
+        "attention.qkv": ("attn.c_attn",),
+        "attention.out": ("attn.c_proj",),
+        "feed_forward_norm": ("ln_2",),
+        "feed_forward.up": ("mlp.c_fc",),
+        "feed_forward.out": ("mlp.c_proj",),
+        "norm": ("ln_f",),
+        "head": ("lm_head",),
+    },
+    "llama": {
+        "token_embedding": ("embed_tokens",),
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.query_norm": ("self_attn.q_norm",),
+        "attention.key_norm": ("self_attn.k_norm",),
+        "attention.out": ("self_attn.o_proj",),
+        "feed_forward_norm": ("post_attention_layernorm",),
+        "feed_forward.up": ("mlp.gate_proj", "mlp.up_proj"),
+        "feed_forward.out": ("mlp.down_proj",),
+        "norm": ("norm",),
+        "head": ("lm_head",),
+    },
+}
+NAMES["qwen3"] = NAMES["llama"]
+LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
+LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
+READ = {"F64", "F32", "F16", "BF16"}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PARTS = {
+    "token_embedding": "token embedding",
+    "position_embedding": "position embedding",
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "layers": "recurrent layers",
+    "attention_norm": "norms",
+    "feed_forward_norm": "norms",
+    "norm": "norms",
+    "head": "output layer",
+    "score": "scores of labels",
+}
+# A name within the folder, and none that the system could choke on.
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter here, and the tensors it is on disk: stacked in this order."""
+
+    inside: str
+    outside: tuple[str, ...]
+    sizes: tuple[int, ...]  # rows of each
+    transposed: bool = False  # GPT-2 stores (in, out)
+
+
+def load_any_config(folder: Path) -> ModelConfig | ClassifierConfig:
+    file = folder / "config.json"
+    try:
+        return config_from_json(read_json(file), file)
+    except RecursionError:  # what could just be read may be too deep to compare or show
+        raise ModelError(f"{file} is nested too deeply") from None
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Of a language model; a classifier is refused."""
+    config = load_any_config(folder)
+    if isinstance(config, ClassifierConfig):
+        raise ModelError(
+            f"{folder} is a classifier, and this needs a language model; "
+            f'try `nanolm classify {folder} "..."`'
+        )
+    return config
+
+
+def load_classifier_config(folder: Path) -> ClassifierConfig:
+    """Of a classifier; a language model is refused."""
+    config = load_any_config(folder)
+    if isinstance(config, ModelConfig):
+        raise ModelError(
+            f"{folder} is a language model, and this needs a classifier; "
+            f"make one with `nanolm finetune DATA --from {folder}`"
+        )
+    return config
+
+
+def parameter_shapes(config: Config) -> dict[str, Shape]:
+    """The shape of each parameter, by the name and in the order that `named_parameters` has them.
+
+    A tied output layer is the token embedding, and not listed again.
+    """
+    if isinstance(config, ClassifierConfig):
+        base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no such layer
+        inside = {f"base.{name}": shape for name, shape in base.items()}
+        return {**inside, SCORE: (len(config.labels), config.base.dim)}
+    shapes: dict[str, Shape] = {"token_embedding.weight": (config.vocab_size, config.dim)}
+    if isinstance(config, RecurrentConfig):
+        rows = (1 if config.cell == "rnn" else 4) * config.dim
+        for layer in range(config.layers):
+            shapes[f"layers.{layer}.input_weight"] = (rows, config.dim)
+            shapes[f"layers.{layer}.state_weight"] = (rows, config.dim)
+            shapes[f"layers.{layer}.bias"] = (rows,)
+    else:
+        assert isinstance(config, GPTConfig)
+        if config.positions == "learned":
+            shapes["position_embedding.weight"] = (config.context, config.dim)
+        block = block_shapes(config)
+        for layer in range(config.layers):
+            shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+        if config.norm_place == "pre":
+            shapes |= norm_shapes(config, "norm", config.dim)
+    if not config.tied:
+        shapes["head.weight"] = (config.vocab_size, config.dim)
+    return shapes
+
+
+def parameters_by_part(config: Config) -> dict[str, int]:
+    """How many parameters each kind of layer has; a tied output layer has none of its own."""
+    parts: dict[str, int] = {}
+    for name, shape in parameter_shapes(config).items():
+        layer = name.removeprefix("base.").removeprefix("blocks.").lstrip("0123456789.")
+        part = PARTS[layer.partition(".")[0]]
+        parts[part] = parts.get(part, 0) + math.prod(shape)
+    return parts
+
+
+def block_shapes(config: GPTConfig) -> dict[str, Shape]:
+    """Those of one Transformer block."""
+
+    def linear(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
+        bias: dict[str, Shape] = {f"{name}.bias": (outputs,)} if config.bias else {}
+        return {f"{name}.weight": (outputs, inputs), **bias}
+
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    inner = config.hidden * (2 if config.feed_forward == "swiglu" else 1)
+    shapes = norm_shapes(config, "attention_norm", config.dim)
+    shapes |= linear("attention.qkv", heads + 2 * kv_heads, config.dim)
+    shapes |= linear("attention.out", config.dim, heads)
+    if config.qk_norm:
+        shapes |= norm_shapes(config, "attention.query_norm", config.head_dim)
+        shapes |= norm_shapes(config, "attention.key_norm", config.head_dim)
+    shapes |= norm_shapes(config, "feed_forward_norm", config.dim)
+    shapes |= linear("feed_forward.up", inner, config.dim)
+    shapes |= linear("feed_forward.out", config.dim, config.hidden)
+    return shapes
+
+
+def norm_shapes(config: GPTConfig, name: str, dim: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {f"{name}.weight": (dim,)}
+    if config.norm == "layer" and config.bias:
+        shapes[f"{name}.bias"] = (dim,)
+    return shapes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in an open file; nothing of it is read yet."""
+
+    file: Any
+    name: str
+    shape: Shape
+    dtype: str
+
+
+def checked_tensors(
+    folder: Path, config: Config, stack: ExitStack, framework: str = "numpy"
+) -> dict[str, Stored]:
+    """The tensors in `folder`: all that `config` needs, of the right shape, and nothing else. In a
+    partial checkpoint, those that were trained."""
+    partial = is_partial(folder)
+    prefix = "" if partial else PREFIX[model_type(config)[0]]
+    tensors = open_weights(folder, stack, prefix, framework)
+    layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
+    if layers > len(tensors) and not partial:  # before anything is built for so many
+        raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
+    if problems := partial_misfits(config, tensors) if partial else misfits(config, tensors):
+        shown = [problem[:200] for problem in problems[:20]]
+        shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+        raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
+    return tensors
+
+
+def open_weights(folder: Path, stack: ExitStack, prefix: str, framework: str) -> dict[str, Stored]:
+    """Every tensor of the folder by its name without `prefix`."""
+    tensors: dict[str, Stored] = {}
+    for file in weight_files(folder):
+        try:
+            with file.open("rb") as stream:
+                header = int.from_bytes(stream.read(8), "little")
+            if header > LARGEST_HEADER:
+                raise ModelError(f"{file} is no safetensors file: a header of {header:,} bytes")
+            opened = stack.enter_context(safe_open(file, framework=framework))
+            for name in opened.keys():  # noqa: SIM118
+                part = opened.get_slice(name)
+                stored = Stored(opened, name, tuple(part.get_shape()), part.get_dtype())
+                short = name.removeprefix(prefix)
+                if short in tensors:
+                    raise ModelError(f"{file}: {name[:200]} is there twice")
+                if not name.endswith(IGNORED) or prefix == "":
+                    tensors[short] = stored
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The one file of weights, or those that the index names."""
+    names = [TRAINED if is_partial(folder) else WEIGHTS]
+    if not is_partial(folder) and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        places = read_json(folder / INDEX).get("weight_map")
+        names = list(places.values()) if isinstance(places, dict) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{folder / INDEX}: its weight_map does not say where the weights are")
+        names = sorted(set(names))
+        for name in names:
+            if not SHARD_NAME.fullmatch(name):
+                message = f"{folder / INDEX}: {name[:200]!r} is no weight file of this folder"
+                raise ModelError(message)
+    for name in names:
+        if not (folder / name).is_file():
+            others = sorted(file.name for file in folder.glob("*") if file.suffix in PICKLES)
+            hint = ""
+            if others:
+                hint = f"; {others[0]} can run code when it is loaded, so nanolm does not"
+            raise ModelError(f"{folder / name} does not exist or is no file{hint}")
+    return [folder / name for name in names]
+
+
+def is_partial(folder: Path) -> bool:
+    return (folder / BASE).exists()
+
+
+def partial_misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
+    """Tensors that a partial checkpoint has in vain: their names and shapes are those in memory."""
+    shapes = parameter_shapes(config)
+    return [
+        f"{name}: not a parameter of this model, or of another shape"
+        for name, stored in tensors.items()
+        if stored.shape != shapes.get(name) or stored.dtype not in READ
+    ]
+
+
+def misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
+    """Tensors that are missing, of another shape or kind of number, or too many."""
+    shapes = parameter_shapes(config)
+    expected: dict[str, Shape] = {}
+    for row in rows(config):
+        shape = shapes[row.inside]
+        for name, size in zip(row.outside, row.sizes, strict=True):
+            part = (size, *shape[1:])
+            expected[name] = part[::-1] if row.transposed else part
+    found = [f"{name}: missing" for name in expected if name not in tensors]
+    for name, stored in tensors.items():
+        if name not in expected:
+            if name != HEAD or isinstance(config, ClassifierConfig) or not config.tied:
+                found.append(f"{name}: not part of this model")
+        elif stored.shape != expected[name]:
+            found.append(f"{name}: {stored.shape} where config.json says {expected[name]}")
+        if stored.dtype not in READ:
+            found.append(f"{name}: {stored.dtype} numbers; nanolm reads no quantised weights")
+    return found
+
+
+def rows(config: Config) -> list[Row]:
+    """Every parameter of a model with its names on disk, the prefix of the family aside."""
+    family, _ = model_type(config)
+    if isinstance(config, ClassifierConfig):
+        base = replace(config.base, tied=True)  # a classifier has no output layer
+        table = [replace(row, inside=f"base.{row.inside}") for row in base_rows(base, family)]
+        return [*table, Row(SCORE, (SCORE,), (len(config.labels),))]
+    return base_rows(config, family)
+
+
+def base_rows(config: ModelConfig, family: str) -> list[Row]:
+    table = []
+    for name, shape in parameter_shapes(config).items():
+        module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
+        if family == "nanolm":
+            table.append(Row(name, (name,), shape[:1]))
+            continue
+        assert isinstance(config, GPTConfig)
+        layer = ""
+        if module.startswith("blocks."):
+            _, number, module = module.split(".", 2)
+            layer = f"{LAYERS[family]}.{number}."
+        outside = tuple(f"{layer}{there}.{kind}" for there in NAMES[family][module])
+        sizes = shape[:1]
+        if len(outside) == 3:  # queries, keys, values
+            shared = config.kv_heads * config.head_dim
+            sizes = (config.heads * config.head_dim, shared, shared)
+        elif len(outside) == 2:  # gate, up
+            sizes = (config.hidden, config.hidden)
+        transposed = family == "gpt2" and module in LINEAR and kind == "weight"
+        table.append(Row(name, outside, sizes, transposed))
+    return table
+
+
+def write_json(file: Path, values: dict[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist or is no file")
+        if file.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"{file.stat().st_size:,} bytes are too many")
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{file} holds no JSON object")
+    return values

@@ -1,0 +1,216 @@
+"""Fine-tuning a trained model: features that are kept, a head that starts from the probe, and
+checkpoints that refer to the base model."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_MODEL
+
+import nanolm
+from nanolm.classification.classifier import load
+from nanolm.classification.data import split_data
+from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.settings import FinetuneSettings
+from nanolm.errors import ModelError
+from nanolm.model.gpt import GPT, Block
+from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.runs.info import describe
+from nanolm.training.events import Event, Progressed
+
+PARTIAL = ("head", "last-1", "lora")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "films.tsv"
+    rows = [
+        f"the {noun} was {word}\t{label}\n"
+        for noun in ("film", "plot", "cast", "song", "end", "set", "food", "room", "view", "tune")
+        for label, words in enumerate((("good", "fine", "great"), ("bad", "poor", "awful")))
+        for word in words
+    ]
+    file.write_text("text\tlabel\n" + "".join(rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("base") / "tiny"
+    nanolm.train("embedded:tiny", out=out, steps=30, **{**TINY_MODEL, "layers": 2, "context": 32})
+    return out
+
+
+def run(
+    data: Path,
+    base: Path,
+    out: Path,
+    notify: Callable[[Event], None] = lambda event: None,
+    **settings: Any,
+) -> Result:
+    values = {"data": str(data), "start_from": str(base), "batch": 8, "threads": 1, **settings}
+    return finetune(FinetuneSettings.from_dict(values), out, False, notify)
+
+
+def stop_at(step: int) -> Callable[[Event], None]:
+    def press(event: Event) -> None:
+        if isinstance(event, Progressed) and event.record["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return press
+
+
+@pytest.mark.parametrize(("train", "block"), [("head", 0), ("head", 1), ("last-1", 0)])
+def test_each_text_goes_through_a_frozen_layer_once(
+    train: str, block: int, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    forward = Block.forward
+
+    def count(self: Block, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if self.attention.layer == block:
+            rows.append(len(x))
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", count)
+    run(data, base, tmp_path / "run", train=train, steps=30, dtype="float32")
+    assert sum(rows) == 60  # training and validation texts together
+
+
+@pytest.mark.parametrize("train", ["head", "last-1"])
+def test_what_is_kept_gives_the_same_logits(
+    train: str, data: Path, base: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    result = run(data, base, out, train=train, steps=10, val_fraction=0.4)
+    split = split_data(FinetuneSettings(data=(str(data),), val_fraction=0.4), lambda *_: None)
+    logits = load(out, print).logits(split.val.texts)
+    assert result.val
+    assert (logits.argmax(axis=1) == split.val.truth).mean() == result.val.accuracy
+
+
+def test_kept_states_are_what_the_body_computes(base: Path) -> None:
+    model = nanolm.load(base).model
+    assert isinstance(model, GPT)
+    ids = torch.randint(200, (3, 9))
+    with torch.inference_mode():
+        states = model.frozen_states(ids, 1)
+        assert states is not None
+        torch.testing.assert_close(model.body_from(states, 1), model.body(ids))
+
+
+@pytest.mark.parametrize("train", ["head", "last-1", "lora", "all"])
+def test_no_way_to_train_is_worse_than_where_it_starts(
+    train: str, data: Path, base: Path, tmp_path: Path
+) -> None:
+    """However high the learning rate: the probe is evaluated too, and best if nothing is better."""
+    out = tmp_path / "run"
+    run(data, base, out, train=train, steps=12, lr=0.5, val_fraction=0.4)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    (first,) = [line for line in lines if line["step"] == 0]
+    result = json.loads((out / "run.json").read_text())["result"]
+    assert first["val_accuracy"] > 0.6
+    assert result["val"]["loss"] <= first["val_loss"] + 1e-6
+
+
+def test_the_head_starts_from_the_probe(data: Path, base: Path, tmp_path: Path) -> None:
+    losses: list[object] = []
+    run(data, base, tmp_path / "run", losses.append, train="head", steps=11)
+    first = next(e.record for e in losses if isinstance(e, Progressed) and "loss" in e.record)
+    assert first["loss"] < np.log(2)
+
+
+@pytest.mark.parametrize("train", PARTIAL)
+def test_an_unfinished_run_is_a_classifier(
+    train: str, data: Path, base: Path, tmp_path: Path
+) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    assert run(data, base, out, stop_at(10), train=train, steps=30).stopped == "interrupted"
+    last = (out / "last").resolve()
+    assert not (last / "model.safetensors").exists()
+    assert (last / "base.json").exists()
+    texts = ["the film was bad", "a great room"]
+    before = load(last, print).logits(texts)
+    assert describe(str(out), print).parameters == load(last, print).model.parameter_count()
+    run(data, base, out, train=train, steps=30)
+    run(data, base, whole, train=train, steps=30)
+    for step in list_checkpoints(whole / "checkpoints"):
+        for file in step.glob("*.safetensors"):
+            other = out / "checkpoints" / step.name / file.name
+            assert other.read_bytes() == file.read_bytes(), other
+    final = load(out, print)
+    assert (out / "best/model.safetensors").exists()
+    assert final.logits(texts).tolist() == load(whole, print).logits(texts).tolist()
+    if train != "head":  # a head may be best as it was
+        assert final.logits(texts).tolist() != before.tolist()
+
+
+@pytest.mark.parametrize("train", PARTIAL)
+def test_checkpoints_hold_what_changed(train: str, data: Path, base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(data, base, out, train=train, steps=10)
+    weights = (out / "best/model.safetensors").stat().st_size
+    for folder in list_checkpoints(out / "checkpoints"):
+        trained = sum(
+            file.stat().st_size
+            for file in folder.glob("*.safetensors")
+            if file.name != "optimizer.safetensors"
+        )
+        assert trained < 0.6 * weights
+        if train == "head":
+            assert trained < 1000
+
+
+def test_a_base_that_moved_or_changed_is_named(data: Path, base: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(base, tmp_path / "base", symlinks=True)
+    out = tmp_path / "run"
+    run(data, mine, out, stop_at(10), train="last-1", steps=30)
+    mine.rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match=r"which is not there any more.*Put it back"):
+        load(out, print)
+    (tmp_path / "elsewhere").rename(mine)
+    load(out, print)
+    file = (mine / "best").resolve() / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match="has other weights now"):
+        load(out, print)
+
+
+def test_a_finished_run_needs_no_base(data: Path, base: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(base, tmp_path / "base", symlinks=True)
+    run(data, mine, tmp_path / "run", train="lora", steps=5)
+    shutil.rmtree(mine)
+    assert load(tmp_path / "run", print).classify("the film was bad")
+
+
+def test_fine_tuning_goes_on_from_an_unfinished_run(data: Path, base: Path, tmp_path: Path) -> None:
+    run(data, base, tmp_path / "first", stop_at(10), train="lora", steps=30)
+    assert run(data, tmp_path / "first", tmp_path / "second", train="lora", steps=3).val
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """Nothing to be learned but by heart."""
+    file, random = tmp_path / "noise.tsv", np.random.default_rng(0)
+    rows = [f"text {random.integers(10**9)}\t{random.integers(2)}\n" for _ in range(60)]
+    file.write_text("text\tlabel\n" + "".join(rows))
+    return file
+
+
+@pytest.mark.parametrize("asked", [{"steps": 48}, {"epochs": 8}])
+def test_steps_that_were_asked_for_are_done(
+    asked: dict[str, Any], noise: Path, base: Path, tmp_path: Path
+) -> None:
+    how = {"lr": 0.02, "evaluations": 8, "train": "all", "language_loss": 0.0, **asked}
+    result = run(noise, base, tmp_path / "run", **how)
+    assert (result.stopped, result.steps) == ("steps", 48)
+    result = run(noise, base, tmp_path / "patient", patience=2, **how)
+    assert result.stopped == "enough"

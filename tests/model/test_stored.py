@@ -1,0 +1,37 @@
+"""What a folder says of its model without torch is what torch makes of it."""
+
+import pytest
+from models import SHAPE, every_gpt, gpt_config
+
+from nanolm.model.build import build_model
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig, ModelConfig, configure
+from nanolm.model.stored import parameter_shapes, parameters_by_part
+
+RECURRENT = [
+    configure(family, **SHAPE | {"tied": tied}) for family in ("rnn", "lstm") for tied in (0, 1)
+]
+
+
+def shapes(model: object) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(value.shape)) for name, value in model.named_parameters()]  # type: ignore[attr-defined]
+
+
+def test_shapes_are_those_of_the_model() -> None:
+    wide_heads = gpt_config(head_width=6)
+    for config in (*every_gpt(qk_norm=True)[::7], *every_gpt(qk_norm=False)[::7], wide_heads):
+        assert list(parameter_shapes(config).items()) == shapes(build_model(config)), config
+
+
+@pytest.mark.parametrize("config", RECURRENT)
+def test_shapes_of_recurrent_models(config: ModelConfig) -> None:
+    model = build_model(config)
+    assert list(parameter_shapes(config).items()) == shapes(model)
+    assert sum(parameters_by_part(config).values()) == model.parameter_count()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_of_a_classifier(tied: bool) -> None:
+    config = ClassifierConfig(base=gpt_config(tied=tied), labels=("a", "b", "c"), window=8)
+    assert list(parameter_shapes(config).items()) == shapes(Classifier(config))
+    assert parameters_by_part(config)["scores of labels"] == 3 * 16
