@@ -127,7 +127,9 @@ def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Ro
     asked = [file, "--minutes", f"{minutes:.4f}", "--device", device]
     with tempfile.TemporaryDirectory() as folder:
         if name == "nanolm":
-            asked += ["--val-fraction", str(HELD_OUT), "--out", f"{folder}/run", "--json"]
+            # The end of the text, as the others have it.
+            asked += ["--val-fraction", str(HELD_OUT), "--val-split", "end"]
+            asked += ["--out", f"{folder}/run", "--json"]
             asked = ["-m", "nanolm", "train", *asked]
         else:
             asked = [__file__, *asked, "--peer", name, *more]
@@ -225,7 +227,7 @@ def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
 def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same in tokens, the held-out ones after one that begins a text."""
     prepared = prepare_tokens(
-        Request((file,), val_fraction=HELD_OUT, tokenizer="bpe", vocab_size=2048)
+        Request((file,), None, HELD_OUT, "end", tokenizer="bpe", vocab_size=2048)
     )
     parts = (prepared.train, prepared.val, prepared.tokenizer.byte_lengths())
     train, held_out, sizes = (torch.from_numpy(part.astype(np.int64)) for part in parts)

@@ -49,10 +49,23 @@ class DiskFull(NanolmError):
     exit_code = 7
 
 
+class TooLittleTime(NanolmError):
+    """The time was over before a model could learn anything."""
+
+    exit_code = 8
+    stopped = "too little time"  # as the result of such a run has it
+
+
 class PeerLost(NanolmError):
     """Another process of a training that has many is gone; all can be begun again."""
 
     exit_code = 75
+
+
+class Interrupted(NanolmError):
+    """Ctrl-C, where there was nothing to save or to go on with."""
+
+    exit_code = 130
 
 
 class ToldElsewhere(NanolmError):

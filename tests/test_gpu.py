@@ -17,10 +17,13 @@ import nanolm
 from nanolm.generation.batch import Batch, Row
 from nanolm.generation.decoding import Cached, Naive
 from nanolm.generation.knobs import Knobs
+from nanolm.generation.language_model import Sample
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.words import score_words
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
+from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
@@ -163,7 +166,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     (size,) = [size for size in preset_sizes(family) if size.preset == preset]
     shape = {name: getattr(size, name) for name in ("layers", "heads", "dim", "context")}
     config = configure(family, vocab_size=size.vocab_size, **shape)
-    torch.cuda.empty_cache()
+    free_memory()  # what another test left would be freed meanwhile, and be missed
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     trial = Trial(config, 16, "cuda")
@@ -285,3 +288,16 @@ def test_a_batch_that_really_does_not_fit(tmp_path: Path) -> None:
     assert any("not enough memory for a whole batch" in note for note in notes)
     assert short.tokens == native.tokens
     assert short.val_loss == pytest.approx(native.val_loss, abs=1e-3)
+
+
+def test_words_are_as_likely_as_on_a_cpu(trained: Path) -> None:
+    model = nanolm.load(trained)
+    sample = Sample("the small cat")
+    for _ in model.stream([sample], Knobs(tokens=20, seed=3)):
+        pass
+    expected = score_words(model, sample, top=4)
+    model.model.to("cuda")
+    for found, word in zip(score_words(model, sample, top=4), expected, strict=True):
+        assert found.text == word.text
+        assert found.probability == pytest.approx(word.probability, rel=0.02, abs=1e-4)
+        assert found.top[0][0] == word.top[0][0]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nanolm import files
-from nanolm.errors import DataError, UsageError
+from nanolm.errors import DataError, TooLittleTime, UsageError
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
 from nanolm.training.language import Result, train
+from nanolm.training.prepare import saved_settings
 from nanolm.training.settings import TrainSettings, option
 
 BUDGETS = ("minutes", "steps", "tokens")
@@ -37,7 +38,7 @@ def extend(
         raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
     TrainSettings((), **more).check()  # type: ignore[arg-type]
     with run.locked():
-        if run.finished():
+        if run.finished() or run.too_short():
             go_back(run, more, notify)
         elif run.facts().get("extension") != more:
             raise DataError(
@@ -50,7 +51,7 @@ def extend(
 def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     """Let the run be what it was before its learning rate fell, with the larger budget."""
     facts = run.facts()
-    settings = TrainSettings.from_dict(run.settings())
+    settings = saved_settings(run)
     folder = before_the_fall(run)
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     best = checkpoint.follow(run.path / "best")
@@ -63,7 +64,10 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
         notify(Note(f"the model that it came to is kept in {kept}"))
     checkpoint.discard_after(run.checkpoints, folder)
     checkpoint.point(run.path / "last", folder)
-    capped = facts["result"].get("stopped") == "minutes"  # fewer than the most there are to be
+    # Fewer than the most there are to be?
+    capped = facts["result"].get("stopped") in ("minutes", TooLittleTime.stopped)
+    if capped and "minutes" not in more:
+        settings = replace(settings, steps=facts["result"]["steps"])
     settings = enlarged(settings, more, state, capped)
     facts = {**facts, "request": settings.to_dict(), "extension": more}
     earlier = facts.get("earlier", [])

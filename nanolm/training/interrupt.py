@@ -20,12 +20,14 @@ class StopRequest:
     where it comes from what started this process as one of several, after the first one."""
 
     missed: ClassVar[bool] = False  # a Ctrl-C came before, and nobody took notice
+    used: ClassVar[bool] = False  # there has been something to save
 
     def __init__(self) -> None:
         self.requested = self.missed
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
+        StopRequest.used = True
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)

@@ -3,6 +3,7 @@
 >>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
 """
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -11,13 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nanolm.errors import TooLittleTime
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
+from nanolm.model.config import GPTConfig
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import copied, load_model, save_model
+from nanolm.model.size import body_parameters
 from nanolm.runs.folder import append
+from nanolm.text.split import TO_CHOOSE_BY
+from nanolm.text.store import Prepared
 from nanolm.text.tokens import Batches
 from nanolm.training import recipe
 from nanolm.training.distributed import (
@@ -33,10 +39,11 @@ from nanolm.training.distributed import (
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import Trainer, also_to_log, end
+from nanolm.training.law import Forecast
+from nanolm.training.loop import LEAST_STEPS, Trainer, also_to_log, end
 from nanolm.training.loss import next_token_loss
 from nanolm.training.metrics import Score, evaluate
-from nanolm.training.planner import Plan
+from nanolm.training.planner import BEFORE, Plan
 from nanolm.training.prepare import (
     Job,
     choose_run,
@@ -45,7 +52,9 @@ from nanolm.training.prepare import (
     prepare,
     prepare_text,
     refuse_finished,
+    saved_settings,
     taken_up,
+    text_deadline,
     with_absolute_paths,
 )
 from nanolm.training.settings import TrainSettings
@@ -62,6 +71,7 @@ from nanolm.training.tuning import (
     with_kernels,
 )
 
+SLOWER = 0.7  # of the planned steps: fewer are worth a word
 COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
 CHEAPER = 3  # times, looking at a token than learning from it
@@ -69,7 +79,9 @@ LEAST_LOOK = 4_096  # tokens
 FIRST_LOOK = 0.8  # seconds more than the others, where it is also the last
 SAMPLE_TOKENS = 80
 PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
-ENDING = 0.7  # seconds, when all is done
+UNLIKE = 1.3  # times as hard for n-gram counts: held-out text of another kind
+ENDING = 0.7  # seconds, when all is done,
+MOST_BUSY = 4.0  # times as long, at most, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,9 @@ class Result:
     val_loss: float | None
     val_bits_per_byte: float | None
     best_step: int
-    stopped: str  # "steps" or "minutes" (the budget is used up), or "interrupted"
+    # "steps" or "minutes" (the budget is used up), "enough", "interrupted" or "too little time"
+    stopped: str
+    setup_seconds: float = 0.0  # before the first step: reading, planning, measuring
 
 
 def train(
@@ -110,8 +124,14 @@ def train(
             local_rank()
         run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
         base = find_base(settings, notify)
-        text = prepare_text(settings, base, notify)
+        anew = run.exists() and run.too_short()
+        if run.exists() and not anew:  # the same text as before, however much time is left
+            text = prepare_text(saved_settings(run), base, notify)
+        else:
+            text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
         with run.locked(), repeatable(settings.deterministic):
+            if anew and run.exists():
+                run.clear()
             if run.exists():
                 refuse_finished(run)  # it may have ended between the choice and the lock
             notify = also_to_log(run, notify)
@@ -145,14 +165,29 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         StopRequest() as stop,
     ):
         tell_of_threads(settings, notify)
-        task = NextToken(job, notify, world)
+        # On a busy machine everything takes longer, what comes after the steps too.
+        busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
+        task = NextToken(job, notify, world, busy)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
         stopped = trainer.loop(stop)
+        if stopped == "minutes" and trainer.state.step < LEAST_STEPS:
+            stopped = TooLittleTime.stopped
+        elif stopped == "minutes":
+            task.tell_of_speed(trainer.state.step)
         scores = trainer.state.scores
         if stopped != "interrupted":
             trainer.take_best()
-            if not (task.all_seen and trainer.state.best_step == trainer.state.step):
+            seen = task.all_seen and trainer.state.best_step == trainer.state.step
+            if len(job.text.val) and not seen:
                 scores = as_metrics(task.score())  # of all that was held out
+                if not task.all_seen and trainer.state.evaluated_tokens:
+                    part, whole_ = trainer.state.evaluated_tokens, len(job.text.val)
+                    notify(
+                        Note(
+                            f"final validation on all {whole_:,} held-out tokens; the evaluations "
+                            f"during training used {part:,} of them"
+                        )
+                    )
             trainer.tick()
         state = trainer.state
         return Result(
@@ -165,7 +200,21 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
             val_bits_per_byte=scores.get("val_bits_per_byte"),
             best_step=state.best_step,
             stopped=stopped,
+            setup_seconds=round(state.setup, 3),
         )
+
+
+def what_to_type(result: Result) -> str:
+    """After a run that had too little time."""
+    needed = max(2 * result.seconds, result.setup_seconds / BEFORE) / 60
+    minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
+    steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
+    return (
+        f"too little time: {steps} in {result.seconds:.0f} s, of which preparing took "
+        f"{result.setup_seconds:.0f}; the model has learned next to nothing. Run the same command "
+        f"with --minutes {minutes:g}, or with less text (--max-bytes 250000), or train it on: "
+        f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
+    )
 
 
 def plan_only(
@@ -176,7 +225,8 @@ def plan_only(
     settings.check()
     settings = with_absolute_paths(settings)
     base = find_base(settings, notify)
-    return plan_for(settings, base, prepare_text(settings, base, notify), elapsed, notify)
+    text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
+    return plan_for(settings, base, text, elapsed, notify)
 
 
 def stopwatch(started: float | None) -> Callable[[], float]:
@@ -188,8 +238,10 @@ def stopwatch(started: float | None) -> Callable[[], float]:
 class NextToken(Task):
     """A language model on a text."""
 
-    def __init__(self, job: Job, notify: Notify, world: World = ALONE) -> None:
+    def __init__(self, job: Job, notify: Notify, world: World = ALONE, busy: float = 1.0) -> None:
+        """`busy` is how many times as long as usual everything takes."""
         settings = self.settings = job.settings
+        self.busy = busy
         assert settings.context and settings.batch
         self.job, self.notify, self.world = job, notify, world
         self.step_tokens = settings.batch * settings.context
@@ -215,7 +267,7 @@ class NextToken(Task):
         self.all_seen = False  # of the held-out text, by the last evaluation
         self.looked = False
         self.scoring = 0.0  # seconds for a token of it: until one has been looked at, a guess
-        forecast = job.forecast
+        forecast = self.forecast = job.forecast
         if forecast and forecast.seconds:
             learned = forecast.passes * len(job.text.train)
             self.scoring = forecast.seconds / learned / CHEAPER
@@ -240,17 +292,46 @@ class NextToken(Task):
         return self.network.matrices() if self.settings.optimizer == "muon" else {}
 
     def expected(self, learned: float) -> float | None:
-        return self.job.forecast.expected(learned) if self.job.forecast else None
+        return self.forecast.expected(learned) if self.forecast else None
+
+    def forecast_for(self, steps: float) -> Forecast | None:
+        """What was predicted; where far fewer steps come out than planned, for these."""
+        forecast = self.job.forecast
+        if not forecast or not forecast.steps or steps > SLOWER * forecast.steps:
+            return forecast
+        assert isinstance(self.network.config, GPTConfig)
+        return forecast.at(steps, body_parameters(self.network.config), self.job.text.size)
+
+    def tell_of_speed(self, steps: int) -> None:
+        """Say so where far fewer steps than planned could be done in the time."""
+        planned, forecast = self.job.forecast, self.forecast_for(steps)
+        if planned and forecast and forecast is not planned:
+            text = f"{steps:,} steps were done in the time, not {planned.steps:,} as planned: the "
+            text += "machine was slower than when it was measured. Predicted for that many: "
+            text += f"{forecast.bits_per_byte:.3f} bits per byte, not {planned.bits_per_byte:.3f}"
+            self.notify(Note(text))
+
+    def why_validation_rises(self) -> str:
+        if self.job.text.shift < UNLIKE:
+            return super().why_validation_rises()
+        cure = "hold out text from all over the file with --val-split spread"
+        if self.settings.val:
+            cure = f"validate on text like the training text instead of --val {self.settings.val}"
+        return f"the held-out text is unlike the training text, so it says little; {cure}"
 
     def seconds_after(self) -> float:
         tokens = 0 if self.all_seen else len(self.job.text.val)
-        return ENDING + self.scoring * tokens + (0 if self.looked else FIRST_LOOK)
+        once = ENDING + (0 if self.looked else FIRST_LOOK)
+        return self.busy * once + self.scoring * tokens
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         return (self.source.batch(index),)
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         return self.step_tokens
+
+    def epoch(self, batches: int) -> float:
+        return batches * self.step_tokens / max(1, len(self.job.text.train))
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
@@ -275,6 +356,8 @@ class NextToken(Task):
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """Look at the held-out text, and write a sample."""
         settings, text = self.settings, self.job.text
+        if settings.minutes and progress:
+            self.forecast = self.forecast_for(state.step / progress)
         if state.evaluated_tokens is None:
             share = EVALUATION_SHARE / self.evaluations
             affordable = CHEAPER * share * state.tokens / progress
@@ -284,6 +367,11 @@ class NextToken(Task):
             state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
         self.all_seen = state.evaluated_tokens == len(text.val)
         network = self.seen()
+        latest = -float(state.step)  # lower is better: the last weights are kept
+        if not len(text.val):
+            if self.world.first:
+                self.write(network, state.step)
+            return [latest], {}
         if not self.looked:
             self.score(network, limit=1)  # what only the first time takes
             self.looked = True
@@ -291,19 +379,19 @@ class NextToken(Task):
         score = self.score(network, state.evaluated_tokens)
         self.scoring = (time.monotonic() - start) / max(1, score.tokens)
         if self.world.first:
-            self.write(network, state.step, score)
-        return [score.loss], as_metrics(score)
+            self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
+        return [score.loss if chooses(text) else latest], as_metrics(score)
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""
         return copied(self.network, whole) if self.sharded else self.network
 
-    def write(self, network: Model, step: int, score: Score) -> None:
+    def write(self, network: Model, step: int, measured: str = "") -> None:
         """A sample of what the model has come to."""
         text = self.job.text
         writer = LanguageModel(network, text.tokenizer)
         sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
-        heading = f"## Step {step:,}: {score.bits_per_byte:.3f} bits per byte\n"
+        heading = f"## Step {step:,}{measured}\n"
         quoted = "\n".join("> " + line for line in (text.prompt + sample).splitlines())
         append(self.job.run.samples, f"{heading}\n{quoted}\n\n")
         self.notify(Wrote(step, text.prompt, sample))
@@ -333,6 +421,12 @@ class NextToken(Task):
         saved = dict(load_model(folder).named_parameters())
         for name, parameter in self.network.named_parameters():
             fill(parameter, saved[name])
+
+
+def chooses(text: Prepared) -> bool:
+    """Is enough text held out to choose the best weights by?"""
+    sizes = text.tokenizer.byte_lengths()
+    return int(sizes[text.val[: 2 * TO_CHOOSE_BY]].sum()) >= TO_CHOOSE_BY
 
 
 def as_metrics(score: Score) -> dict[str, float]:

@@ -13,7 +13,7 @@ made by rules is easier to learn than counting lets it seem.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +30,8 @@ SIZE, BY_SIZE = 0.0504, 0.336  # of a million parameters, without the first and 
 TEXT, BY_TEXT = 0.767, 0.0722  # of ten million bytes
 WORTH = 2.4  # passes that all further ones together are worth
 SMALL = 0.073  # counting suffers more from a small text than a Transformer does
-FEW_STEPS = 2.0  # the same text in fewer, larger steps
+FEW_STEPS = 2.0  # the same text in fewer, larger steps;
+VERY_FEW = 50.0  # in fewer than some hundreds, a model has not converged at all
 
 
 AHEAD, BEND = 0.106, 0.4  # how far a run is above where it ends, on its way,
@@ -39,6 +40,9 @@ EASY = 1.5  # times its bits per byte, or these: what ends lower begins as high
 
 def how_hard(train: Store, val: Store, tokenizer: Tokenizer) -> float:
     """Bits per byte of held-out text when it is foretold by counts of at most a megabyte."""
+    if not len(val):  # the end of the training text is not seen by the counts
+        cut = len(train) - min(TESTED, max(1, len(train) // 10))
+        train, val = train[:cut], train[cut:]
     sizes, val = tokenizer.byte_lengths(), val[:TESTED]
     size = max(1, int(sizes[val].sum()))
     chunks = max(1, len(train) // CHUNK)
@@ -62,11 +66,23 @@ class Forecast:
     bits_per_byte: float
     seconds: float | None  # of steps; None where nobody measured
     passes: float  # over the text
+    steps: int | None = None  # None in runs of 0.1.0
 
     def expected(self, progress: float) -> float:
         """Bits per byte on the way: they fall fastest at the beginning, and when the rate does."""
         above: float = AHEAD * (1 - progress) / max(progress, 1e-3) ** BEND
         return self.bits_per_byte + max(self.bits_per_byte, EASY) * above
+
+    def at(self, steps: float, parameters: int, size: int) -> "Forecast":
+        """The same for another number of steps, of a model with so many parameters on a text of
+        `size` bytes."""
+        if not self.steps:
+            return self
+        law, passes = Law(1.0, size), self.passes * steps / self.steps
+        then = law.bits_per_byte(parameters, self.passes * size, self.steps)
+        now = law.bits_per_byte(parameters, passes * size, steps)
+        bits = self.bits_per_byte * now / then
+        return replace(self, bits_per_byte=bits, passes=passes, steps=round(steps))
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,8 @@ class Law:
             SIZE * (parameters / 1e6) ** -BY_SIZE + TEXT * (self.worth(learned) / 1e7) ** -BY_TEXT
         )
         small = (min(self.size, COUNTED) / COUNTED) ** SMALL
-        return float(self.hard * share * small * (1 + FEW_STEPS / max(1.0, steps)))
+        few = FEW_STEPS / max(1.0, steps) + (VERY_FEW / max(1.0, steps)) ** 2
+        return float(self.hard * share * small * (1 + few))
 
     def worth(self, learned: float) -> float:
         """How much new text would teach the same."""

@@ -42,6 +42,9 @@ LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
 PATIENCE = 10  # steps in a row without a finite gradient before going back,
 RETURNS = 3  # so many times before giving up
+LEAST_STEPS = 20  # fewer teach nothing:
+OVERTIME = 1.05  # times the budget, where they would not be done otherwise
+LOOKING = 0.25  # of the time, at most, where the clock ends the run
 RESERVED = 0.4  # of the time for steps, at most, before it is known what the end takes
 AHEAD = 10  # steps that a GPU may be behind what it was told,
 AHEAD_SECONDS = 0.25  # and for how long;
@@ -108,14 +111,13 @@ class Trainer:
             self.take_up(saved)
             self.point("last", saved)  # it may have been killed before that
         self.state.seconds += spent
+        self.state.setup += spent
         progress = self.progress()
         behind = int(min(1, progress) * task.evaluations + 1e-9)
         # Time may be gone before a first step, and a longer run is not as far as it was.
         self.state.evaluations = min(self.state.evaluations, behind) if saved else behind
         if progress < 1 - DECAY:
             self.state.decay_step = None
-        if self.state.step == 0:
-            self.state.begun = min(progress, 0.99)
         if world.first:
             run.cut_back(self.state.lengths)
 
@@ -154,7 +156,12 @@ class Trainer:
         if self.world.joined:
             self.step.fit(task.batch(0))
             state.parts = self.step.parts
+        if task.evaluate_first and state.best is None and state.step == 0:
+            self.save()
+            self.finish_saving()
+            self.evaluate(0.0)
         undecided, taken = task.compile_seconds is not None, list[float]()
+        looking = 0.0  # seconds that evaluating and saving took
         while True:
             if undecided and state.step >= COMPILED_FROM:
                 # Not the mean: much is made ready in the first one.
@@ -163,6 +170,8 @@ class Trainer:
             long_ago = time.monotonic() - last_save > SAVE_SECONDS
             progress, stopping, save = self.world.agree(self.progress(), stop.requested, long_ago)
             due = progress >= (state.evaluations + 1) / task.evaluations
+            if self.settings.minutes and progress < 1 and not self.world.joined:
+                due = due and looking <= LOOKING * (state.seconds - state.setup)
             save = save or due or stopping
             if self.settings.save_every and state.step % self.settings.save_every == 0:
                 save = save or state.step > 0
@@ -184,6 +193,7 @@ class Trainer:
                 state.reserve = task.seconds_after()
                 if self.looked:
                     state.reserve += time.monotonic() - begin
+                    looking += time.monotonic() - begin
                 self.looked = True
                 if task.patience is not None and state.beyond >= task.patience:
                     return "enough"
@@ -242,8 +252,10 @@ class Trainer:
             self.tick()
             if all(map(math.isfinite, (norm, *values))):
                 for name, value in zip(self.step.names, values, strict=True):
-                    state.sums[name] = state.sums.get(name, 0.0) + value
+                    for sums in (state.sums, state.evaluation_sums):
+                        sums[name] = sums.get(name, 0.0) + value
                 state.summed, state.bad_steps = state.summed + 1, 0
+                state.evaluation_steps += 1
             else:
                 state.skipped, state.bad_steps = state.skipped + 1, state.bad_steps + 1
                 if not self.step.scale:  # which is found by overflows
@@ -374,13 +386,16 @@ class Trainer:
         return sorted(taken[1:])[1]
 
     def progress(self) -> float:
-        """How much of the budget is used: 0 to 1."""
-        used = []
+        """How much of the steps, or of the time that there is for them, is used: 0 to 1."""
+        used, state = [], self.state
         if self.settings.steps:
-            used.append(self.state.step / self.settings.steps)
+            used.append(state.step / self.settings.steps)
         if self.settings.minutes:
-            time_ = max(60 * self.settings.minutes - self.state.reserve, 1e-3)
-            used.append(self.state.seconds / time_)
+            end = 60 * self.settings.minutes - state.reserve
+            share = (state.seconds - state.setup) / max(end - state.setup, 1e-3)
+            if state.step < LEAST_STEPS and state.seconds < OVERTIME * end:
+                share = min(share, state.step / LEAST_STEPS)
+            used.append(share)
         return max(used)
 
     def tick(self) -> None:
@@ -393,8 +408,10 @@ class Trainer:
         """Write a line of metrics, and tell."""
         self.tick()
         state = self.state
+        epoch = self.task.epoch(step + state.passed_over)
         line = {
             "step": step,
+            **({} if epoch is None else {"epoch": round(epoch, 4)}),
             "tokens": tokens,
             "seconds": round(state.seconds, 3),
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
@@ -402,9 +419,9 @@ class Trainer:
         if self.world.first:
             append(self.run.metrics, json.dumps(line) + "\n")
         progress = self.progress()
-        left = state.seconds / progress * max(0, 1 - progress) if progress else math.inf
-        learned = max(0.0, min(1, progress) - state.begun) / (1 - state.begun)
-        expected = self.task.expected(learned) if "val_loss" in values else None
+        taken = state.seconds - state.setup
+        left = taken / progress * max(0, 1 - progress) if progress else math.inf
+        expected = self.task.expected(min(1, progress)) if "val_loss" in values else None
         self.notify(Progressed(line, min(1, progress), left, expected))
 
     def evaluate(self, progress: float) -> None:
@@ -414,14 +431,20 @@ class Trainer:
         with self.averaged():
             found, state.scores = task.evaluate(state, progress)
         state.evaluations = int(progress * task.evaluations + 1e-9)
-        loss = state.scores["val_loss"]
+        loss = state.scores.get("val_loss", math.nan)  # nothing may be held out
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
         if state.best is None or found < state.best:
             state.best, state.best_step, state.beyond = found, state.step, 0
             self.point("best", self.checkpoint_folder(state.step))
         elif loss > 1.05 * state.lowest_loss:
             state.beyond += 1
-        self.record(state.step, state.tokens, state.scores)
+        # The running mean over all steps since the last evaluation, to compare with `val_*`.
+        means = {
+            f"train_{name}": value / state.evaluation_steps
+            for name, value in state.evaluation_sums.items()
+        }
+        state.evaluation_sums, state.evaluation_steps = {}, 0
+        self.record(state.step, state.tokens, means | state.scores)
         self.leave_out(before)
         self.warn(progress)
 
@@ -435,9 +458,14 @@ class Trainer:
         state = self.state
         found = {}
         if state.beyond:
-            found["by heart"] = (
-                "it gets worse at what it has not seen: it learns by heart, and was best at step "
-                f"{state.best_step:,}; try a higher --weight-decay or --dropout, or more text"
+            found["overfitting"] = (
+                f"validation loss has been rising since step {state.best_step:,}: "
+                f"{self.task.why_validation_rises()}"
+            )
+        elif state.scores.get("val_loss", 0.0) > 1.1 * (state.lowest_loss or math.inf):
+            found["memorizing"] = (
+                "validation loss is rising: the model is memorizing the text, and its last weights "
+                "are kept; more text would help"
             )
         first, now = state.first_loss, state.train_loss
         moved = state.step >= MOVING and progress >= STUCK
@@ -471,8 +499,7 @@ class Trainer:
         for more in self.also_saved():
             tensors |= more.tensors()
         tensors = {name: collected(tensor) for name, tensor in tensors.items()}
-        weights = sum(parameter.nbytes for parameter in self.task.model.parameters())
-        size = weights + sum(tensor.nbytes for tensor in tensors.values())
+        size = self.task.saved_bytes() + sum(tensor.nbytes for tensor in tensors.values())
         folder = self.checkpoint_folder(self.state.step)
         kept = (self.state.best_step, self.state.decay_step, self.state.good_step)
         names = {self.checkpoint_folder(step).name for step in kept if step is not None}

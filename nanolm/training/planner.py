@@ -15,25 +15,35 @@ import torch
 
 from nanolm.choice import Choice, Report
 from nanolm.errors import UsageError
+from nanolm.formats import counted, readable
 from nanolm.machine import available_threads
 from nanolm.model.build import build_model
-from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, configure
+from nanolm.model.config import (
+    PRESETS,
+    RECURRENT,
+    GPTConfig,
+    ModelConfig,
+    complete_shape,
+    configure,
+)
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import body_parameters, training_bytes
 from nanolm.text.vocabulary import TINY
 from nanolm.training import recipe
 from nanolm.training.law import Forecast, Law
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
-from nanolm.training.sizes import A_TOKEN, FULL, Outlook, Text, pick
-from nanolm.training.tuning import fit_to_machine
+from nanolm.training.sizes import A_TOKEN, CLOSE, FULL, Outlook, Text, pick
+from nanolm.training.tuning import WIDE, fit_to_machine
 
 MINUTES = 3.0  # a first try
 SHORT = 2.0  # seconds; too few to try anything,
 HURRY = {"cpu": 12.0}  # and too few to find out more than the size:
 HURRY_ON_GPU = 60.0  # trying kernels takes 3 to 4; a step of `mini` is the same with the best two
 EVALUATIONS = 10  # of held-out text, in the whole run,
+A_FIT = 1.0  # seconds that trying ways to compute takes, about
 A_LOOK = 5.0  # seconds from one to the next at least
 AFTERWARDS = 0.05  # of the time, for looking at held-out text
+BEFORE = 0.25  # of the time may have passed at the first step
 OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
 
 
@@ -89,9 +99,15 @@ def make_plan(
     else:
         plan.fill(family=DEFAULT_FAMILY)
         asked = 60 * (1 - AFTERWARDS) * (plan.settings.minutes or 0)
-        if asked - elapsed() >= SHORT and text.size >= TINY and undecided(plan):
-            outlook = choose_size(plan, text, lambda: asked - elapsed(), report)
+        trying = text.size >= TINY and undecided(plan)
+        if trying and asked - elapsed() >= SHORT:
+            before = 60 * BEFORE * (plan.settings.minutes or 0)
+            outlook = choose_size(
+                plan, text, lambda: asked - elapsed(), lambda: before - elapsed(), report
+            )
         else:
+            if trying and plan.open("preset") and plan.settings.device == "cpu":
+                plan.choose("preset", "nano", "the smallest: there is no time to try others")
             choose_preset(plan, text)
         plan.settings = with_switches(plan.settings)
     context, tokens = plan.settings.context, text.tokens
@@ -101,7 +117,9 @@ def make_plan(
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_learning(plan, text, base, outlook)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
-    plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / A_LOOK))))
+    if text.size >= TINY:  # else the time is just a limit
+        plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / A_LOOK))))
+    plan.fill(evaluations=EVALUATIONS)
     if base is None:
         warn_of_little_text(plan, text)
     return plan
@@ -118,8 +136,8 @@ def choose_sharding(plan: Plan, config: ModelConfig) -> None:
     needed = training_bytes(config, parameters, config.context)
     room = torch.cuda.mem_get_info()[0] if gpu else math.inf
     wanted = needed > FULL * room and isinstance(config, GPTConfig)
-    takes = f"a process needs {needed / 1e9:.2g} GB for the whole model"
-    reason = f"{takes}, and its GPU has {room / 1e9:.3g}" if gpu else takes
+    takes = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
+    reason = f"{takes}, and its GPU has {readable(room / 1e9)}" if gpu else takes
     plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 
@@ -142,10 +160,10 @@ def choose_device_and_budget(plan: Plan, text: Text) -> None:
         plan.choose("device", device, reason)
     if plan.settings.dtype == "auto" and device != "cpu":  # there it is measured
         plan.choose("dtype", *choose_dtype("auto", device))
-    if all(plan.open(name) for name in ("steps", "minutes", "epochs", "tokens")):
+    if all(plan.open(name) for name in ("steps", "epochs", "tokens")):
         if text.size < TINY:
             plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
-        else:
+        elif plan.open("minutes"):
             plan.choose("minutes", MINUTES, f"a first try; {OR_SAY}")
 
 
@@ -156,8 +174,14 @@ def undecided(plan: Plan) -> bool:
     return any(plan.open(name) for name in ("layers", "heads", "dim", "batch", "weight_decay"))
 
 
-def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Report) -> Outlook:
-    """By trying some."""
+def choose_size(
+    plan: Plan,
+    text: Text,
+    seconds: Callable[[], float],
+    spare: Callable[[], float],
+    report: Report,
+) -> Outlook:
+    """By trying some: `seconds` are left for training, `spare` of them for measuring."""
 
     def make(settings: TrainSettings) -> GPTConfig:
         config = model_config(settings, text.vocab_size, check=False)
@@ -165,15 +189,15 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
         return config
 
     def fit(settings: TrainSettings, config: GPTConfig) -> tuple[TrainSettings, list[Choice]]:
-        if seconds() < HURRY.get(settings.device, HURRY_ON_GPU):
+        if seconds() < HURRY.get(settings.device, HURRY_ON_GPU) or spare() < A_FIT:
             return in_a_hurry(settings), []
         batch = -(-(settings.batch or max(1, 2_048 // config.context)) // plan.processes)
         asked = replace(settings, batch=batch, context=config.context)
-        found, choices = fit_to_machine(asked, build_model(config))
+        found, choices = fit_to_machine(asked, build_model(config), spare() / 2)
         return replace(found, batch=settings.batch, context=settings.context), choices
 
     asked = plan.settings
-    picked = pick(asked, text, make, seconds, fit, report, plan.processes)
+    picked = pick(asked, text, make, seconds, fit, report, plan.processes, spare)
     plan.settings, outlook = picked.settings, picked.outlook
     plan.choices += picked.choices
     config = outlook.config
@@ -181,6 +205,12 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
     if len(picked.tried) > 1:
         tried = ", ".join(str(found) for found in picked.tried)
         reason = f"layers x width; bits per byte in that time: {tried}"
+        if outlook.bits_per_byte > min(found.bits_per_byte for found in picked.tried):
+            near = f"{100 * (CLOSE - 1):.1g} %"
+            reason += f"; the smallest within {near} of the best, which is faster to use"
+        if text.hard() is None:  # then these are only good for comparing them
+            shapes = (f"{each.config.layers} x {each.config.dim}" for each in picked.tried)
+            reason = f"layers x width; the best in that time of {', '.join(shapes)}"
     if (
         any(getattr(asked, name) is None for name in ("layers", "heads", "dim"))
         and not asked.preset
@@ -192,8 +222,8 @@ def choose_size(plan: Plan, text: Text, seconds: Callable[[], float], report: Re
     if plan.open("context"):
         plan.choose("context", config.context, "suits that size")
     if plan.open("batch"):
-        each = f"{outlook.batch * config.context:,} tokens a step, {1000 * outlook.step:.3g} ms"
-        plan.choose("batch", outlook.batch, each)
+        tokens, step = outlook.batch * config.context, readable(1000 * outlook.step)
+        plan.choose("batch", outlook.batch, f"{tokens:,} tokens a step, {step} ms")
     return outlook
 
 
@@ -212,7 +242,8 @@ def choose_preset(plan: Plan, text: Text) -> None:
     small = plan.settings.device == "cpu"
     recurrent = plan.settings.family in RECURRENT
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
-    if plan.open("preset") and any(plan.open(name) for name in needed):
+    chosen = plan.open("preset") and any(plan.open(name) for name in needed)
+    if chosen:
         if text.size < TINY:
             plan.choose("preset", "nano", f"under {TINY // 1000} kB of text")
         elif small:
@@ -220,6 +251,19 @@ def choose_preset(plan: Plan, text: Text) -> None:
         else:
             plan.choose("preset", "mini", "a few minutes on a GPU")
     preset = PRESETS[plan.settings.preset or "micro"]
+    if text.size < recipe.REPRODUCED and plan.open("context"):
+        reason = "more would memorize what stands before each sentence of so small a text"
+        plan.choose("context", recipe.TINY_CONTEXT, reason)
+        plan.fill(batch=max(plan.processes, recipe.TINY_BATCH))
+    narrow = (plan.settings.dim or preset.dim) < WIDE
+    if text.size < TINY and small and narrow and plan.open("threads"):
+        # The same number on every machine, however busy: the same steps then give the same model.
+        plan.choose("threads", 1, "so small a model gains little from more")
+        plan.fill(workers=1)
+    if chosen and not recurrent:
+        given = (plan.settings.heads, plan.settings.dim, plan.settings.kv_heads)
+        heads, dim = complete_shape(preset.heads, preset.dim, *given)
+        plan.fill(heads=heads, dim=dim)
     plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
     # As many tokens a step as the preset has, whatever the context.
     assert plan.settings.context is not None
@@ -279,8 +323,8 @@ def choose_learning(
     if plan.open("weight_decay"):
         decay = recipe.LEAST_DECAY
         if base is None:
-            decay = recipe.weight_decay(passes, plan.settings.lr, steps)
-        plan.choose("weight_decay", decay, f"for {recipe.shown(passes)} passes over the text")
+            decay = recipe.weight_decay(passes, plan.settings.lr, steps, text.size)
+        plan.choose("weight_decay", decay, f"for {counted(passes, 'pass')} over the text")
     if plan.open("dropout"):
         alone = base is not None or (plan.settings.workers or 1) > 1
         dropout, reason = recipe.dropout(passes, alone)
@@ -293,12 +337,17 @@ def choose_learning(
         )
     plan.fill(average=0.0)
     if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
-        law = Law(text.hard(), text.size)
+        hard = text.hard()
+        if hard is None:
+            return
         parameters = body_parameters(config)
-        bits = law.bits_per_byte(parameters, passes * text.size, steps)
-        plan.forecast = Forecast(bits, outlook.seconds if outlook else None, passes)
+        bits = Law(hard, text.size).bits_per_byte(parameters, passes * text.size, steps)
+        seconds = outlook.seconds if outlook else None
+        plan.forecast = Forecast(bits, seconds, passes, steps)
         if outlook:
-            reason = f"held-out bits per byte, after {steps:,} steps in {outlook.seconds:.0f} s"
+            reason = (
+                f"held-out bits per byte, after {counted(steps, 'step')} in {outlook.seconds:.0f} s"
+            )
             plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))
 
 
@@ -308,7 +357,11 @@ def count_steps(plan: Plan, text: Text, each: int) -> None:
     if epochs is None and tokens is None:
         return
     all_ = tokens if tokens is not None else (epochs or 0) * text.tokens
-    reason = f"{tokens:,} tokens" if tokens else f"{epochs:g} epochs of {text.tokens:,} tokens"
+    reason = (
+        f"{tokens:,} tokens"
+        if tokens
+        else f"{counted(epochs or 0, 'epoch')} of {text.tokens:,} tokens"
+    )
     plan.settings = replace(plan.settings, epochs=None, tokens=None)
     plan.choose("steps", max(1, round(all_ / each)), reason)
 

@@ -1,12 +1,13 @@
 """What comes before the first step: which run, which text, and everything built or reloaded."""
 
 import itertools
+import math
 import platform
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,14 +32,17 @@ from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Note, Notify, Planned, Preparing
 from nanolm.training.law import Forecast, how_hard
-from nanolm.training.planner import Plan, make_plan, model_config
-from nanolm.training.settings import Settings, TrainSettings, option
+from nanolm.training.planner import BEFORE, MINUTES, Plan, make_plan, model_config
+from nanolm.training.settings import DEFAULT_SPLIT, Settings, TrainSettings, option
 from nanolm.training.sizes import Text
 from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
 READ = 50_000  # bytes of text a second, about, on a CPU
-MEASURED_FROM = 20.0  # seconds: measuring vocabularies takes 1 to 5 of them
+PLANNING = 0.07  # of the time, and
+PLANNING_SECONDS = 0.5  # this much, are for the plan; of what is left before the first step,
+LEAST_FOR_TEXT = 0.06  # of the time at least is for the text
+COUNTING = 1.5  # seconds that telling how hard a text is takes, about
 S = TypeVar("S", bound=Settings)
 
 
@@ -118,29 +122,49 @@ def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
     return base
 
 
-def prepare_text(settings: TrainSettings, base: Path | None, notify: Notify) -> Prepared:
-    """The text as tokens: training and validation."""
+def time_budget(settings: TrainSettings) -> float | None:
+    """Seconds for all of it, also where the default is taken; None where the clock ends nothing."""
+    if settings.minutes is None and not (settings.steps or settings.epochs or settings.tokens):
+        return 60 * MINUTES
+    return settings.minutes and 60 * settings.minutes
+
+
+def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> float | None:
+    """Until when the text has to be prepared, by `time.monotonic`, `elapsed` seconds of the time
+    for all being gone; None where nobody waits for it."""
+    budget = time_budget(settings)
+    if budget is None:
+        return None
+    left = budget * (BEFORE - PLANNING) - PLANNING_SECONDS - elapsed()
+    return time.monotonic() + max(left, budget * LEAST_FOR_TEXT)
+
+
+def prepare_text(
+    settings: TrainSettings, base: Path | None, notify: Notify, until: float | None = None
+) -> Prepared:
+    """The text as tokens: training and validation; as much of it as can be prepared `until`
+    then."""
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
-    most_doublings, measured = None, True
-    if settings.minutes and choose_device(settings.device)[0] == "cpu":
-        most_doublings = doublings(60 * settings.minutes * READ)
-        measured = 60 * settings.minutes >= MEASURED_FROM
+    most_doublings, budget = None, time_budget(settings)
+    if budget and choose_device(settings.device)[0] == "cpu":
+        most_doublings = doublings(budget * READ)
     request = Request(
         corpus=settings.corpus,
         val=settings.val,
         val_fraction=settings.val_fraction,
+        val_split=settings.val_split or DEFAULT_SPLIT,
         reading=settings.reading(),
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
         most_doublings=most_doublings,
-        measured=measured,
+        max_bytes=settings.max_bytes,
     )
-    return prepare_tokens(request, progress, note)
+    return prepare_tokens(request, progress, note, until=until)
 
 
 def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
@@ -153,22 +177,46 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
     if out is not None:
         run = Run(out)
         if run.exists():
-            refuse_finished(run)
-            refuse_other_settings(run, settings)
+            if not started_over(run, settings, notify):
+                refuse_finished(run)
+                refuse_other_settings(run, settings)
         elif not run.free():
             raise DataError(f"{out} is there already and is no run; choose another --out")
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
     stem = run_name(settings.to_dict()[settings.texts][0])
-    number = 1
-    while not (run := Run(ROOT / (f"{stem}-{number}" if number > 1 else stem))).free():
-        if run.exists() and not run.finished() and same_settings(run, settings):
+    done = None  # the last of those that did just this
+    for path in numbered(stem):
+        run = Run(path)
+        if run.free():
+            break
+        if run.exists() and started_over(run, settings, notify):
             return run
-        number += 1
-    if resume:
+        if run.exists() and same_settings(run, settings):
+            if not run.finished():
+                return run
+            done = run
+    if done is not None:
+        longer = f"nanolm train --extend {done.path} --minutes 5"
+        hint = f" (to train that one further: {longer})" if settings.texts == "corpus" else ""
+        notify(Note(f"{done.path} is finished: training again from the start, as {run.path}{hint}"))
+    elif resume:
         notify(Note(f"no unfinished run of these settings to resume: starting {run.path}"))
     return run
+
+
+def started_over(run: Run, settings: Settings, notify: Notify) -> bool:
+    """Whether a run of this text had too little time, and so is to be done anew."""
+    limits = ("minutes", "max_bytes")
+    before, now = (
+        {name: value for name, value in asked.items() if name not in limits}
+        for asked in (run.facts()["request"], settings.to_dict())
+    )
+    if not run.too_short() or before != now:
+        return False
+    notify(Note(f"{run.path} had too little time before: starting over"))
+    return True
 
 
 def run_name(corpus: str) -> str:
@@ -189,14 +237,23 @@ def plan_for(
 ) -> Plan:
     """What to do with a text, `elapsed` seconds of the time for it being gone."""
     tokenizer = text.tokenizer
-    hard = cache(partial(how_hard, text.train, text.val, tokenizer))
+    budget = time_budget(settings)
+
+    @cache
+    def hard() -> float | None:
+        if budget and BEFORE * budget - elapsed() < COUNTING:
+            return None
+        return how_hard(text.train, text.val, tokenizer)
+
     facts = Text(tokenizer.vocab_size, text.size, len(text.train), hard)
     given = load_config(base) if base else None
     plan = make_plan(settings, facts, given, elapsed, reports(notify)[1], processes)
     if given is None:
         plan.fill(tokenizer=tokenizer.kind)
+    plan.fill(val_split=DEFAULT_SPLIT)
     if plan.settings.tokenizer == "bpe":
         plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
+    plan.settings = replace(plan.settings, max_bytes=text.max_bytes)
     plan.choices[:0] = text.choices
     return plan
 
@@ -214,8 +271,7 @@ def prepare(
     request, folder = settings, None
     fresh = not run.exists()
     if not fresh:
-        settings = TrainSettings.from_dict(run.settings())
-        settings.check()
+        settings = saved_settings(run)
         folder = resume_from(run, text.fingerprints, notify)
     plan = plan_for(settings, base, text, elapsed, notify, processes)
     settings, choices, forecast = plan.settings, plan.choices, plan.forecast
@@ -223,7 +279,10 @@ def prepare(
     model = starting_model(settings, config, base, folder)
     if folder and model.config != config:
         raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    settings, measured = fit_to_machine(settings, model)
+    spare = math.inf
+    if settings.minutes:
+        spare = max(0.0, 60 * settings.minutes * BEFORE - elapsed())
+    settings, measured = fit_to_machine(settings, model, spare)
     choices += measured
     family, reason = model_type(config)
     if family == "nanolm":
@@ -237,6 +296,14 @@ def prepare(
         forecast = Forecast(**facts["forecast"])
     counted = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
     return Job(settings, run, text, model, folder, forecast, counted, base)
+
+
+def saved_settings(run: Run) -> TrainSettings:
+    """The resolved settings of a run that exists."""
+    # A run of 0.1.0 held out the end of its text, and did not say so.
+    settings = TrainSettings.from_dict({"val_split": "end", **run.settings()})
+    settings.check()
+    return settings
 
 
 def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) -> ModelConfig:

@@ -8,6 +8,8 @@ seen again and again is weight decay: pulled towards zero the harder the more of
 text, a model can go over it twenty times and still get better at what it has not seen.
 """
 
+import math
+
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.size import body_parameters
 
@@ -23,11 +25,15 @@ LEAST_DECAY = 0.1
 MOST_PASSES = 20  # more teach nothing new, however hard the pull
 MANY_PASSES = 10  # from here on dropout helps too
 DROPOUT = 0.1
-HUNDREDS = 40  # of passes, as over a tiny text: from here on dropout has to do it,
-MOST_DROPOUT = 0.6  # a lot of it,
-LIGHT_PULL = 1.5  # and weight decay hurts;
-AVERAGE = 0.98  # so much of it makes every step jump, and the mean of fifty is better than any
-TINY_STEPS = 160  # of the smallest model; more of them learn a tiny text by heart
+HUNDREDS = 40  # of passes, as over a tiny text: from here on more dropout helps,
+MOST_DROPOUT = 0.4
+AVERAGE = 0.98  # which makes single steps jump: the mean of fifty is better than any
+TINY_STEPS = 240  # of the smallest model
+REPRODUCED = 10_000  # bytes: a text so small is to be reproduced rather than generalized from,
+LIGHT_PULL = 1.5  # which weight decay hinders; of a larger one it keeps the model from
+STRONG_PULL = 0.1  # memorizing (learning rate * weight decay)
+TINY_CONTEXT = 16  # tokens: with more, sentences are memorized with all that stands before them
+TINY_BATCH = 64
 ITERATIONS = 15  # products that make an update orthogonal
 CONTINUED = 0.15  # of the learning rate, for a model that has learned before
 DEAR = 1.0  # of what a step takes without them; AdamW is then as good in the same time
@@ -51,10 +57,12 @@ def learning_rate(optimizer: str, config: ModelConfig) -> float:
     return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT):.2g}")
 
 
-def weight_decay(passes: float, lr: float, steps: int) -> float:
-    """For so many passes over the text."""
-    pull = PULL * passes**2 if passes < HUNDREDS else LIGHT_PULL
-    return float(f"{max(LEAST_DECAY, min(pull / steps, STRONGEST) / lr):.2g}")
+def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -> float:
+    """For so many passes over a text of `size` bytes."""
+    pull = min(PULL * passes**2 / steps, STRONGEST)
+    if passes >= HUNDREDS:
+        pull = STRONG_PULL if size >= REPRODUCED else LIGHT_PULL / steps
+    return float(f"{max(LEAST_DECAY, pull / lr):.2g}")
 
 
 def dropout(passes: float, never: bool) -> tuple[float, str]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean
+from nanolm.formats import readable
 from nanolm.model.config import (
     FAMILIES,
     PRESETS,
@@ -17,6 +18,8 @@ from nanolm.model.config import (
     Norm,
     NormPlace,
     Positions,
+    complete_shape,
+    configure,
 )
 from nanolm.text import tokenizer_problem
 from nanolm.text.documents import Reading
@@ -27,6 +30,8 @@ OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
 KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
 OPTIMIZERS = ("muon", "adamw")
 DEFAULT_FAMILY = "modern"
+VAL_SPLITS = ("spread", "end")  # where held-out text comes from: all over the text, or its end
+DEFAULT_SPLIT = "spread"
 
 CHOICES = {  # what a setting may be; besides, it may be left open
     "family": tuple(FAMILIES),
@@ -39,6 +44,7 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "dtype": OWN_DTYPES,
     "attention": KERNELS,
     "optimizer": OPTIMIZERS,
+    "val_split": VAL_SPLITS,
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
@@ -49,6 +55,7 @@ ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # what a model to start 
 ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # what a recurrent model has not
 
 RANGES = {  # what is possible; what is sensible is for the user to say
+    "max_bytes": (1_000, 10**15),
     "layers": (1, 1_000),
     "heads": (1, 1_000),
     "kv_heads": (1, 1_000),
@@ -150,7 +157,9 @@ class Settings:
         for name, (least, most) in RANGES.items():
             value = getattr(self, name, None)
             if value is not None and not least <= value <= most:
-                problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
+                problems.append(
+                    f"{option(name)} {value}: must be from {readable(least)} to {readable(most)}"
+                )
         if self.dropout is not None and not 0 <= self.dropout < 1:
             problems.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.average is not None and not 0 <= self.average < 1:
@@ -187,6 +196,8 @@ class TrainSettings(Settings):
     document_separator: str | None = None
     text_field: str | None = None
     val_fraction: float | None = None
+    val_split: str | None = None
+    max_bytes: int | None = None
     layers: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -220,10 +231,10 @@ class TrainSettings(Settings):
         if self.val in self.corpus:
             problems.append(f"--val {self.val} is trained on too; name another file")
         fraction = self.val_fraction
-        if self.val is None and fraction is not None and not 0 < fraction <= 0.5:
+        if self.val is None and fraction is not None and not 0 <= fraction <= 0.5:
             problems.append(
-                f"--val-fraction {fraction}: must be above 0 and at most 0.5 (0.1 holds "
-                "out a tenth), or name a file with --val"
+                f"--val-fraction {fraction}: must be from 0 (train on everything) to 0.5; 0.1 "
+                "holds out a tenth, or name a file with --val"
             )
         if self.dropout and (self.workers or 1) > 1:
             problems.append(
@@ -238,6 +249,11 @@ class TrainSettings(Settings):
                 for other, both in given.items()
                 if both
             ]
+        if self.dtype == "float8" and (self.family in RECURRENT or self.norm_place == "post"):
+            problems.append(
+                "--dtype float8: only for Transformers with norms before their layers; "
+                "try --dtype bfloat16"
+            )
         if self.compile and self.dtype == "float8":
             problems.append("--compile and --dtype float8 cannot be together: leave out one")
         if self.deterministic:
@@ -250,7 +266,42 @@ class TrainSettings(Settings):
             ]
             if not (self.steps or self.epochs or self.tokens or self.minutes):
                 problems.append("--deterministic needs --steps, --epochs or --tokens")
-        return problems + self.reading().problems() + self._clashes()
+        problems += self.reading().problems() + self._clashes()
+        about_model = tuple(f"{option(name)} " for name in (*ARCHITECTURE, "context"))
+        if not any(problem.startswith(about_model) for problem in problems):
+            problems += self.model_problems()
+        return problems
+
+    def model_problems(self) -> list[str]:
+        """What keeps the sizes that are given, here or by the preset, from being a model; what is
+        left open is chosen so that it fits."""
+        family = self.family or DEFAULT_FAMILY
+        if self.start_from is not None or family in RECURRENT:
+            return []
+        sizes = [getattr(self, name) for name in (*SIZES, "context")]
+        if any(size is not None and size < 1 for size in sizes) or family not in FAMILIES:
+            return []
+        if self.preset not in (None, *PRESETS):
+            return []
+        preset = PRESETS[self.preset or "micro"]
+        shape = {name: getattr(self, name) for name in (*SIZES, *SWITCHES)}
+        shape["layers"] = self.layers or preset.layers
+        if self.preset is None:
+            usual = (preset.heads, preset.dim)
+            heads, dim = complete_shape(*usual, self.heads, self.dim, self.kv_heads)
+        else:
+            heads, dim = self.heads or preset.heads, self.dim or preset.dim
+        shape |= {"heads": heads, "dim": dim}
+        context = self.context or preset.context
+        problems = configure(family, vocab_size=1, context=context, **shape).problems()
+        from_preset = [
+            f"{option(name)} {shape[name]}"
+            for name in ("heads", "dim")
+            if self.preset is not None and getattr(self, name) is None
+        ]
+        if problems and from_preset:
+            problems[-1] += f" (--preset {self.preset} has {' and '.join(from_preset)})"
+        return problems
 
     def _clashes(self) -> list[str]:
         """Settings of the model that cannot stand together."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nanolm.choice import Choice
-from nanolm.model.config import PRESETS, GPTConfig
+from nanolm.model.config import PRESETS, GPTConfig, complete_shape
 from nanolm.model.device import free_memory
 from nanolm.model.size import body_parameters, training_bytes
 from nanolm.training import recipe
@@ -33,8 +33,10 @@ LEAST_TOKENS = {"cpu": 2_048}  # a step; elsewhere more, or a GPU has nothing to
 LEAST_ON_GPU = 8_192
 MOST_TOKENS = 1 << 19
 STEPS = 1_200  # about; with more of them, larger ones
+FEW_STEPS = 120  # with fewer, smaller ones: half the tokens a step, or with a third, a quarter
 A_TOKEN = 30  # parameters for each token of the text: more would learn it by heart
-MOMENT = 8.0  # seconds, in which the smallest learns most on a CPU
+MOMENT = 25.0  # seconds, in which a small one learns most on a CPU,
+TO_TRY = 2.0  # of which there are these to try others
 CLOSE = 1.004  # what comes so near to the best is as good
 FULL = 0.7  # of the memory of a GPU
 WITH_SIZE = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
@@ -62,7 +64,8 @@ class Text:
     vocab_size: int
     size: int  # bytes of training text
     tokens: int
-    hard: Callable[[], float]  # bits per byte by counting; asked only where it is needed
+    # Bits per byte by counting; asked only where it is needed. None: there is no time to count.
+    hard: Callable[[], float | None]
 
 
 @dataclass(frozen=True)
@@ -100,25 +103,33 @@ def pick(
     fit: Callable[[TrainSettings, GPTConfig], tuple[TrainSettings, list[Choice]]],
     report: Callable[[str, int, int], None],
     processes: int = 1,
+    spare: Callable[[], float] = lambda: math.inf,
 ) -> Picked:
     """The best of the sizes that `settings` leave open. `make` gives the model that settings
-    describe, `fit` what the machine does best with it; `seconds` are those left for training. Of
-    several processes, each does its part of a batch, and this one is tried."""
+    describe, `fit` what the machine does best with it; `seconds` are those left for training,
+    `spare` those that may go into measuring. Of several processes, each does its part of a batch,
+    and this one is tried."""
     configs = candidates(settings, text, make)
     first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
-    if settings.device == "cpu" and seconds() < MOMENT:
+    if settings.device == "cpu" and (seconds() < MOMENT or spare() < TO_TRY):
         first = 0
     settings, choices = fit(settings, configs[first])
-    law = Law(text.hard(), text.size)
+    # How hard a text is does not change which size is best for it.
+    law = Law(text.hard() or 1.0, text.size)
     measured: dict[int, float] = {}  # seconds a step
     tokens = LEAST_TOKENS.get(settings.device, LEAST_ON_GPU)
     share = SHARE.get(settings.device, SHARE_ON_GPU)
 
+    took = 0.0  # seconds, the last one that was tried
+
     def measure(index: int) -> None:
+        nonlocal took
+        begin = seconds()
         report("trying sizes", len(measured), MOST)
-        each = min(EACH, share * seconds())
+        each = min(EACH, share * seconds(), spare() / 2)
         rows = -(-batch_of(configs[index]) // processes)
         measured[index] = step_seconds(configs[index], rows, settings, each)
+        took = begin - seconds()
 
     def batch_of(config: GPTConfig) -> int:
         return settings.batch or max(processes, tokens // config.context)
@@ -129,19 +140,22 @@ def pick(
         step = measured[known] * ratio**WITH_SIZE
         return foresee(configs[index], batch_of(configs[index]), step, text, law, seconds())
 
-    begin = time.monotonic()
     measure(first)
     # On a GPU another size takes as long again: kernels are made for each, unless they are known.
-    another = 0.0 if settings.device == "cpu" else time.monotonic() - begin
+    another = 0.0 if settings.device == "cpu" else took
     # As many steps as are good, and larger ones where there is time for more.
     most = min(seconds() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
     larger = round(math.log2(max(1.0, most / STEPS)))
-    if larger > 0 and settings.batch is None:
+    if larger > 0 and settings.batch is None and spare() > took:
         tokens = min(MOST_TOKENS, tokens << larger)
         measured.clear()
         measure(first)
-    end = time.monotonic() + share * seconds()
-    while len(measured) < MOST and time.monotonic() + another < end:
+    elif most < FEW_STEPS and settings.batch is None and settings.device == "cpu":
+        smaller = 1 if most > FEW_STEPS / 3 else 2
+        tokens >>= smaller
+        measured[first] *= (1 + 1 / (1 << smaller)) / 2  # not in proportion, to be on the safe side
+    end = time.monotonic() + min(share * seconds(), spare())
+    while len(measured) < MOST and time.monotonic() + another < end and spare() > took:
         outlooks = [outlook(index) for index in range(len(configs))]
         best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
         near = [n for n in (best, best - 1, best + 1) if 0 <= n < len(configs)]
@@ -150,7 +164,10 @@ def pick(
             break
         measure(open_[0])
     report("trying sizes", MOST, MOST)
-    tried = [outlook(index) for index in sorted(measured)]
+    # Of a size that would not get far in the time, all smaller ones are better known than not.
+    slow = outlook(min(measured)).steps < FEW_STEPS
+    known = range(max(measured) + 1) if slow else sorted(measured)
+    tried = [outlook(index) for index in known]
     least = min(found.bits_per_byte for found in tried)
     chosen = next(found for found in tried if found.bits_per_byte <= CLOSE * least)
     return Picked(chosen, tried, settings, choices)
@@ -163,6 +180,9 @@ def candidates(settings: TrainSettings, text: Text, make: Make) -> list[GPTConfi
     found: dict[GPTConfig, None] = {}
     for size in sizes:
         values = dict(zip(("layers", "heads", "dim"), size, strict=True))
+        if preset is None:
+            given = (settings.heads, settings.dim, settings.kv_heads)
+            values["heads"], values["dim"] = complete_shape(*size[1:], *given)
         values = {name: getattr(settings, name) or value for name, value in values.items()}
         suiting = preset.context if preset else reach(values["layers"], values["dim"])
         values["context"] = min(settings.context or suiting, max(1, text.tokens - 1))

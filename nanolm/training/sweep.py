@@ -5,8 +5,10 @@
 This is successive halving, by thirds: all trials get a short time, the best third of them three
 times as much, the best third of those three times that. So every round takes about as long, and
 most of the time goes to what is good. A trial is a normal run; a longer one goes on from where its
-learning rate began to fall. All that is known is in sweep.json, so the same request goes on after
-a kill.
+learning rate began to fall. Where seeds are among what is varied, trials that differ in nothing
+else are one combination: they go on or end together, and are compared by their mean. What there
+was no time for is tried if others end early, or named. All that is known is in sweep.json, so the
+same request goes on after a kill.
 """
 
 import math
@@ -14,15 +16,18 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice, product, zip_longest
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, get_args, get_type_hints
 
 from nanolm.errors import DiskFull, NanolmError, UsageError, did_you_mean
+from nanolm.formats import counted
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
-from nanolm.report.sweep import Dot, sweep_svg
+from nanolm.report.sweep import Dot, shown, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.text.sources import STDIN
 from nanolm.training import ledger, prepare
@@ -39,7 +44,11 @@ from nanolm.training.tuning import fit_to_machine
 FILE = "sweep.json"
 FACTOR = 3  # one of so many goes on, for so many times as long
 COUNTS = (27, 9, 3)  # trials, as many as the time bears; each fills its rounds exactly
-LEAST = 10.0  # seconds of a first round: less says little
+LEAST = 10.0  # seconds of a first round: less says little,
+ASKED = 3.0  # but may do where all combinations were asked for by their values
+MOST = 1_000  # combinations that are looked at
+LEFT = 0.1  # of the time; where more is left, it is said why
+SEED = "seed"
 SHORTEST = 1.0  # where --trials leaves no more; a run takes half of it to begin and end
 
 # What is tried where no values are given: so many times what the plan has, so much more, or these.
@@ -52,6 +61,7 @@ THESE: dict[str, tuple[Any, ...]] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer
 AROUND: dict[str, tuple[Any, ...]] = {**TIMES, **PLUS, **THESE}
 
 BUDGETS = ("steps", "epochs", "tokens")
+ENOUGH = ("enough", "steps")  # why a trial ended that more time would not help
 SAME = (  # in all trials
     *("minutes", *BUDGETS, "corpus", "val", "val_fraction"),
     *("encoding", "document_separator", "text_field", "text_column"),
@@ -91,7 +101,10 @@ class Request:
                 continue
             for value in each:
                 tried = replace(settings, **{name: value})
-                problems += [found for found in tried.problems() if found not in problems]
+                misfits = tried.model_problems()  # with another value it may fit
+                problems += [p for p in tried.problems() if p not in (*problems, *misfits)]
+        if not problems:
+            problems += no_model(settings, values)
         for name in BUDGETS:
             if (value := getattr(self.settings, name)) is not None:
                 problems.append(f"{option(name)} {value}: a sweep shares out time; say --minutes")
@@ -128,11 +141,30 @@ class State(ledger.State):
 
     base: dict[str, Any] | None = None  # resolved settings
     trials: list[Trial] = field(default_factory=list)
+    waiting: list[dict[str, Any]] = field(default_factory=list)  # values there was no time for
     budgets: list[float] = field(default_factory=list)  # seconds for a trial, by round
     run: str | None = None  # the best
 
     def __post_init__(self) -> None:
         self.trials = [Trial(**each) if isinstance(each, dict) else each for each in self.trials]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Trials that differ in nothing but their seed."""
+
+    values: dict[str, Any]  # without the seed
+    trials: list[Trial]
+
+    def score(self) -> float:
+        """The mean over seeds; infinite where one of them has failed."""
+        return fmean(trial.score() for trial in self.trials)
+
+    def rounds(self) -> list[tuple[float, float]]:
+        """The mean and the standard deviation of bits per byte over seeds, by round."""
+        by_round = zip_longest(*(trial.bits() for trial in self.trials))
+        found = [[bits for bits in each if bits is not None] for each in by_round]
+        return [(fmean(each), stdev(each) if len(each) > 1 else 0.0) for each in found]
 
 
 @dataclass(frozen=True)
@@ -155,6 +187,11 @@ class Outcome:
     run: str | None  # None: it was interrupted
     val_bits_per_byte: float | None
     trials: list[Trial]  # the best first
+    not_tried: list[dict[str, Any]] = field(default_factory=list)  # for want of time
+
+    def combinations(self) -> list[Combination]:
+        """The best first, by the mean over seeds."""
+        return combinations(self.trials)
 
 
 Watch = Callable[[Event | Tried], None]
@@ -200,6 +237,8 @@ class Sweep(Ledger[State]):
         assert asked.minutes
         super().__init__(folder / FILE, state, asked.minutes, clock)
         self.folder, self.asked, self.watch = folder, asked, watch
+        seeds = [trial.values.get(SEED) for trial in state.trials]
+        self.seeds: list[Any] | None = [s for s in dict.fromkeys(seeds) if s is not None] or None
 
     def plan(self, request: Request) -> None:
         """Choose the settings that are the same in all trials, and what to try."""
@@ -209,49 +248,97 @@ class Sweep(Ledger[State]):
         settings = replace(self.asked, **middle)
         choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say what is missing
         base = prepare.find_base(settings, self.watch)
-        text = prepare.prepare_text(settings, base, self.watch)
-        count = request.trials
-        if count is None:
-            size = math.prod(len(each or AROUND[name]) for name, each in given.items())
-            count = min(size, how_many(self.left()))
-            if count == 1 < size:
-                self.watch(Note("there is time for one trial only; try --minutes 2, or --trials 3"))
-        settings = replace(settings, minutes=longest(self.left(), count) / 60)
+        until = prepare.text_deadline(settings, lambda: 60 * (settings.minutes or 0) - self.left())
+        text = prepare.prepare_text(settings, base, self.watch, until)
+        sizes = {name: len(each or AROUND[name]) for name, each in given.items()}
+        seeds = sizes.pop(SEED, 1)
+        size, by_value = math.prod(sizes.values()), all(given.values())
+        if request.trials is not None:
+            count = min(size, max(1, request.trials // seeds))
+        else:
+            count = affordable(self.left() / seeds, size, by_value)
+        settings = replace(settings, minutes=longest(self.left() / seeds, count) / 60)
         plan = prepare.plan_for(settings, base, text, stopwatch(None), self.watch)
         vocab_size = text.tokenizer.vocab_size
         model = load_model(base) if base else build_model(model_config(plan.settings, vocab_size))
         settings, measured = fit_to_machine(plan.settings, model)
         self.watch(Planned((*plan.choices, *measured)))
-        prepare.prepare_text(settings, base, self.watch)  # as trials have it, with all settings
+        # All trials have the same text, however short they are; and it is prepared.
+        settings = replace(settings, max_bytes=text.max_bytes or text.total)
+        prepare.prepare_text(settings, base, self.watch)
         values = {name: each or around(settings, name) for name, each in given.items()}
         own = {name: getattr(settings, name) for name in values}
         own = {name: v if v in values[name] else middle[name] for name, v in own.items()}
+        self.seeds = values.pop(SEED, None)
+        own.pop(SEED, None)
+        size = math.prod(map(len, values.values()))
         points = draw(values, own, count, settings.seed)
-        rounds = len(rungs(len(points)))
-        self.watch(Note(f"{self.folder}: {len(points)} trials to begin with, {rounds} rounds"))
         self.state.base = settings.to_dict()
-        self.state.trials = [Trial(number, point) for number, point in enumerate(points, start=1)]
+        for point in points:
+            self.add(point)
+        if request.trials is None:
+            others = draw(values, own, min(size, MOST), settings.seed)
+            self.state.waiting = [point for point in others if point not in points]
+        rounds = len(rungs(len(points)))
+        begin = f"{counted(len(points), 'combination')} to begin with"
+        if self.seeds:
+            begin += f", {counted(len(self.seeds), 'seed')} each"
+        self.watch(Note(f"{self.folder}: {begin}, {counted(rounds, 'round')}"))
+        if size > len(points) and request.trials is None:
+            needed = cost(size) * len(self.seeds or [1]) * (ASKED if by_value else LEAST)
+            enough = math.ceil(needed / 60 + self.state.seconds / 60)
+            why = f"there is time for {len(points):,} of {size:,} combinations"
+            if by_value:
+                why += f"; the others are tried if time is left: {named(self.state.waiting)}"
+            self.watch(Note(f"{why} (--minutes {enough} for all)"))
         self.save()
+
+    def add(self, point: dict[str, Any]) -> None:
+        """A trial for each seed of a combination."""
+        for seed in self.seeds or [None]:
+            values = point if seed is None else {**point, SEED: seed}
+            self.state.trials.append(Trial(len(self.state.trials) + 1, values))
 
     def all_rounds(self, stop: StopRequest) -> bool:
         """False if somebody wants it to stop."""
-        state, alive, number = self.state, self.state.trials, 0
+        state, number = self.state, 0
+        alive = combinations(state.trials)
         while alive:
+            trials = [trial for each in alive for trial in each.trials]
             if len(state.budgets) == number:
-                state.budgets.append(max(SHORTEST, self.left() / cost(len(alive))))
+                units = cost(len(alive)) * len(trials) / len(alive)
+                state.budgets.append(max(SHORTEST, self.left() / units))
                 self.save()
             rounds = number + len(rungs(len(alive)))
-            for place, trial in enumerate(alive, start=1):
+            for place, trial in enumerate(trials, start=1):
                 if trial.error is not None or len(trial.results) > number:
                     continue
                 if stop.requested or not self.attempt(trial, number):
                     return False
-                self.watch(Tried(number + 1, rounds, place, len(alive), trial, self.left()))
+                self.watch(Tried(number + 1, rounds, place, len(trials), trial, self.left()))
+            if number == 0 and self.time_for_another(alive):
+                self.add(state.waiting.pop(0))
+                self.save()
+                alive = combinations(state.trials)
+                continue
             if len(alive) == 1:
                 break
-            whole = [trial for trial in ranked(alive) if trial.error is None]
+            whole = [
+                each for each in sorted(alive, key=Combination.score) if each.score() < math.inf
+            ]
             alive, number = whole[: max(1, len(alive) // FACTOR)], number + 1
         return True
+
+    def time_for_another(self, tried: list[Combination]) -> bool:
+        """Whether one more combination fits in, by what the first round of those took."""
+        results = [trial.results[0] for each in tried for trial in each.trials if trial.results]
+        if not self.state.waiting or not results:
+            return False
+        seeds = len(self.seeds or [None])
+        longer = sum(result["stopped"] not in ENOUGH for result in results) / len(results)
+        count = len(tried) + 1
+        units = 1 + longer * (cost(count) - count)  # its first round, and all further rounds
+        return self.left() > units * seeds * fmean(result["seconds"] for result in results)
 
     def attempt(self, trial: Trial, number: int) -> bool:
         """Train it for a round, and save what came of it; False if it was interrupted."""
@@ -264,7 +351,7 @@ class Sweep(Ledger[State]):
                 result = Result(**facts["result"])
             elif number == 0:
                 result = train(self.settings(trial), run.path, False, self.pass_on, start)
-            elif trial.results[-1]["stopped"] in ("enough", "steps"):
+            elif trial.results[-1]["stopped"] in ENOUGH:
                 result = Result(**trial.results[-1])  # more would teach nothing new
             else:
                 result = extend(run.path, {"minutes": budget / 60}, self.pass_on, start)
@@ -341,9 +428,12 @@ class Sweep(Ledger[State]):
         ]
         title = f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
         (self.folder / "sweep.svg").write_text(sweep_svg(dots, title), encoding="utf-8")
+        if self.left() > LEFT * 60 * self.minutes and not state.waiting:
+            why = "all combinations were tried, and longer training would not help the best"
+            self.watch(Note(f"{self.left():.0f} s are left: {why}"))
         state.finished = True
         self.save()
-        return Outcome(str(self.folder), state.run, best.score(), trials)
+        return Outcome(str(self.folder), state.run, best.score(), trials, state.waiting)
 
 
 def parse(over: str) -> tuple[Values, list[str]]:
@@ -419,6 +509,44 @@ def cost(trials: int) -> int:
     return sum(count * FACTOR**number for number, count in enumerate(rungs(trials)))
 
 
+def affordable(seconds: float, size: int, by_value: bool) -> int:
+    """How many of `size` combinations to begin with, in that time; of those that were asked for
+    by their values, as many as possible."""
+    if not by_value:
+        return min(size, how_many(seconds))
+    fitting = (count for count in range(min(size, MOST), 1, -1) if seconds / cost(count) >= ASKED)
+    return next(fitting, 1)
+
+
+def no_model(settings: TrainSettings, values: Values) -> list[str]:
+    """What is wrong with all combinations of the values that are given, if one is with each."""
+    found: dict[str, None] = {}
+    given = {name: each for name, each in values.items() if each}
+    for point in islice(product(*given.values()), MOST):
+        tried = replace(settings, **dict(zip(given, point, strict=True)))
+        if not (misfits := tried.model_problems()):
+            return []
+        found |= dict.fromkeys(misfits)
+    return list(found)
+
+
+def combinations(trials: list[Trial]) -> list[Combination]:
+    """Trials that differ in nothing but their seed, together, in the order they have."""
+    found: dict[tuple[Any, ...], Combination] = {}
+    for trial in trials:
+        values = {name: value for name, value in trial.values.items() if name != SEED}
+        key = tuple(values.values()) if SEED in trial.values else (trial.number,)
+        found.setdefault(key, Combination(values, [])).trials.append(trial)
+    return list(found.values())
+
+
+def named(points: list[dict[str, Any]], most: int = 10) -> str:
+    """Combinations in words."""
+    words = [" ".join(f"{name}={shown(value)}" for name, value in each.items()) for each in points]
+    more = f"; and {len(words) - most:,} more" if len(words) > most else ""
+    return "; ".join(words[:most]) + more
+
+
 def how_many(seconds: float) -> int:
     """Trials, in that time."""
     return next((count for count in COUNTS if seconds / cost(count) >= LEAST), 1)
@@ -433,5 +561,6 @@ def longest(seconds: float, trials: int) -> float:
 
 
 def ranked(trials: list[Trial]) -> list[Trial]:
-    """The best first."""
-    return sorted(trials, key=Trial.score)
+    """The best first: by the mean over seeds, and of one combination by the score itself."""
+    order = sorted(combinations(trials), key=Combination.score)
+    return [trial for each in order for trial in sorted(each.trials, key=Trial.score)]

@@ -26,6 +26,8 @@ class State:
     seconds: float = 0.0  # spent in the loop, evaluating and saving included
     sums: dict[str, float] = field(default_factory=dict)  # of loss and the like, since the
     summed: int = 0  # last line of metrics, over so many steps
+    evaluation_sums: dict[str, float] = field(default_factory=dict)  # of the same values since the
+    evaluation_steps: int = 0  # last evaluation, and the number of steps
     train_loss: float | None = None  # in the last line of metrics
     evaluations: int = 0
     evaluated_tokens: int | None = None  # how much held-out text is looked at on the way
@@ -40,7 +42,8 @@ class State:
     returns: int = 0  # to a checkpoint, after too many of them
     good_step: int = 0  # of the last checkpoint that was not saved between them
     reserve: float = 0.0  # seconds that looking at held-out data takes when the steps are done
-    begun: float = 0.0  # how much of the budget was used before the first step
+    begun: float = 0.0  # of runs of 0.1.0: how much of the budget was used before the first step
+    setup: float = 0.0  # seconds of the budget that went into preparing, not into steps
     first_loss: float | None = None  # in the first line of metrics
     told: list[str] = field(default_factory=list)  # what was warned of
     parts: int = 1  # that a batch goes through in, so that it fits into memory
@@ -53,6 +56,7 @@ class Task(ABC):
     model: nn.Module
     weight_decay: float
     evaluations: int  # in the whole run
+    evaluate_first = False  # what training starts from may be the best already
     patience: int | None = None  # evaluations clearly beyond the best before it is enough
     compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
     sharded: nn.Module | None = None  # the loss, where each process has a share of the weights
@@ -81,6 +85,10 @@ class Task(ABC):
         """What is done when the steps are done, and not by the loop, takes."""
         return 0.0
 
+    def why_validation_rises(self) -> str:
+        """What it means that validation loss rises, and what to do about it."""
+        return "the model is overfitting; try more --dropout, more --weight-decay, or more data"
+
     @abstractmethod
     def batch(self, index: int) -> tuple[Tensor, ...]:
         """Batch number `index`, on the CPU."""
@@ -88,6 +96,10 @@ class Task(ABC):
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         """How many a batch has."""
         return batch[0].numel()
+
+    def epoch(self, batches: int) -> float | None:
+        """Passes over the training data after this many batches; None if the task has no epochs."""
+        return None
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -108,6 +120,10 @@ class Task(ABC):
     def save_memory(self) -> bool:
         """Do something that is slower but takes less, unless there is nothing left to do."""
         return False
+
+    def saved_bytes(self) -> int:
+        """The size of the weights in a checkpoint, about."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
 
     @abstractmethod
     def copied(self) -> Callable[[Path], None]:

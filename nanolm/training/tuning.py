@@ -6,6 +6,7 @@ A second or two before the first step of a run; what is found is saved with its 
 """
 
 import contextlib
+import math
 import os
 import shutil
 import statistics
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
+from nanolm.formats import readable
 from nanolm.machine import available_threads, cache_folder, keep_memory
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
@@ -56,8 +58,12 @@ class Probe:
     batch: Batch
 
 
-def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings, list[Choice]]:
-    """`settings` with what was left open chosen by measuring `model` on the device."""
+def fit_to_machine(
+    settings: TrainSettings, model: Model, seconds: float = math.inf
+) -> tuple[TrainSettings, list[Choice]]:
+    """`settings` with what was left open chosen by measuring `model` on the device, which ends
+    after about so many seconds."""
+    end = time.perf_counter() + seconds
     if settings.dtype == "float8":
         refuse_float8(model)
     choices: list[Choice] = []
@@ -77,12 +83,13 @@ def fit_to_machine(settings: TrainSettings, model: Model) -> tuple[TrainSettings
         one = settings.threads or available_threads()
         return replace(settings, threads=one, workers=1, dtype=known(settings.dtype)), choices
     if settings.threads is None or settings.workers is None:
-        (threads, workers), reason = best_threads(settings, model)
+        (threads, workers), reason = best_threads(settings, model, seconds / 2)
         if settings.threads is None:
             choose("threads", threads, reason)
         settings = replace(settings, workers=workers)
     if settings.dtype == "auto":
-        choose("dtype", *best_products(settings, probe([settings], model)))
+        left = end - time.perf_counter()
+        choose("dtype", *best_products(settings, probe([settings], model), left))
     return settings, choices
 
 
@@ -99,7 +106,9 @@ def known(dtype: str) -> str:
     return "float32" if dtype == "auto" else dtype
 
 
-def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int], str]:
+def best_threads(
+    settings: TrainSettings, model: Model, seconds: float = math.inf
+) -> tuple[tuple[int, int], str]:
     """How many threads, on how many parts of a batch at once; and why."""
     rows = settings.batch or 1
     most = settings.threads or available_threads()
@@ -117,7 +126,7 @@ def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int]
     if len(ways) == 1:
         return ways[0], "all that this process may use"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
-    times = dict(zip(ways, step_seconds(asked, probe(asked, model)), strict=True))
+    times = dict(zip(ways, step_seconds(asked, probe(asked, model), seconds), strict=True))
     best = ways[0]
     for way in ways[1:]:
         if times[way] < WORTH * times[best]:
@@ -129,14 +138,16 @@ def best_threads(settings: TrainSettings, model: Model) -> tuple[tuple[int, int]
     return best, in_words(told, "ms a step")
 
 
-def best_products(settings: Settings, probe: Probe) -> tuple[str, str]:
+def best_products(settings: Settings, probe: Probe, seconds: float = math.inf) -> tuple[str, str]:
     """The numbers of products on a CPU, by what a step takes, and why."""
     config = probe.model.config
+    if seconds <= 0:
+        return "float32", "no time to measure others"
     if not isinstance(config, GPTConfig) or config.dim < WIDE:
         return "float32", "the safe choice on a CPU"
     exact, low = "float32", "bfloat16"
     asked = [replace(settings, dtype=numbers) for numbers in (exact, low)]
-    times = dict(zip((exact, low), step_seconds(asked, probe), strict=True))
+    times = dict(zip((exact, low), step_seconds(asked, probe, seconds), strict=True))
     best = low if times[low] <= CLEARLY * times[exact] else exact
     return best, in_words(times, "ms a step")
 
@@ -154,8 +165,9 @@ def probe(ways: list[TrainSettings], model: Model) -> Probe:
     return Probe(model, dict(model.named_parameters()), loss, (ids,))
 
 
-def step_seconds(ways: Sequence[Settings], probe: Probe) -> list[float]:
-    """Of the way forward and back, with each of these settings, taking turns."""
+def step_seconds(ways: Sequence[Settings], probe: Probe, seconds: float = math.inf) -> list[float]:
+    """Of the way forward and back, with each of these settings, taking turns for about so long."""
+    end = time.perf_counter() + seconds
     probe.model.train()
     workers = [getattr(way, "workers", None) or 1 for way in ways]
 
@@ -176,7 +188,10 @@ def step_seconds(ways: Sequence[Settings], probe: Probe) -> list[float]:
     turns = list(zip(ways, workers, steps, strict=True))
     first = [once(*turn) for turn in turns]
     tries = TRIES if sum(first) < LONG else 0  # a large model shows the difference at once
-    rounds = [[once(*turn) for turn in turns] for _ in range(tries)] or [first]
+    rounds: list[list[float]] = []
+    while len(rounds) < tries and (not rounds or time.perf_counter() < end):
+        rounds.append([once(*turn) for turn in turns])
+    rounds = rounds or [first]
     use_attention(probe.model, ways[0])
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
@@ -319,4 +334,5 @@ def missing_compiler(device: str) -> str | None:
 
 def in_words(times: dict[str, float], unit: str) -> str:
     """`1: 48.1, 2 in 2 parts: 27.9 ms a step`."""
-    return ", ".join(f"{name}: {1000 * time:.3g}" for name, time in times.items()) + f" {unit}"
+    shown = (f"{name}: {readable(1000 * time)}" for name, time in times.items())
+    return f"{', '.join(shown)} {unit}"

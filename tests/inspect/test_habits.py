@@ -10,7 +10,15 @@ from nanolm.text.sources import embedded_file
 
 def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
     """A previous-token or an induction head, by the page itself."""
-    nanolm.train("embedded:tiny", out=tmp_path / "run", preset="nano")
+    nanolm.train(
+        "embedded:tiny",
+        out=tmp_path / "run",
+        preset="nano",
+        context=64,
+        steps=160,
+        dropout=0.6,
+        val_split="end",
+    )
     sentences = embedded_file("tiny.txt").read_text().splitlines()[100:108]
     shown = cli("inspect", "run", "\n".join(sentences))
     assert shown.returncode == 0, shown.stderr

@@ -25,7 +25,7 @@ from nanolm.model import huggingface
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.runs import checkpoint
-from nanolm.training import language, loop, tuning
+from nanolm.training import language, loop, planner, tuning
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
 
@@ -151,9 +151,10 @@ def test_threads_and_workers_are_measured_and_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "available_threads", lambda: 4)
+    monkeypatch.setattr(planner, "WIDE", 0)  # else so small a model has one thread
     asked: list[tuple[int | None, int | None]] = []
 
-    def seconds(ways: list[Any], model: Any) -> list[float]:
+    def seconds(ways: list[Any], *rest: object) -> list[float]:
         asked.extend((way.threads, way.workers) for way in ways)
         known = {(1, 1): 3.0, (2, 2): 1.0, (2, 1): 0.99}
         return [known.get((way.threads, way.workers), 2.0) for way in ways]
@@ -163,7 +164,7 @@ def test_threads_and_workers_are_measured_and_saved(
     train(tmp_path / "run", notes, threads=None, steps=4)
     assert asked == [(1, 1), (2, 2), (2, 1), (4, 4), (4, 1)]
     assert (config(tmp_path / "run")["threads"], config(tmp_path / "run")["workers"]) == (2, 2)
-    assert any("threads: 2 (1: 3e+03, 2 in 2 parts: 1e+03" in note for note in notes)
+    assert any("threads: 2 (1: 3,000, 2 in 2 parts: 1,000" in note for note in notes)
     # What drops out is one sequence of numbers: no parts side by side.
     asked.clear()
     train(tmp_path / "dropping", threads=None, steps=4, dropout=0.1)

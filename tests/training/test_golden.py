@@ -54,7 +54,7 @@ def losses(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     nanolm.train(
         "embedded:tiny", out=folder / family, family=family, steps=100, layers=2, heads=2,
         dim=32, context=32, batch=8, seed=7, evaluations=2, tokenizer="char", dtype="float32",
-        device="cpu",
+        device="cpu", val_split="end",
     )  # fmt: skip
     lines = [json.loads(line) for line in (folder / family / "metrics.jsonl").open()]
     return [

@@ -297,16 +297,19 @@ def test_families_and_tokenizers(family: str, tokenizer: str, tmp_path: Path) ->
 
 
 def test_minutes(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"  # not tiny, where the number of steps ends it
+    file.write_text("".join(f"{number} cats sat on the mat.\n" for number in range(4_000)))
     result = nanolm.train(
-        "embedded:tiny",
+        file,
         out=tmp_path / "run",
-        minutes=0.03,
+        minutes=0.06,
         weight_decay=0.1,
+        tokenizer="byte",
         **TINY_MODEL,
         evaluations=4,
     )
     assert result.stopped == "minutes"
-    assert 1.0 <= result.seconds < 6  # 1.8, if others leave it the computer
+    assert 2.0 <= result.seconds < 10  # 3.6, if others leave it the computer
     evaluations = [line for line in lines(tmp_path / "run") if "val_loss" in line]
     assert 1 <= len(evaluations) <= 4  # what the preparation took is gone
 
@@ -405,3 +408,29 @@ def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = {line["step"]: line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line}
     assert len(found) > 4
     assert found == {step: batch * (4 if step <= 30 else 2) for step in found}
+
+
+def test_a_final_score_on_more_text_is_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "LEAST_LOOK", 32)
+    monkeypatch.setattr(language, "EVALUATION_SHARE", 0.0)
+    told: list[str] = []
+
+    def watch(event: object) -> None:
+        told.append(str(event))
+
+    nanolm.train(corpus, out=tmp_path / "run", steps=4, notify=watch, **TINY_MODEL)
+    (note,) = [text for text in told if text.startswith("final validation on all ")]
+    assert note.endswith("held-out tokens; the evaluations during training used 32 of them")
+
+
+def test_metrics_have_epochs(unbroken: Path) -> None:
+    rows = lines(unbroken)
+    last = rows[-1]
+    assert last["epoch"] > 1
+    for row in rows:
+        assert row["epoch"] * last["tokens"] == pytest.approx(
+            row["tokens"] * last["epoch"], rel=1e-3
+        )
+    assert all("train_loss" in row for row in rows if "val_loss" in row)

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(sizes, "step_seconds", step_seconds)
     monkeypatch.setattr(
-        planner, "fit_to_machine", lambda settings, model: (replace(settings, workers=2), [])
+        planner, "fit_to_machine", lambda settings, *rest: (replace(settings, workers=2), [])
     )
     return tried
 
@@ -75,6 +76,22 @@ def test_more_time_is_for_a_larger_model(timed: list[int]) -> None:
     assert found == sorted(found)
     assert found[0][0] < found[-1][0]
     assert 1 < len(timed) <= 3 * (sizes.MOST + 1)
+
+
+def test_it_is_said_why_the_best_forecast_was_not_taken(
+    timed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "CLOSE", 9.0)  # all are near enough, so the smallest is taken
+    monkeypatch.setattr(planner, "CLOSE", 9.0)
+    plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
+    shown = next(choice for choice in plan.choices if choice.what == "model")
+    assert re.search(
+        r"; the smallest within .* % of the best, which is faster to use$", shown.reason
+    )
+    monkeypatch.setattr(sizes, "CLOSE", 1.0)
+    plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
+    shown = next(choice for choice in plan.choices if choice.what == "model")
+    assert "the smallest" not in shown.reason
 
 
 def test_what_is_set_by_hand_is_planned_around(timed: list[int]) -> None:

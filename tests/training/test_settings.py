@@ -1,7 +1,9 @@
 import pytest
 
 from nanolm.errors import UsageError
+from nanolm.model.config import FAMILIES, PRESETS, complete_shape
 from nanolm.training.settings import TrainSettings
+from nanolm.training.sizes import LADDER
 
 
 def test_everything_wrong_is_named_at_once() -> None:
@@ -51,6 +53,15 @@ def test_everything_wrong_is_named_at_once() -> None:
         ({"positions": "rotary"}, "--positions rotary: there is learned, sinusoidal, rope, none"),
         ({"family": "rnn", "heads": 3, "qk_norm": False}, "--heads is for .*\n--qk-norm is for"),
         ({"family": "gpt2", "rope_base": 500.0}, "--rope-base is for --positions rope"),
+        ({"heads": 5, "dim": 48}, "--dim 48 is not a .* --heads 5; try --dim 50 or --heads 6"),
+        ({"heads": 5, "preset": "nano"}, "try --dim 50 or .*--preset nano has --dim 48"),
+        ({"dim": 50, "preset": "nano", "batch": 0}, "--batch 0.*\n--dim 50 is not a multiple"),
+        ({"heads": 3, "dim": 45}, "need an even width a head.*; try --dim 48"),
+        ({"heads": 4, "kv_heads": 3}, "--heads 4 is not a multiple of --kv-heads 3"),
+        ({"dim": 97}, "even width a head"),
+        ({"dim": 100, "kv_heads": 3}, "--dim 100 is not a multiple of --heads 3; try --dim 102"),
+        ({"rope_base": 1.0}, "--rope-base 1.0: must be above 1"),
+        ({"norm_place": "post", "dtype": "float8"}, "--dtype float8: only for Transformers with"),
         ({"start_from": "x", "dim": 3, "vocab_size": 300}, "--dim cannot .*\n--vocab-size cannot"),
     ],
 )
@@ -77,3 +88,22 @@ def test_there_and_back() -> None:
     settings = TrainSettings(corpus=("a", "b"), steps=3, dropout=0.1)
     settings.check()
     assert TrainSettings.from_dict(settings.to_dict()) == settings
+
+
+@pytest.mark.parametrize("heads", range(1, 40))
+def test_what_is_left_open_is_chosen_to_fit(heads: int) -> None:
+    """As the planner does it, for each size that it may try."""
+    for _, usual_heads, usual_dim, _ in LADDER:
+        shape = complete_shape(usual_heads, usual_dim, heads=heads)
+        TrainSettings(("a",), heads=shape[0], dim=shape[1]).check()
+        assert abs(shape[1] - usual_dim) <= 2 * heads
+        shape = complete_shape(usual_heads, usual_dim, dim=2 * heads, kv_heads=1)
+        TrainSettings(("a",), heads=shape[0], dim=shape[1]).check()
+        assert complete_shape(usual_heads, usual_dim) == (usual_heads, usual_dim)
+    TrainSettings(("a",), heads=heads).check()
+
+
+def test_every_preset_is_a_model() -> None:
+    for family in FAMILIES:
+        for preset in PRESETS:
+            TrainSettings(("a",), family=family, preset=preset).check()

@@ -25,12 +25,16 @@ from nanolm.training.sweep import (
     Trial,
     Tried,
     Values,
+    affordable,
     around,
+    combinations,
     cost,
     draw,
     how_many,
     longest,
+    named,
     parse,
+    ranked,
     rungs,
     sweep,
 )
@@ -207,6 +211,77 @@ def test_the_best_third_goes_on(tmp_path: Path) -> None:
     assert told[9:] == [(2, 3, 6), (2, 3, 2), (2, 3, 5), (3, 3, 6)]
     # Nothing was spent, so what is left is shared out anew in each round.
     assert state.budgets == pytest.approx([270 / 27, 270 / 6, 270], rel=0.01)
+
+
+SEEDS = {  # bits per byte by what is tried, with three seeds each
+    "learned": (2.0, 2.4, 2.5),  # has the best trial of all
+    "rope": (2.2, 2.1, 2.3),
+    "none": (2.9, 2.8, 2.7),
+    "sinusoidal": (3.0, 3.0, None),  # diverged once
+}
+
+
+class Quick(Sweep):
+    """Trials that have learned all they can before their time is up."""
+
+    why = "steps"
+
+    def attempt(self, trial: Trial, number: int) -> bool:
+        bits = SEEDS[trial.values["positions"]][trial.values["seed"] - 1]
+        if bits is None:
+            trial.error = "it diverged"
+        else:
+            trial.results.append({"val_bits_per_byte": bits, "seconds": 1.0, "stopped": self.why})
+        return True
+
+
+def seeded(folder: Path, minutes: float, tried: list[str], work: type[Quick] = Quick) -> Quick:
+    trials = [
+        Trial(3 * number + seed, {"positions": name, "seed": seed})
+        for number, name in enumerate(tried)
+        for seed in (1, 2, 3)
+    ]
+    waiting = [{"positions": name} for name in SEEDS if name not in tried]
+    state = State({}, base={}, trials=trials, waiting=waiting)
+    asked = TrainSettings(("x",), minutes=minutes)
+    return work(folder, state, asked, lambda event: None, time.monotonic())
+
+
+def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
+    work = seeded(tmp_path, 10, list(SEEDS))
+    assert work.all_rounds(StopRequest())
+    trials = ranked(work.state.trials)
+    found = combinations(trials)
+    assert [each.values["positions"] for each in found] == ["rope", "learned", "none", "sinusoidal"]
+    assert trials[0].values == {"positions": "rope", "seed": 2}
+    assert found[0].rounds()[0] == pytest.approx((2.2, 0.1))
+    assert found[1].score() == pytest.approx(2.3)
+    # All seeds of the best went on, and of no other.
+    assert [len(trial.results) for trial in trials[:4]] == [2, 2, 2, 1]
+
+
+def test_what_there_was_no_time_for_is_tried_when_others_end_early(tmp_path: Path) -> None:
+    work = seeded(tmp_path, 10, ["none"])
+    assert work.all_rounds(StopRequest())
+    assert work.state.waiting == []
+    assert [len(each.trials) for each in combinations(work.state.trials)] == [3, 3, 3, 3]
+    assert ranked(work.state.trials)[0].values["positions"] == "rope"
+
+    class Slow(Quick):
+        why = "minutes"  # then later rounds need the time
+
+    busy = seeded(tmp_path, 0.15, ["none"], Slow)  # three more trials, and what comes after them
+    assert busy.all_rounds(StopRequest())
+    assert [each["positions"] for each in busy.state.waiting] == ["learned", "rope", "sinusoidal"]
+
+
+def test_a_grid_of_values_is_tried_as_a_whole_if_that_can_be() -> None:
+    assert affordable(85 / 3, 2, by_value=True) == 2  # two combinations, three seeds, 1.5 minutes
+    assert affordable(85, 6, by_value=True) == 6
+    assert affordable(85, 6, by_value=False) == 3
+    assert affordable(20, 6, by_value=True) == 3
+    assert affordable(2, 6, by_value=True) == 1
+    assert named([{"lr": 0.1, "tied": True}, {"lr": 2.0}], 1) == "lr=0.1 tied=true; and 1 more"
 
 
 def test_the_best_is_a_run_as_any_other(swept: dict[str, Any]) -> None:

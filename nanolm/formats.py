@@ -1,0 +1,28 @@
+"""Numbers and counts as people read them.
+
+>>> readable(1040.3), readable(0.01234), readable(1e6), counted(1, "step"), counted(2500, "pass")
+('1,040', '0.0123', '1,000,000', '1 step', '2,500 passes')
+"""
+
+import math
+
+SMALLEST = 1e-4  # numbers below it are easier to read with an exponent
+
+
+def readable(value: float, digits: int = 3) -> str:
+    """With so many significant digits, but all of those before the point."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value) or 0 < abs(value) < SMALLEST:
+        return f"{value:.{digits}g}"
+    before = math.floor(math.log10(abs(value))) + 1 if value else 1
+    text = f"{value:,.{max(0, digits - before)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(count: float, what: str) -> str:
+    """`count` of `what`, in the plural unless it is one."""
+    shown = readable(count)
+    if shown == "1":
+        return f"1 {what}"
+    return f"{shown} {what}{'es' if what.endswith('s') else 's'}"

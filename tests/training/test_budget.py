@@ -1,0 +1,187 @@
+"""A time budget always trains, or says that it was too short."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import TINY_MODEL, Cli
+
+import nanolm
+from nanolm.report.listing import listing
+from nanolm.text import store
+from nanolm.training import language, loop, prepare, sizes
+from nanolm.training.events import Note, Preparing
+from nanolm.training.extend import extend
+from nanolm.training.law import Forecast
+from nanolm.training.planner import make_plan
+from nanolm.training.recipe import TINY_STEPS
+from nanolm.training.settings import TrainSettings
+from nanolm.training.sizes import Text
+from nanolm.training.task import State
+
+SMALL: dict[str, Any] = {
+    **TINY_MODEL,
+    "tokenizer": "char",
+    "threads": 1,
+    "dtype": "float32",
+    "compile": False,
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Not tiny."""
+    file = tmp_path / "text.txt"
+    rows = (f"{n}: the {n % 7} cats sat on {n % 11} mats, {n % 13} not.\n" for n in range(4_000))
+    file.write_text("".join(rows))
+    return file
+
+
+@pytest.fixture
+def too_short(text: Path, tmp_path: Path) -> Path:
+    """A run whose time was over before it began."""
+    run = tmp_path / "runs/text"
+    result = nanolm.train(text, out=run, minutes=0.001, **SMALL)
+    assert (result.stopped, result.steps < loop.LEAST_STEPS) == ("too little time", True)
+    return run
+
+
+def prepared(seen: list[object]) -> set[str]:
+    return {event.what for event in seen if isinstance(event, Preparing)}
+
+
+def test_exit_code_8_says_what_to_type(text: Path, cli: Cli) -> None:
+    shown = cli("train", text, "--minutes", 0.001, "--json", "--out", "runs/text", *options(SMALL))
+    assert shown.returncode == 8
+    assert json.loads(shown.stdout)["stopped"] == "too little time"
+    assert "too little time" in shown.stderr
+    assert "--minutes 0.5" in shown.stderr
+    assert "--max-bytes" in shown.stderr
+    assert "stopped: too little time" in cli("runs").stdout
+
+
+def options(settings: dict[str, Any]) -> list[str]:
+    given = {name: value for name, value in settings.items() if name != "compile"}
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+
+
+def test_such_a_run_is_not_finished(too_short: Path) -> None:
+    assert [row.state for row in listing(too_short.parent, print)] == ["stopped: too little time"]
+
+
+def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) -> None:
+    seen: list[object] = []
+    before = json.loads((too_short / "run.json").read_text())["result"]["steps"]
+    result = extend(too_short, {"steps": 30}, seen.append)
+    assert (result.stopped, result.steps) == ("steps", before + 30)
+    assert prepared(seen) <= {"looking at the text"}
+
+
+def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path) -> None:
+    seen: list[object] = []
+    settings = TrainSettings((str(text),), **SMALL)
+    result = language.train(replace(settings, minutes=0.1), too_short, False, seen.append)
+    assert (result.run, result.stopped) == (str(too_short), "minutes")
+    assert result.steps >= loop.LEAST_STEPS
+    assert "encoding" not in prepared(seen)
+    assert [row.state for row in listing(too_short.parent, print)] == ["finished"]
+    with pytest.raises(nanolm.errors.DataError, match="finished"):
+        language.train(replace(settings, minutes=0.1), too_short)
+
+
+def test_a_part_of_the_text_is_saved_and_kept(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-4)
+    monkeypatch.setattr(store, "LEAST_PART", 70_000)
+    run, seen = tmp_path / "run", list[object]()
+    result = nanolm.train(text, out=run, minutes=0.05, notify=seen.append, **SMALL)
+    assert result.steps >= loop.LEAST_STEPS
+    assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
+    choices = json.loads((run / "run.json").read_text())["choices"]
+    assert "stretches from all over it" in choices[0]["reason"]
+    seen.clear()
+    extend(run, {"steps": 5}, seen.append)
+    assert prepared(seen) <= {"looking at the text"}
+    assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "progress"),
+    [
+        (100, 30, 0.0),  # the learning rate rises, stays and falls within the time that is left,
+        (100, 40, 1 / 3),
+        (100, 60, 1.0),
+        (5, 58, 5 / 20),  # or within 20 steps, where they take longer than that,
+        (5, 62, 5 / 20),
+        (5, 64, 34 / 30),  # but not much longer
+    ],
+)
+def test_time_before_the_first_step_is_no_progress(
+    step: int, seconds: float, progress: float
+) -> None:
+    state = State(step=step, seconds=seconds, setup=30)
+    trainer = SimpleNamespace(settings=TrainSettings((), minutes=1), state=state)
+    assert loop.Trainer.progress(trainer) == pytest.approx(progress)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("minutes", [0.25, 3.0])
+def test_minutes_do_not_change_the_plan_for_a_tiny_text(minutes: float) -> None:
+    tiny = Text(vocab_size=300, size=3_000, tokens=1_000, hard=lambda: 2.3)
+    asked = TrainSettings(("poem.txt",), device="cpu")
+    plain = make_plan(asked, tiny).settings
+    timed = make_plan(replace(asked, minutes=minutes), tiny).settings
+    assert plain.steps == TINY_STEPS
+    assert timed == replace(plain, minutes=minutes)
+
+
+@pytest.mark.parametrize("gone", [0.0, 20.0])
+def test_little_is_tried_where_time_is_short(gone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine where one step takes a second."""
+    clock, tried = gone, list[int]()
+
+    def step_seconds(config: Any, batch: int, *rest: object) -> float:
+        nonlocal clock
+        tried.append(config.dim)
+        clock += 3
+        return float(config.dim / 64 * batch * config.context / 2_048)
+
+    monkeypatch.setattr(sizes, "step_seconds", step_seconds)
+    settings = TrainSettings(("a.txt",), device="cpu", minutes=0.5, threads=1, workers=1)
+    text = Text(vocab_size=512, size=10**6, tokens=300_000, hard=lambda: None)
+    plan = make_plan(replace(settings, dtype="float32"), text, None, lambda: clock)
+    assert clock - gone <= 6
+    assert plan.settings.dim == 64
+    assert plan.settings.batch and plan.settings.batch < 16  # smaller steps, but more of them
+    assert plan.forecast is None
+    assert not any("bits per byte" in choice.reason for choice in plan.choices)
+
+
+def test_fewer_steps_than_planned_are_told_with_what_they_should_come_to(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_for: Callable[..., Any] = prepare.plan_for
+
+    def hopeful(*rest: Any) -> Any:
+        plan = plan_for(*rest)
+        plan.forecast = Forecast(1.0, 5.0, passes=100.0, steps=1_000_000)
+        return plan
+
+    monkeypatch.setattr(prepare, "plan_for", hopeful)
+    seen: list[object] = []
+    nanolm.train(text, out=tmp_path / "run", minutes=0.05, notify=seen.append, **SMALL)
+    notes = [str(event) for event in seen if isinstance(event, Note)]
+    assert any("not 1,000,000 as planned" in note for note in notes)
+
+
+def test_fewer_steps_come_to_less() -> None:
+    forecast = Forecast(1.5, 100.0, passes=2.0, steps=1_000)
+    less = forecast.at(100, 10**6, 10**6)
+    assert less.steps == 100
+    assert less.passes == pytest.approx(0.2)
+    assert less.bits_per_byte > 1.6
