@@ -18,7 +18,6 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from nanolm.bench.turns import Runner, seconds_for
 
@@ -36,6 +35,7 @@ UNREAD = {
     ("_foreach_copy_", "self"),
     ("_foreach_zero_", "self"),
 }
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 LOOKUPS = ("embedding", "index", "gather", "index_select")  # read as much as comes out
 
 
@@ -105,8 +105,15 @@ def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
         # Two products there, five on the way back; half of each, since no token looks ahead.
         batch, heads, length, width = args[0].shape
         return (5 if "backward" in name else 2) * int(batch * heads * length * length * width)
-    count = flop_registry.get(func.overloadpacket)
-    return int(count(*args, **kwargs, out_val=out)) if count else 0
+    if plain(name) not in PRODUCTS:
+        return 0
+    # By name, not by torch's own formulas: those break on overloads with further arguments.
+    given = {
+        argument.name: arg for argument, arg in zip(func._schema.arguments, args, strict=False)
+    }
+    given |= kwargs
+    left = next(given[name] for name in ("mat1", "batch1", "self") if name in given)
+    return 2 * int(out.numel()) * int(left.shape[-1])
 
 
 def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:

@@ -24,7 +24,8 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
-from nanolm.model.size import parameters_by_part, training_bytes
+from nanolm.model.size import training_bytes
+from nanolm.model.stored import parameters_by_part
 from nanolm.text.tokenizer import ByteLevel
 from nanolm.training.trial import Trial
 from nanolm.training.tuning import threads_for
@@ -103,7 +104,7 @@ def flops_per_token(model: Model) -> int:
     looked up cost no products.
     """
     config = model.config
-    parts = parameters_by_part(model)
+    parts = parameters_by_part(model.config)
     weights = sum(parts.values()) - parts.get("position embedding", 0)
     if not config.tied:
         weights -= parts["token embedding"]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nanolm.errors import did_you_mean
+from nanolm.formats import readable
 from nanolm.training.settings import CHOICES, DEFAULT_FAMILY
 
 PEERS = ("transformers",)
@@ -44,5 +45,7 @@ class Request:
             found.append(f"--bandwidth {self.bandwidth:g}: must be from 0.001 to 100000, in GB/s")
         least, most = SECONDS
         if not least <= self.seconds <= most:
-            found.append(f"--seconds {self.seconds:g}: must be from {least:g} to {most:g}")
+            found.append(
+                f"--seconds {self.seconds:g}: must be from {readable(least)} to {readable(most)}"
+            )
         return found

@@ -20,7 +20,7 @@ from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.transcript import Transcript, transcribed
 from nanolm.model.base import Model
-from nanolm.model.huggingface import load_model
+from nanolm.model.huggingface import load_model, suppressed_tokens
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
@@ -192,4 +192,5 @@ def load(
     """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
     folder = find_named(path, note, progress)
     tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
+    tokenizer.unseen = suppressed_tokens(folder, tokenizer.vocab_size)
     return LanguageModel(load_model(folder), tokenizer)

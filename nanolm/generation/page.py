@@ -4,12 +4,25 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 
 from nanolm.generation.language_model import Sample
-from nanolm.text.page import SURPRISE_STYLE, coloured, legend, marked, named, page, shade
+from nanolm.generation.words import Word
+from nanolm.text.page import (
+    PICTURES,
+    SURPRISE_STYLE,
+    coloured,
+    legend,
+    marked,
+    named,
+    page,
+    shade,
+    spelled,
+)
 from nanolm.text.tokenizer import Tokenizer
 
+SIGNS = str.maketrans(PICTURES)
 STYLE = """
 section { margin: 0 0 3rem; }
 .scroll { overflow-x: auto; margin-top: 1.5rem; }
@@ -22,40 +35,81 @@ td.drawn { font-weight: bold; }
 """
 
 
-def samples_page(tokenizer: Tokenizer, samples: list[Sample], facts: dict[str, str]) -> str:
-    """Every sample, coloured by probability; where the likeliest tokens were kept, their table."""
+Cell = tuple[str, float]  # a token or word as HTML, and its log-probability
+
+
+def samples_page(
+    tokenizer: Tokenizer,
+    samples: list[Sample],
+    facts: dict[str, str],
+    words: Sequence[Sequence[Word]] = (),
+) -> str:
+    """Every sample, coloured by probability, and a table of the likeliest tokens if they were kept;
+    with `words` of each sample, by words instead."""
     parts = [legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "less")]
-    for sample in samples:
-        bits = [-logprob / math.log(2) for logprob in sample.logprobs]
-        rows = ((id, each, "") for id, each in zip(sample.tokens, bits, strict=True))
+    for number, sample in enumerate(samples):
         prompt = marked(sample.prompt, keep=" \t\n")
-        text = "".join(coloured(tokenizer, rows))
+        if words:
+            text = "".join(coloured_word(tokenizer, word) for word in words[number])
+            rows = [word_row(word) for word in words[number]]
+        else:
+            bits = [-logprob / math.log(2) for logprob in sample.logprobs]
+            tokens = ((id, each, "") for id, each in zip(sample.tokens, bits, strict=True))
+            text = "".join(coloured(tokenizer, tokens))
+            rows = token_rows(tokenizer, sample)
         parts.append(f'<section><div class="text"><b>{prompt}</b>{text}</div>')
-        if sample.top:
-            parts += table(tokenizer, sample)
+        if rows and rows[0][1]:
+            parts += table(rows)
         parts.append("</section>")
     title = f"{len(samples):,} samples" if len(samples) > 1 else "A sample"
     return page(title, facts, "\n".join(parts), SURPRISE_STYLE + STYLE)
 
 
-def table(tokenizer: Tokenizer, sample: Sample) -> Iterator[str]:
-    """The likeliest tokens at each place; the one that was drawn is bold."""
-    numbers = "".join(f"<th>{number}</th>" for number in range(1, len(sample.top[0]) + 1))
+def token_rows(tokenizer: Tokenizer, sample: Sample) -> list[tuple[Cell, list[tuple[Cell, bool]]]]:
+    """Each token, and the likeliest in its place with whether it is that token."""
+    return [
+        (
+            (named(tokenizer, id), logprob),
+            [((named(tokenizer, other), chance), other == id) for other, chance in top],
+        )
+        for id, logprob, top in zip(sample.tokens, sample.logprobs, sample.top, strict=False)
+    ]
+
+
+def word_row(word: Word) -> tuple[Cell, list[tuple[Cell, bool]]]:
+    top = [((marked(text), log(chance)), text == word.text) for text, chance in word.top]
+    return (marked(word.text), log(word.probability)), top
+
+
+def coloured_word(tokenizer: Tokenizer, word: Word) -> str:
+    pieces = " + ".join(
+        escape(spelled(tokenizer.tokens[id]).translate(SIGNS)) for id in word.tokens
+    )
+    bits = -log(word.probability) / math.log(2)
+    text = marked(word.text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
+    title = f"{pieces}  p = {word.probability:.3g}  {bits:.2f} bits"
+    return f'<span class="s{shade(bits)}" title="{title}">{text}</span>'
+
+
+def log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf
+
+
+def table(rows: list[tuple[Cell, list[tuple[Cell, bool]]]]) -> Iterator[str]:
+    """The likeliest in each place; what was drawn is bold."""
+    most = max(len(top) for _, top in rows)
+    numbers = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
     yield '<div class="scroll"><table><thead><tr><th></th><th>written</th><th></th>'
     yield f"{numbers}</tr></thead><tbody>"
-    for number, (id, logprob, top) in enumerate(
-        zip(sample.tokens, sample.logprobs, sample.top, strict=True), start=1
-    ):
-        cells = "".join(cell(tokenizer, other, chance, other == id) for other, chance in top)
-        chance = math.exp(logprob)
+    for number, ((text, logprob), top) in enumerate(rows, start=1):
+        cells = "".join(cell(*other, drawn) for other, drawn in top)
         yield (
-            f"<tr><th>{number}</th><td>{named(tokenizer, id)}</td>"
-            f"<td><small>{chance:.3f}</small></td>{cells}</tr>"
+            f"<tr><th>{number}</th><td>{text}</td>"
+            f"<td><small>{math.exp(logprob):.3f}</small></td>{cells}</tr>"
         )
     yield "</tbody></table></div>"
 
 
-def cell(tokenizer: Tokenizer, id: int, logprob: float, drawn: bool) -> str:
+def cell(text: str, logprob: float, drawn: bool) -> str:
     kinds = f"s{shade(-logprob / math.log(2))}" + " drawn" * drawn
-    shown = f"{named(tokenizer, id)} <small>{math.exp(logprob):.3f}</small>"
-    return f'<td class="{kinds}">{shown}</td>'
+    return f'<td class="{kinds}">{text} <small>{math.exp(logprob):.3f}</small></td>'

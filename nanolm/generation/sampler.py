@@ -66,6 +66,10 @@ class Sampler:
         self.values = torch.ones(rows, len(COLUMNS), dtype=wide, device=device)
         self.stops = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self.stops[sorted(tokenizer.stops)] = True
+        self.suppressed: Tensor | None = None  # (vocabulary,)
+        if tokenizer.unseen:
+            self.suppressed = torch.zeros_like(self.stops)
+            self.suppressed[sorted(tokenizer.unseen)] = True
         self.seen: Tensor | None = None  # (rows, vocabulary): is it in the prompt or the text?
         self.written: Tensor | None = None  # (rows, vocabulary): how often in the text
         self.states = torch.zeros(rows, dtype=torch.long, device=device)  # of what is banned
@@ -206,6 +210,8 @@ class Sampler:
     def scores(self, logits: Tensor) -> Tensor:
         """Logits after penalties and bans."""
         turned, rows = self.turned, len(logits)
+        if self.suppressed is not None:
+            logits = logits.masked_fill(self.suppressed, -torch.inf)
         if turned.repetition:
             assert self.seen is not None
             logits, penalty = logits.float(), self.value("repetition_penalty", rows).float()

@@ -4,22 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanolm.errors import UsageError
 from nanolm.inspect.heads import Head
 from nanolm.inspect.look import Floats, Seen
+from nanolm.report.png import figure
 
 LEGIBLE = 40  # tokens; the names of more would lie over each other
-DOTS = 200  # an inch
-
-
-def figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "--png needs matplotlib; install it with: pip install nanolm[plot]"
-        ) from None
-    return Figure(figsize=(width, height), dpi=DOTS, layout="constrained")
 
 
 def attention_png(file: Path, seen: Seen, heads: list[list[Head]]) -> None:

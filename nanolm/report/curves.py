@@ -70,6 +70,20 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """Panels with their axis, to be drawn as SVG here or as PNG by `nanolm.report.png`."""
+
+    name: str  # of its file, without suffix
+    title: str
+    panels: Sequence[Panel]
+    x: str = "step"
+    steps_per_epoch: float | None = None
+
+    def svg(self) -> str:
+        return curves_svg(self.panels, self.title, self.x, steps_per_epoch=self.steps_per_epoch)
+
+
+@dataclass(frozen=True)
 class Axis:
     low: float
     high: float
@@ -118,12 +132,17 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def curves_svg(
-    panels: Sequence[Panel], title: str, x: str = "step", logarithmic: bool = False
+    panels: Sequence[Panel],
+    title: str,
+    x: str = "step",
+    logarithmic: bool = False,
+    steps_per_epoch: float | None = None,
 ) -> str:
     """One or two panels side by side, more of them one below the other; `x` names what they share.
 
-    Long noisy lines are faint behind their trend, and lines of many points are thinned. With
-    `logarithmic`, for numbers above 0, what grows as a power of x is a straight line.
+    With `steps_per_epoch` the axis of steps has a second row of ticks, for epochs. Long noisy
+    lines are faint behind their trend, and lines of many points are thinned. With `logarithmic`,
+    for numbers above 0, what grows as a power of x is a straight line.
     """
     panels = [
         replace(each, lines=[line for line in each.lines if drawable(line)]) for each in panels
@@ -141,6 +160,8 @@ def curves_svg(
     heights = [[y for points in lines for _, y in points] for lines in drawn]
     ups = [log_axis(each) if logarithmic else axis(each, 5) for each in heights]
     margin = 22 + max((measure(text, 11) for up in ups for _, text in up.ticks), default=0)
+    if steps_per_epoch:
+        margin = max(margin, 16 + measure("epoch", 11))
     inner = width - margin - 16
     heads = [head(panel, kinds, inner) for panel in panels]
     above = max((rows for _, rows in heads), default=0) * 18
@@ -155,7 +176,7 @@ def curves_svg(
         left, top = number % columns * width, 44 + number // columns * each
         box = Box(left + margin, top + above, inner, height, across, up)
         parts.append(f'<g transform="translate({box.left:g} {top + 12})">{legend}</g>')
-        parts += frame(box, x)
+        parts += frame(box, x, epoch_ticks(across, steps_per_epoch))
         if panel.mark and measured(panel.mark[0]):
             parts += mark(box, *panel.mark)
         if not any(lines):
@@ -242,8 +263,21 @@ def tick(value: float, step: float, top: float) -> str:
     return f"{value:,.{max(0, -math.floor(math.log10(step * 1.001)))}f}"
 
 
-def frame(box: Box, x: str) -> Iterator[str]:
-    """Grid, axes and their numbers."""
+def epoch_ticks(steps: Axis, steps_per_epoch: float | None) -> list[tuple[float, str]]:
+    """Round numbers of epochs, each at its place on the axis of steps."""
+    if not steps_per_epoch:
+        return []
+    low, high = steps.low / steps_per_epoch, steps.high / steps_per_epoch
+    step = round_step((high - low) / 6)
+    # The last epoch may end within the last step.
+    near = 0.02 * (high - low) / step
+    numbers = range(math.ceil(low / step - near), math.floor(high / step + near) + 1)
+    places = [max(steps.low, min(steps.high, n * step * steps_per_epoch)) for n in numbers]
+    return [(x, tick(n * step, step, high)) for x, n in zip(places, numbers, strict=True)]
+
+
+def frame(box: Box, x: str, epochs: Sequence[tuple[float, str]] = ()) -> Iterator[str]:
+    """Grid, axes and their numbers; a row of `epochs` where there are any."""
     right, bottom = box.left + box.width, box.top + box.height
     for value, text in box.up.ticks:
         y = box.y(value)
@@ -254,7 +288,13 @@ def frame(box: Box, x: str) -> Iterator[str]:
         yield stroke("grid", at, box.top, at, bottom)
         yield write(at, bottom + 17, text, "tick", "middle")
     yield stroke("frame", box.left, bottom, right, bottom)
-    yield write(box.left + box.width / 2, bottom + 36, cut(x, 11, box.width), "tick", "middle")
+    if not epochs:
+        yield write(box.left + box.width / 2, bottom + 36, cut(x, 11, box.width), "tick", "middle")
+        return
+    for value, text in epochs:
+        yield write(box.x(value), bottom + 35, text, "tick", "middle")
+    for name, y in ((x, bottom + 17), ("epoch", bottom + 35)):
+        yield write(box.left - 10, y, name, "tick", "end")
 
 
 def mark(box: Box, x: float, word: str) -> Iterator[str]:

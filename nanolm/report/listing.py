@@ -11,7 +11,7 @@ from typing import Any
 from nanolm import files
 from nanolm.errors import DataError
 from nanolm.report.curves import read_metrics
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what other hands may have written
 
@@ -25,9 +25,12 @@ class Row:
     parameters: int | None
     steps: int | None
     bits_per_byte: float | None
-    accuracy: float | None
+    accuracy: float | None  # on the test set where there is one, else on the validation set
+    val_accuracy: float | None
+    test_accuracy: float | None
     minutes: float | None
-    state: str  # "finished", "training" (by some process now) or "stopped"
+    state: str  # "finished", "training" (by some process now), "stopped", "stopped early" or
+    # "stopped: REASON"
     started: str
 
 
@@ -49,9 +52,12 @@ def row(run: Run) -> Row:
     result = facts.get("result") or {}
     last = {} if result else latest(run)
     texts = settings.get("corpus") or settings.get("data") or []
-    scores = result.get("test") or result.get("val") or {}
+    val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
+    test = (result.get("test") or {}).get("accuracy")
     seconds = result.get("seconds", last.get("seconds"))
-    state = "finished" if result else "stopped"
+    state = "stopped"
+    if result:
+        state = STOPPED_EARLY if result.get("stopped") == "enough" else ending(result)
     if files.in_use(run.path / ".lock"):
         state = "training"
     return Row(
@@ -60,7 +66,9 @@ def row(run: Run) -> Row:
         parameters=facts.get("parameters"),
         steps=result.get("steps", last.get("step", 0)),
         bits_per_byte=result.get("val_bits_per_byte", last.get("val_bits_per_byte")),
-        accuracy=scores.get("accuracy", last.get("val_accuracy")),
+        accuracy=val if test is None else test,
+        val_accuracy=val,
+        test_accuracy=test,
         minutes=None if seconds is None else float(seconds) / 60,
         state=state,
         started=str(facts.get("started", "")),

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nanolm import files
-from nanolm.report.curves import Line, Panel, curves_svg, read_metrics
-from nanolm.runs.folder import Run
+from nanolm.formats import readable
+from nanolm.report.curves import Line, Panel, Picture, curves_svg, read_metrics
+from nanolm.runs.folder import Run, ending
 from nanolm.text.page import marked, page
 
 SAMPLES = 6  # that are shown: the first, the last, and some between
@@ -67,6 +68,12 @@ class Told:
         """Whether it made a classifier."""
         return "data" in self.settings
 
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """None for a run of a version that did not record epochs."""
+        rows = (row for row in reversed(self.metrics) if row.get("epoch"))
+        return next((row["step"] / row["epoch"] for row in rows), None)
+
     def line(self, key: str, name: str, x: str = "step") -> Line:
         rows = [row for row in self.metrics if key in row]
         return Line(name, [(row.get(x), row[key]) for row in rows])
@@ -93,13 +100,19 @@ def unquoted(text: str) -> str:
     return "\n".join(lines)[:LETTERS]
 
 
-def write_report(run: Run) -> tuple[Path, Path]:
-    """The page and the curves, beside what they tell of."""
+def write_report(run: Run, png: bool = False) -> list[Path]:
+    """The page and the curves in the run folder; with `png` the curves as PNG too."""
     one = told(run)
-    page_file, picture = run.path / "report.html", run.path / "loss.svg"
-    files.write_atomically(picture, loss_svg(one))
-    files.write_atomically(page_file, report_page(one))
-    return page_file, picture
+    written = {run.path / "report.html": report_page(one)}
+    for picture in pictures(one):
+        written[run.path / f"{picture.name}.svg"] = picture.svg()
+    for file, text in written.items():
+        files.write_atomically(file, text)
+    if not png:
+        return list(written)
+    from nanolm.report.png import picture_png
+
+    return [*written, *(picture_png(run.path, picture) for picture in pictures(one))]
 
 
 def report_page(one: Told) -> str:
@@ -111,15 +124,16 @@ def report_page(one: Told) -> str:
 
 
 def sections(one: Told) -> Iterator[tuple[str, list[str]]]:
-    yield "Planned and found", list(planned(one))
+    yield "By epoch", list(epoch_table(one))
+    yield "Planned vs. actual", list(planned(one))
     if one.labels:
-        yield "What was taken for what", list(confusion(one))
+        yield "Confusion matrix", list(confusion(one))
         yield "Calibration", list(calibration(one))
-        yield "The most confident mistakes", list(mistakes(one))
-    yield "What it wrote as it learned", list(samples(one))
+        yield "Most confident mistakes", list(mistakes(one))
+    yield "Samples during training", list(samples(one))
     yield "Settings", list(configuration(one))
     yield "Machine and versions", [table([], machine(one))]
-    yield "The same again", [f"<pre>{escape(again(one))}</pre>"]
+    yield "Reproduce this run", [f"<pre>{escape(again(one))}</pre>"]
 
 
 def summary(one: Told) -> dict[str, str]:
@@ -128,9 +142,10 @@ def summary(one: Told) -> dict[str, str]:
     facts = {"text": ", ".join(one.settings.get("corpus") or one.settings.get("data") or ())}
     if count := one.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
-    state = "finished" if result else "not finished"
     steps = result.get("steps") or max((row.get("step", 0) for row in one.metrics), default=0)
     facts["steps"] = f"{steps:,}"
+    if one.steps_per_epoch:
+        facts["epochs"] = f"{steps / one.steps_per_epoch:,.1f}"
     seconds = result.get("seconds") or max(
         (row.get("seconds", 0) for row in one.metrics), default=0
     )
@@ -141,11 +156,16 @@ def summary(one: Told) -> dict[str, str]:
         if part in result:
             name = "validation" if part == "val" else part
             facts[name] = f"{result[part]['accuracy']:.1%} of {result[part]['count']:,} right"
-    return facts | {"state": state}
+    return facts | {"state": ending(result)}
 
 
-def loss_svg(one: Told) -> str:
-    """What is learned, in training and in validation."""
+def pictures(one: Told) -> list[Picture]:
+    """The curves that are files of their own: by step, and for a classifier by epoch."""
+    return [loss_picture(one), *([epochs_picture(one)] if one.labels and by_epoch(one) else [])]
+
+
+def loss_picture(one: Told) -> Picture:
+    """Loss and accuracy in training and in validation, by step."""
     best = one.result.get("best_step")
     mark = (float(best), "best") if best is not None else None
     losses = [one.line("loss", "training"), one.line("val_loss", "validation")]
@@ -155,15 +175,92 @@ def loss_svg(one: Told) -> str:
         panels.append(Panel("accuracy", right, mark))
     else:
         panels.append(Panel("bits per byte", [one.line("val_bits_per_byte", "validation")], mark))
-    return curves_svg(panels, one.name)
+    return Picture("loss", one.name, panels, "step", one.steps_per_epoch)
+
+
+def epochs_picture(one: Told) -> Picture:
+    """Loss and accuracy at the end of each epoch; those in training are means over the epoch."""
+    epochs = by_epoch(one)
+    best = next(
+        (row["epoch"] for row in epochs if row["step"] == one.result.get("best_step")), None
+    )
+    panels = []
+    for key in ("loss", "accuracy"):
+        lines = [
+            Line(name, [(row["epoch"], row.get(f"{part}_{key}")) for row in epochs])
+            for part, name in (("train", "training"), ("val", "validation"))
+        ]
+        panels.append(Panel(key, lines, None if best is None else (best, "best")))
+    return Picture("epochs", f"{one.name}: by epoch", panels, "epoch")
+
+
+def by_epoch(one: Told) -> list[dict[str, Any]]:
+    """The last evaluation of each epoch, with training values averaged over the whole epoch.
+
+    Where evaluations are further apart than epochs, a row for each evaluation.
+    """
+    per_epoch = one.steps_per_epoch
+    rows = [row for row in one.metrics if "val_loss" in row and row.get("epoch")]
+    if per_epoch is None:
+        return []
+    epochs: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    before = 0
+    for row in rows:
+        # An evaluation comes after the first step that reaches its place.
+        number = max(1, math.ceil((row["step"] - 1) / per_epoch))
+        epochs.setdefault(number, []).append((row["step"] - before, row))
+        before = row["step"]
+    found = []
+    for number, parts in epochs.items():
+        last = dict(parts[-1][1])
+        whole = abs(last["step"] - number * per_epoch) <= 1
+        last["epoch"] = number if whole else last["epoch"]
+        for key in [key for key in last if key.startswith("train_")]:
+            seen = [(steps, row[key]) for steps, row in parts if row.get(key) is not None]
+            total = sum(steps for steps, _ in seen)
+            last[key] = sum(steps * value for steps, value in seen) / total if total else None
+        found.append(last)
+    return found
+
+
+def epoch_table(one: Told) -> Iterator[str]:
+    columns = {
+        "train_loss": ("training loss", "{:.3f}"),
+        "val_loss": ("validation loss", "{:.3f}"),
+        "train_accuracy": ("training accuracy", "{:.1%}"),
+        "val_accuracy": ("validation accuracy", "{:.1%}"),
+        "val_bits_per_byte": ("validation bits per byte", "{:.3f}"),
+    }
+    epochs = by_epoch(one)
+    shown = {key: how for key, how in columns.items() if any(key in row for row in epochs)}
+    if not epochs:
+        return
+    rows = [
+        (
+            shown_epoch(row["epoch"]),
+            f"{row['step']:,}" + " (best)" * (row["step"] == one.result.get("best_step")),
+            *(
+                "" if row.get(key) is None else how.format(row[key])
+                for key, (_, how) in shown.items()
+            ),
+        )
+        for row in epochs
+    ]
+    yield table(["epoch", "step", *(name for name, _ in shown.values())], rows)
+    yield "<p>Training values are means over all steps since the row above, with dropout on.</p>"
+
+
+def shown_epoch(epoch: float) -> str:
+    return f"{epoch:,.0f}" if epoch == int(epoch) else f"{epoch:,.2f}"
 
 
 def curves(one: Told) -> str:
     panels = [
         Panel("learning rate", [one.line("lr", "learning rate")]),
-        Panel("tokens a second", [one.line("tokens_per_second", "tokens a second")]),
+        Panel("tokens per second", [one.line("tokens_per_second", "tokens per second")]),
     ]
-    return loss_svg(one) + curves_svg(panels, "Learning rate and speed")
+    both = curves_svg(panels, "Learning rate and speed", steps_per_epoch=one.steps_per_epoch)
+    return "".join(picture.svg() for picture in reversed(pictures(one))) + both
 
 
 def planned(one: Told) -> Iterator[str]:
@@ -176,10 +273,10 @@ def planned(one: Told) -> Iterator[str]:
     if minutes and result:
         rows.append(("seconds in all", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:
-        yield table(["", "planned", "found"], rows)
+        yield table(["", "planned", "actual"], rows)
     choices = one.facts.get("choices") or []
     if choices:
-        yield "<h3>What was chosen, and why</h3>"
+        yield "<h3>Choices and reasons</h3>"
         yield table(
             ["", "chosen", "because"],
             [(each["what"], shown(each["value"]), each["reason"]) for each in choices],
@@ -223,7 +320,7 @@ def confusion(one: Told) -> Iterator[str]:
 def calibration(one: Told) -> Iterator[str]:
     """How often it is right where it is so sure."""
     lines = []
-    for key, name in (("uncalibrated", "before"), ("val", "as saved")):
+    for key, name in (("uncalibrated", "uncalibrated"), ("val", "calibrated (as saved)")):
         bins = (one.result.get(key) or {}).get("bins") or []
         points = [(each["confidence"], each["accuracy"]) for each in bins if each["count"]]
         if points:
@@ -231,17 +328,22 @@ def calibration(one: Told) -> Iterator[str]:
     if lines:
         ends = [x for line in lines for x, _ in line.points if x is not None]
         perfect = Line("perfect", [(min(ends), min(ends)), (max(ends), max(ends))])
-        panel = Panel("how often it was right", [*lines, perfect])
-        yield curves_svg([panel], "Where it is so sure, how often is it right?", "confidence")
+        panel = Panel("accuracy", [*lines, perfect])
+        yield curves_svg([panel], "Confidence and accuracy (reliability diagram)", "confidence")
 
 
 def mistakes(one: Told) -> Iterator[str]:
-    rows = [
-        (f"{each['probability']:.3f}", each["predicted"], each["label"], each["text"][:LETTERS])
-        for each in (one.result.get("mistakes") or [])[:MISTAKES]
-    ]
-    if rows:
-        yield table(["chance", "predicted", "true", "text"], rows)
+    for key, name in (("mistakes", "validation"), ("test_mistakes", "test")):
+        rows = [
+            (f"{each['probability']:.3f}", each["predicted"], each["label"], each["text"][:LETTERS])
+            for each in (one.result.get(key) or [])[:MISTAKES]
+        ]
+        if rows:
+            yield f"<h3>{name}</h3>"
+            yield table(["probability", "predicted", "true", "text"], rows)
+        file = "test_mistakes.csv" if name == "test" else "mistakes.csv"
+        if (one.run.path / file).exists():
+            yield f"<p>All misclassified {name} texts are in <code>{file}</code>.</p>"
 
 
 def configuration(one: Told) -> Iterator[str]:
@@ -267,7 +369,7 @@ def shown(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.6g}"
+        return readable(value, 6)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -300,7 +402,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
             f"{what}, by {label}",
             label,
         )
-        for x, label in (("step", "step"), ("seconds", "seconds"))
+        for x, label in (("step", "step"), ("epoch", "epoch"), ("seconds", "seconds"))
+        if x != "epoch" or all(one.steps_per_epoch for one in found)
     ]
     rows = [
         (name, *(summary(one).get(column, "") for column in columns(found)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanolm.formats import readable
 from nanolm.report import curves
 from nanolm.report.curves import Axis, Box, cut, measure, safe, write
 
@@ -40,7 +41,7 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     width = 560 if columns == 1 else 340
     most = HOPELESS * min(dot.bits_per_byte for dot in dots)
     if any(dot.bits_per_byte > most for dot in dots):
-        title += f"; at the top, more than {most:.3g}"
+        title += f"; at the top, more than {readable(most)}"
     found = [min(dot.bits_per_byte, most) for dot in dots]
     beside = 0.06 * (max(found) - min(found))  # room for a ring
     up = curves.axis([min(found) - beside, max(found) + beside], 5)
@@ -97,7 +98,7 @@ def shown(value: Any) -> str:
     """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def circles(x: float, y: float, dot: Dot) -> Iterator[str]:

@@ -13,24 +13,27 @@ runs/NAME/
 import contextlib
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanolm import files
 from nanolm.choice import Report
-from nanolm.download import HUB
-from nanolm.errors import DataError, ModelError, NanolmError, UsageError
+from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
 from nanolm.model.config import ClassifierConfig
-from nanolm.model.huggingface import load_any_config
+from nanolm.model.stored import load_any_config
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints
-from nanolm.runs.hub import hub_model
 from nanolm.runs.toml import dump_toml
-from nanolm.text import NAMED, tokenizer_problem
-from nanolm.text.loading import load_tokenizer, named_tokenizer
-from nanolm.text.tokenizer import Tokenizer
+from nanolm.text import HUB, NAMED, tokenizer_problem
+
+# Tokenizers and downloads are imported where they are needed: listing runs should be quick.
+if TYPE_CHECKING:
+    from nanolm.text.tokenizer import Tokenizer
+
+FINISHED, STOPPED_EARLY = "finished", "stopped early"
 
 
 class Run:
@@ -59,7 +62,21 @@ class Run:
         )
 
     def finished(self) -> bool:
-        return "result" in self.facts()
+        return "result" in self.facts() and not self.too_short()
+
+    def too_short(self) -> bool:
+        """Did it end before it could learn anything, for lack of time?"""
+        stopped = self.facts().get("result", {}).get("stopped")
+        return bool(stopped == TooLittleTime.stopped)
+
+    def clear(self) -> None:
+        """Let it be as if the run had not begun; all but its log is removed."""
+        self.facts_file.unlink()  # which makes the run exist
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                files.discard(entry)
+            elif entry.name not in (".lock", self.log.name):
+                entry.unlink()
 
     def settings(self) -> dict[str, Any]:
         """What config.toml says."""
@@ -109,9 +126,15 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run; a second process is refused. The system lets go even after a kill."""
+        made = not self.path.exists()
         try:
             with files.locked(self.path / ".lock"):
-                yield
+                try:
+                    yield
+                except BaseException:
+                    if made and self.free():  # nothing that anybody could go on with
+                        shutil.rmtree(self.path, ignore_errors=True)
+                    raise
         except files.InUse as owner:
             raise DataError(
                 f"{self.path} is being trained by another process ({owner}); "
@@ -130,6 +153,8 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
     """The model folder that RUN means; what is no folder here is a name on the Hub."""
     if not name.startswith(HUB) and Path(name).exists():
         return find_model(name, note)
+    from nanolm.runs.hub import hub_model
+
     try:
         return hub_model(name, progress)
     except NanolmError as error:
@@ -169,8 +194,10 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     return newest
 
 
-def model_tokenizer(folder: Path) -> Tokenizer:
+def model_tokenizer(folder: Path) -> "Tokenizer":
     """The tokenizer of a model folder, which must not have tokens that the model does not know."""
+    from nanolm.text.loading import load_tokenizer
+
     tokenizer, config = load_tokenizer(folder), load_any_config(folder)
     base = config.base if isinstance(config, ClassifierConfig) else config
     if tokenizer.vocab_size > (known := base.vocab_size):
@@ -180,8 +207,10 @@ def model_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def find_tokenizer(name: str, report: Callable[[str], None]) -> Tokenizer:
+def find_tokenizer(name: str, report: Callable[[str], None]) -> "Tokenizer":
     """A tokenizer by its name, its file, or the folder of a model or run that has one."""
+    from nanolm.text.loading import load_tokenizer, named_tokenizer
+
     if name in NAMED:
         return named_tokenizer(name)
     if problem := tokenizer_problem(name):
@@ -209,6 +238,19 @@ def is_classifier(run: Path) -> bool:
         return isinstance(load_any_config(folder), ClassifierConfig)
     except NanolmError:
         return False
+
+
+def ending(result: dict[str, Any]) -> str:
+    """How a run came to its `result`, in words."""
+    if result.get("stopped") == TooLittleTime.stopped:
+        return f"stopped: {TooLittleTime.stopped}"
+    if result.get("stopped") != "enough":
+        return FINISHED if result else "not finished"
+    what = "accuracy" if "val" in result else "loss"
+    return (
+        f"{STOPPED_EARLY}: validation {what} stopped improving at step {result['best_step']:,} "
+        f"(of {result['steps']:,} done)"
+    )
 
 
 def append(file: Path, text: str) -> None:

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from nanolm.choice import Report
-from nanolm.download import HUB, Repository
+from nanolm.download import Repository
 from nanolm.errors import ModelError, UsageError
 from nanolm.machine import cache_folder
+from nanolm.text import HUB
 
 PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that leads out of a folder
 NAME = re.compile(rf"(?:{HUB})?((?:{PART}/)?{PART})/?")

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from typing import Any
 from nanolm.errors import DataError, ModelError
 from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
-from nanolm.model.huggingface import checked, load_any_config, read_json
-from nanolm.model.size import parameters_by_part
+from nanolm.model.stored import (
+    checked_tensors,
+    load_any_config,
+    parameters_by_part,
+    read_json,
+)
 from nanolm.runs.folder import Run, find_model, model_tokenizer
 
 TRIED = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
@@ -58,8 +63,9 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     """Look at everything but the weights themselves."""
     folder = find_model(name, note)
     config = load_any_config(folder)
-    with checked(folder, config) as (model, tensors):
-        parts = parameters_by_part(model)
+    parts = parameters_by_part(config)
+    with ExitStack() as stack:
+        tensors = checked_tensors(folder, config, stack)
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = model_tokenizer(folder)
     kind, why = model_type(config)

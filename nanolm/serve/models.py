@@ -13,6 +13,7 @@ from typing import Any
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
+from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
 from nanolm.inspect.decided import decided
 from nanolm.inspect.heads import describe
@@ -153,7 +154,7 @@ class Labeller(Hosted):
 
 def facts_of(name: str, seen: Seen) -> dict[str, str]:
     layers, heads = seen.attention.shape[:2]
-    shape = f"{layers} layers of {heads} heads"
+    shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
     return {"model": name, "tokens": f"{len(seen.ids):,}", "attention": shape}
 
 

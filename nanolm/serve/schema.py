@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanolm.errors import did_you_mean
+from nanolm.formats import readable
 
 Schema = dict[str, Any]
 Problem = tuple[str, str]  # where, and what
@@ -76,7 +77,8 @@ def problems(value: Any, schema: Schema, path: str = "") -> Iterator[Problem]:
         yield path, f"must be {NAMES[kind]}"
     elif kind in ("integer", "number"):
         if not schema["minimum"] <= value <= schema["maximum"]:
-            yield path, f"must be from {schema['minimum']:g} to {schema['maximum']:g}"
+            least, most = readable(schema["minimum"]), readable(schema["maximum"])
+            yield path, f"must be from {least} to {most}"
     elif kind == "string":
         if not schema["minLength"] <= len(value) <= schema["maxLength"]:
             yield path, f"must have {schema['minLength']:,} to {schema['maxLength']:,} characters"

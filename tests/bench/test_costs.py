@@ -1,14 +1,16 @@
 """What an update computes and moves, counted by hand."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.bench.costs import Counter, costs
+from nanolm.bench.costs import Counter, costs, operations
 
 A, B = torch.randn(10, 20), torch.randn(20, 30)
 IDS = torch.tensor([1, 5, 5])
@@ -43,6 +45,31 @@ def test_work_of_an_operator(name: str) -> None:
         call()
     work = counter.work[f"aten::{name}"]
     assert (work.operations, work.bytes) == (operations, 4 * numbers)
+
+
+ADDED = torch.ops.aten.addmm
+BIAS, BATCH = torch.randn(30), torch.randn(4, 10, 20)
+FLOAT = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "shape"),
+    [
+        (ADDED.default, (BIAS, A, B), {}, (10, 30)),
+        (ADDED.default, (BIAS, A, B), {"beta": 1, "alpha": 1}, (10, 30)),
+        # What a GPU is asked for, with the type of the output as another argument.
+        (ADDED.dtype, (BIAS, A, B, FLOAT), {}, (10, 30)),
+        (torch.ops.aten.mm.dtype, (A, B, FLOAT), {}, (10, 30)),
+        (torch.ops.aten.bmm.default, (BATCH, B.expand(4, 20, 30)), {}, (4, 10, 30)),
+        (torch.ops.aten.baddbmm.default, (BIAS, BATCH, B.expand(4, 20, 30)), {}, (4, 10, 30)),
+        (torch.ops.aten._scaled_mm.default, (A, B, BIAS, BIAS), {"out_dtype": FLOAT}, (10, 30)),
+    ],
+)
+def test_operations_of_every_overload(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    count = operations(func, args, kwargs, torch.empty(shape))
+    assert count == 2 * math.prod(shape) * 20
 
 
 def test_adamw_reads_and_writes_four() -> None:

@@ -25,6 +25,7 @@ from faults import (
 )
 from journeys import Journey, counts, journeys, same
 
+from nanolm.classification.classifier import load
 from nanolm.errors import ModelError
 from nanolm.files import verify
 from nanolm.runs.checkpoint import list_checkpoints, newest_valid
@@ -213,3 +214,33 @@ def test_the_journeys_are_what_is_typed(commands: Commands, tmp_path: Path) -> N
         assert "result" in json.loads((tmp_path / f"{journey.name} 2/run.json").read_text())
     with pytest.raises(ModelError):
         verify(tmp_path)
+
+
+@pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("train", ["lora", pytest.param("head", marks=pytest.mark.slow)])
+def test_killed_while_saving_what_refers_to_a_base_model(
+    every: int, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    """Checkpoints hold only what was trained; whatever is left can be used and goes on the same."""
+    kinds = journeys(tmp_path)
+    kinds["training"].go(tmp_path / "base", steps=2)
+    how: dict[str, Any] = {"start_from": str(tmp_path / "base"), "train": train, "steps": 12}
+    how |= {"preset": None, "tokenizer": None, "save_every": 3, "evaluations": 2}
+    journey, whole = kinds["fine-tuning"], tmp_path / "whole"
+    journey.go(whole, **how)
+    tried = survived = 0
+    for count in itertools.count(1, every):
+        run = tmp_path / str(count)
+        with monkeypatch.context() as patch:
+            disk_fails(patch, 40 + count, Killed)
+            try:
+                journey.go(run, **how)
+                break
+            except Killed:
+                tried += 1
+        usable = newest_valid(run / "checkpoints", pytest.fail) is None or load(run, print)
+        if not Run(run).exists() or not Run(run).finished():
+            journey.go(run, **how)
+        survived += bool(usable) and same(run, whole)
+    assert tried >= 80 / every
+    tally(f"killed at each touch of the disk, {train} from a base model", tried, survived)

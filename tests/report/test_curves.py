@@ -211,3 +211,21 @@ def test_metrics_are_read(tmp_path: Path) -> None:
     file.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
         read_metrics(file)
+
+
+def test_epochs_stand_below_the_steps() -> None:
+    line = Line("train", [(10, 3.0), (206, 1.0)])
+    text = curves_svg([Panel("loss", [line])], "run", steps_per_epoch=206.5 / 8)
+    root = ElementTree.fromstring(text)
+    shown = {
+        (each.text, each.get("y")): float(each.get("x", 0)) for each in root.iter(f"{SVG}text")
+    }
+    rows = {word: y for word, y in shown if word in ("step", "epoch")}
+    assert float(rows["epoch"] or 0) > float(rows["step"] or 0)
+    epochs = {word: x for (word, y), x in shown.items() if y == rows["epoch"] and word != "epoch"}
+    assert list(epochs) == ["0", "2", "4", "6", "8"]  # the last, although it ends within step 207
+    steps = {word: x for (word, y), x in shown.items() if y == rows["step"] and word != "step"}
+    assert epochs["0"] == pytest.approx(steps["0"], abs=0.1)
+    per_step = (steps["200"] - steps["0"]) / 200
+    assert epochs["4"] == pytest.approx(steps["0"] + per_step * 4 * 206.5 / 8, abs=0.2)
+    assert shown["epoch", rows["epoch"]] > 35  # its five letters end there

@@ -9,7 +9,7 @@ from journeys import Journey
 
 from nanolm.report.curves import Line
 from nanolm.report.listing import listing
-from nanolm.report.page import comparison_page, report_page, told, write_report
+from nanolm.report.page import by_epoch, comparison_page, report_page, told, write_report
 from nanolm.report.terminal import plot
 from nanolm.runs.folder import Run
 
@@ -18,11 +18,11 @@ def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
     journey, path = ended
     page = (path / "report.html").read_text(encoding="utf-8")
     assert (path / "loss.svg").read_text(encoding="utf-8").startswith("<svg")
-    wanted = ["Curves", "Settings", "Machine and versions", "The same again", "finished"]
+    wanted = ["Curves", "Settings", "Machine and versions", "Reproduce this run", "finished"]
     if journey.verb == "finetune":
-        wanted += ["What was taken for what", "Calibration", "validation"]
+        wanted += ["Confusion matrix", "Calibration", "validation"]
     else:
-        wanted += ["bits per byte", "What it wrote as it learned"]
+        wanted += ["bits per byte", "Samples during training"]
     for heading in wanted:
         assert heading in page, heading
     assert "default-src 'none'" in page
@@ -123,3 +123,36 @@ def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
 
 def test_nothing_to_draw() -> None:
     assert plot([Line("training", [])], 40, 10) == ["no data yet"]
+
+
+def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None:
+    run = Run(tmp_path / "labels")
+    run.path.mkdir()
+    settings = Run(trained).settings()
+    facts = {**Run(trained).facts(), "result": {"steps": 14, "best_step": 7}}
+    run.begin({**settings, "data": ["x.tsv"]}, facts)
+    rows = []
+    for step, accuracy in ((4, 0.5), (7, 0.8), (11, 0.9), (14, 1.0)):  # two looks an epoch
+        scores = {"val_loss": 1 / step, "val_accuracy": step / 14}
+        training = {"train_loss": 2 / step, "train_accuracy": accuracy}
+        rows.append({"step": step, "epoch": step / 7, "seconds": 1.0, **training, **scores})
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = by_epoch(told(run))
+    assert (first["epoch"], first["step"], first["val_accuracy"]) == (1, 7, 0.5)
+    assert first["train_accuracy"] == pytest.approx((4 * 0.5 + 3 * 0.8) / 7)
+    assert second["train_accuracy"] == pytest.approx((4 * 0.9 + 3 * 1.0) / 7)
+    page = report_page(told(run))
+    assert "<th>1</th><td>7 (best)</td>" in page
+    assert "training accuracy" in page
+    written = write_report(run, png=True)
+    assert [file.name for file in written] == [
+        "report.html", "loss.svg", "epochs.svg", "loss.png", "epochs.png",
+    ]  # fmt: skip
+    assert all(file.read_bytes()[:4] == b"\x89PNG" for file in written[3:])
+    # Without `epoch`, as 0.1.0 wrote it: curves by step alone.
+    for row in rows:
+        del row["epoch"]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert by_epoch(told(run)) == []
+    assert "By epoch" not in report_page(told(run))
+    assert ">epoch<" not in report_page(told(run))

@@ -20,6 +20,21 @@ def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_what_failed_before_there_was_a_run_leaves_no_folder(tmp_path: Path) -> None:
+    def interrupted(run: Run, begun: bool = False) -> None:
+        with run.locked():
+            append(run.log, "the plan\n")
+            if begun:
+                run.begin({}, {"request": {}, "fingerprints": {}})
+            raise KeyboardInterrupt
+
+    (tmp_path / "there").mkdir()
+    for name, begun in (("new", False), ("there", False), ("begun", True)):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(Run(tmp_path / name), begun)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "begun"}
+
+
 def test_a_killed_process_does_not_hold_the_run(tmp_path: Path) -> None:
     code = (
         "import os, pathlib; from nanolm.runs.folder import Run\n"

@@ -187,7 +187,7 @@ def test_inspect_gives_a_page(served: Served, name: str) -> None:
 
 
 WRONG: list[tuple[Any, int, str]] = [
-    ({"max_tokens": 0}, 400, "max_tokens must be from 1 to 4096"),
+    ({"max_tokens": 0}, 400, "max_tokens must be from 1 to 4,096"),
     ({"temperature": "hot"}, 400, "temperature must be a number or null"),
     ({"temperatur": 1}, 400, "temperatur is not known here; did you mean temperature?"),
     ({"model": "writr"}, 404, "model must be one of writer, other; did you mean writer?"),

@@ -1,0 +1,275 @@
+"""Words instead of tokens: how likely each word of a sample was, and which words were likeliest.
+
+    >>> for word in score_words(language_model, sample, top=6):
+    ...     print(word.text, word.probability, word.top)
+
+A word is what `nanolm.text.words.SPLIT` cuts text into before byte-pair encoding (letters, or
+punctuation), or a whole number, with all blanks before it. It may be several tokens, so its
+probability is the product of theirs, times the probability that the word ends there: without
+that, " cat" would also count whatever goes on as " cats". Every word but the first is known to
+begin where it does, so its probability is divided by that of a new word beginning there. The
+product over all words is then the probability of the text (Pimentel and Meister 2024, How to
+Compute the Probability of a Word).
+"""
+
+import codecs
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import regex
+import torch
+from torch import Tensor
+
+from nanolm.generation.decoding import Cached, Network
+from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.model.base import Model
+from nanolm.text.page import spelled
+from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.words import SPLIT
+
+WIDTH = 32  # beginnings of words that are followed at once
+DEEPEST = 24  # tokens of a word that is searched for
+NEGLIGIBLE = 0.01  # of the last word that is shown: what a further spelling may add to it unseen
+HEAD = 4  # characters of a token that can decide whether it continues a word
+
+WORD = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}+")
+# Characters that WORD does not tell apart, by one of them; blank and apostrophe are their own.
+KINDS = ((r"[\r\n]", "\n"), (r"\s", "\t"), (r"\p{L}", "a"), (r"\p{N}", "0"))
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a sample."""
+
+    text: str
+    probability: float
+    tokens: list[int]
+    top: list[tuple[str, float]] = field(default_factory=list)  # the likeliest in its place
+
+
+class Beam(NamedTuple):
+    """The beginning of a word."""
+
+    path: tuple[int, ...]
+    logprob: float
+    row: int  # of the batch, in which all but its last token was read
+
+
+class WordBoundaries:
+    """Which tokens continue a word, and which begin the next one."""
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
+        self.tokenizer, self.device = tokenizer, device
+        self.heads: dict[str, list[int]] = {}  # tokens by what their first characters are
+        self.inner: list[int] = []  # tokens that begin amid a character
+        for id, token in enumerate(tokenizer.tokens):
+            if token and 0x80 <= token[0] < 0xC0:
+                self.inner.append(id)
+            elif token:
+                text = token.decode(errors="surrogateescape")
+                self.heads.setdefault(simplified(text)[:HEAD], []).append(id)
+        self.known: dict[str | None, Tensor] = {}
+
+    def continuing(self, word: bytes) -> Tensor:
+        """(vocabulary,): True for tokens that, behind `word`, belong to the same word."""
+        key = None if unfinished(word) else simplified(word.decode(errors="surrogateescape"))
+        if key not in self.known:
+            ids = list(self.inner) if key is None else []
+            for head, tokens in self.heads.items():
+                if key and (key.strip(" \t") == "" or not boundary(key, head)):
+                    ids += tokens
+            mask = torch.zeros(self.tokenizer.vocab_size, dtype=torch.bool)
+            mask[ids] = True
+            self.known[key] = mask.to(self.device)
+        return self.known[key]
+
+
+def simplified(text: str) -> str:
+    """`text` with one character for all that are cut alike, and long runs of them shortened."""
+    if text.startswith("'"):  # may be a contraction, of which the letters matter
+        return text
+    kinds = "".join(map(kind, text))
+    return str(regex.sub("!{3,}", "!!", regex.sub("([a0])\\1+", r"\1", kinds)))
+
+
+@cache
+def kind(char: str) -> str:
+    if char in " '":
+        return char
+    return next((sign for pattern, sign in KINDS if regex.match(pattern, char)), "!")
+
+
+def boundary(word: str, following: str) -> bool:
+    """Whether a word ends between the two."""
+    return any(part.end() == len(word) for part in regex.finditer(WORD, word + following))
+
+
+def unfinished(word: bytes) -> bool:
+    """Whether the last character of `word` lacks some of its bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(word)
+    return bool(decoder.getstate()[0])
+
+
+@torch.inference_mode()
+def score_words(
+    language_model: LanguageModel,
+    sample: Sample,
+    top: int = 0,
+    path: Callable[[Model, int, int], Network] = Cached,
+) -> list[Word]:
+    """The words of a sample with their probabilities; with `top`, the likeliest in each place."""
+    scorer = WordScorer(language_model, sample, top, path)
+    with language_model.model.at_rest():
+        return scorer.words()
+
+
+class WordScorer:
+    """One sample, and a network that follows beginnings of words, a row for each."""
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        sample: Sample,
+        top: int,
+        path: Callable[[Model, int, int], Network],
+    ) -> None:
+        model, self.tokenizer = language_model.model, language_model.tokenizer
+        self.sample, self.top = sample, top
+        self.boundaries = WordBoundaries(self.tokenizer, model.device)
+        prompt = self.tokenizer.encode_prompt(sample.prompt)
+        self.prompt_length = self.read = len(prompt)
+        written = [*prompt, *sample.tokens]
+        self.width = min(WIDTH, self.tokenizer.vocab_size) if top else 1
+        length = len(written) + DEEPEST + 1
+        self.network = path(model, self.width, length)
+        self.ids = torch.zeros(self.width, length, dtype=torch.long, device=model.device)
+        self.ids[:, : len(written)] = torch.tensor(written, device=model.device)
+        pieces = regex.findall(WORD, sample.prompt)
+        self.prompt_end = pieces[-1].encode() if pieces else b""  # the first token may continue it
+
+    def words(self) -> list[Word]:
+        tokens, logprobs = self.sample.tokens, self.sample.logprobs
+        before, begins = self.prompt_end, 1.0  # the probability that a word begins there
+        first = self.next_logprobs(0)
+        found = []
+        for start, end in self.spans():
+            path = tuple(tokens[start:end])
+            paths = self.search(first, start, before) if self.top else {}
+            next_logprobs = self.next_logprobs(end)
+            begins_next = ~self.boundaries.continuing(self.extended(before, path))
+            ends = float(next_logprobs[begins_next].exp().sum())
+            paths[path] = math.exp(sum(logprobs[start:end])) / begins * ends
+            text, totals = self.text(path), self.totals(paths)
+            top = sorted(totals.items(), key=lambda pair: -pair[1])[: self.top]
+            found.append(Word(text, totals[text], list(path), top))
+            before, begins = b"", ends
+            first = next_logprobs.masked_fill(~begins_next, -math.inf) - math.log(max(ends, 1e-30))
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each word of the sample begins and ends, in tokens."""
+        starts, word = [], self.prompt_end
+        for number, id in enumerate(self.sample.tokens):
+            if not number or not self.boundaries.continuing(word)[id]:
+                starts.append(number)
+            word = self.extended(word, (id,))
+        return list(zip(starts, [*starts[1:], len(self.sample.tokens)], strict=True))
+
+    def extended(self, word: bytes, tokens: Sequence[int]) -> bytes:
+        """The word that is being written after `tokens`, where it was `word`."""
+        for id in tokens:
+            word = (word if self.boundaries.continuing(word)[id] else b"") + self.tokenizer.tokens[
+                id
+            ]
+            word = b"" if id in self.tokenizer.special else word
+        return word
+
+    def next_logprobs(self, place: int) -> Tensor:
+        """(vocabulary,): of what follows so many tokens of the sample."""
+        length = self.prompt_length + place
+        if self.top:  # the search has left other tokens in this row
+            self.network.forget(0)
+            self.read = length
+        for each in range(self.read, length):
+            self.logprobs(self.ids[:1], each)
+        self.read = length + 1
+        return self.logprobs(self.ids[:1], length)[0]
+
+    def logprobs(self, ids: Tensor, length: int) -> Tensor:
+        """(rows, vocabulary): of what follows the first `length` of `ids`."""
+        self.network.prepare(ids, [length] * len(ids))
+        lengths = torch.full((len(ids),), length, device=ids.device)
+        logits = self.network.logits(ids, lengths)[:, : self.tokenizer.vocab_size]
+        return logits.float().log_softmax(dim=-1)
+
+    def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
+        """Paths of tokens that spell the likeliest words, each with its probability.
+
+        `first` are the log-probabilities of a word's first token. Only the likeliest beginnings are
+        followed, and none that could no longer change what is shown.
+        """
+        length, ids = self.prompt_length + start, self.ids.clone()
+        special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
+        complete: dict[tuple[int, ...], float] = {}
+        best = first.topk(self.width)
+        beams = [
+            Beam((id,), logprob, 0)
+            for id, logprob in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        for row in range(1, self.width):
+            self.network.move(0, row)
+        for depth in range(DEEPEST):
+            ended = (beam for beam in beams if beam.path[-1] in special)
+            complete |= {beam.path: math.exp(beam.logprob) for beam in ended}
+            least = NEGLIGIBLE * self.least_shown(complete)
+            beams = [
+                beam
+                for beam in beams
+                if beam.path[-1] not in special and math.exp(beam.logprob) > least
+            ]
+            if not beams:
+                break
+            # Rows that are not needed repeat the first beam, so that all stay equally long.
+            rows = beams + beams[:1] * (self.width - len(beams))
+            if depth:
+                self.network.select(torch.tensor([beam.row for beam in rows], device=ids.device))
+            paths = torch.tensor([beam.path for beam in rows], device=ids.device)
+            ids[:, length : length + depth + 1] = paths
+            own = self.logprobs(ids, length + depth + 1)[: len(beams)]  # (beams, vocabulary)
+            continuing = torch.stack(
+                [self.boundaries.continuing(self.extended(before, beam.path)) for beam in beams]
+            )
+            ends = own.exp().masked_fill(continuing, 0).sum(dim=1).tolist()
+            for beam, end in zip(beams, ends, strict=True):
+                complete[beam.path] = math.exp(beam.logprob) * end
+            sums = own + torch.tensor([[beam.logprob] for beam in beams], device=own.device)
+            best = sums.masked_fill(~continuing, -math.inf).flatten().topk(self.width)
+            following = []
+            for logprob, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                row, id = divmod(place, vocabulary)
+                following.append(Beam((*beams[row].path, id), logprob, row))
+            beams = following
+        return complete
+
+    def least_shown(self, paths: dict[tuple[int, ...], float]) -> float:
+        """The probability of the last word that would be shown so far."""
+        totals = sorted(self.totals(paths).values(), reverse=True)
+        return totals[self.top - 1] if len(totals) >= self.top else 0.0
+
+    def totals(self, paths: dict[tuple[int, ...], float]) -> dict[str, float]:
+        """The probability of each word, whatever tokens spell it."""
+        found: dict[str, float] = {}
+        for path, probability in paths.items():
+            text = self.text(path)
+            found[text] = found.get(text, 0.0) + probability
+        return found
+
+    def text(self, path: Sequence[int]) -> str:
+        special = self.tokenizer.special
+        if path[-1] in special:
+            return special[path[-1]]
+        return spelled(b"".join(self.tokenizer.tokens[id] for id in path))
