@@ -14,6 +14,7 @@ from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, printable
 from nanolm.cli.options import Command
 from nanolm.errors import UsageError
+from nanolm.formats import counted
 from nanolm.training.settings import CHOICES, DEFAULT_FAMILY
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def as_object(report: "Report") -> dict[str, Any]:
 def show_results(report: "Report") -> None:
     machine = report.machine
     on_cpu = machine["device"] == "cpu"
-    name = f"{machine['name']}, {machine['threads']} threads" if on_cpu else machine["name"]
+    name = (
+        f"{machine['name']}, {counted(machine['threads'], 'thread')}" if on_cpu else machine["name"]
+    )
     versions = f"torch {machine['torch']}, nanolm {machine['nanolm']}"
     say(f"{name}, {machine['dtype']}, {versions}")
     if on_cpu:

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import click
 
@@ -32,6 +34,11 @@ BLOCK = 1 << 20  # bytes of stdin at most that are classified together
     help="Texts from a file, of any length: a line each, or a column of a table.",
 )
 @click.option("--text-column", metavar="NAME", help="Which column of a table.  [default: found]")
+@click.option(
+    "--label-column",
+    metavar="NAME",
+    help="Which column has the true label, to compare with.  [default: found by its name]",
+)
 @click.option("--encoding", metavar="NAME", default="utf-8", help="Of files that are not UTF-8.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N likeliest labels.")
 @click.option(
@@ -43,12 +50,18 @@ BLOCK = 1 << 20  # bytes of stdin at most that are classified together
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Numbers of the products.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a table: text, label, probabilities.")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="Print a table: text, label, probabilities; true_label and correct where FILE has labels.",
+)
 def command(
     run: str,
     text: tuple[str, ...],
     files: tuple[str, ...],
     text_column: str | None,
+    label_column: str | None,
     encoding: str,
     top: int | None,
     min_probability: float | None,
@@ -68,7 +81,7 @@ def command(
     nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labelled.csv
     tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
     """
-    reading = LabelReading(encoding, text_column)
+    reading = LabelReading(encoding, text_column, label_column)
     problems = reading.problems()
     for name, value, known in (("device", device, DEVICES), ("dtype", dtype, DTYPES)):
         if value not in known:
@@ -77,45 +90,71 @@ def command(
         problems.append("give one of --json and --csv")
     if text and files:
         problems.append("give texts or --file, not both")
-    if text_column and not files:
-        problems.append("--text-column is for --file; a table on stdin is `--file -`")
+    for option, column in (("--text-column", text_column), ("--label-column", label_column)):
+        if column and not files:
+            problems.append(f"{option} is for --file; a table on stdin is `--file -`")
     if not text and not files and sys.stdin.isatty():
         problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
     if problems:
         raise UsageError("\n".join(problems))
 
-    from nanolm.classification.classifier import in_parts, load
+    from nanolm.classification.classifier import TrueLabels, in_parts, load
     from nanolm.text.labelled import read_texts
 
     classifier = load(run, note).on(device, dtype)
+    truths = TrueLabels(classifier.labels, ", ".join(files[:5]))
+    read: deque[str | None] = deque()  # the true labels of texts that are being classified
+    labelled = False
     if text:
         parts = iter([list(text)])
     elif files:
-        parts = in_parts(read_texts(files, reading, lambda *how_far: None))
+        rows = read_texts(files, reading, lambda *how_far: None, truths.are_known)
+        first = next(rows, None)
+        labelled = first is not None and first[1] is not None
+        parts = in_parts(texts_of(chain([first] if first else [], rows), read))
     else:
         parts = arriving_lines(encoding)
     if as_csv:
         columns = ["text", "label", "probability", *classifier.labels]
+        columns += ["true_label", "correct"] if labelled else []
         click.echo(csv_line(columns), nl=False)
-    done = 0
+    done = compared = right = 0
     for each, probabilities in classifier.stream(parts):
         done += 1
         pairs = zip(classifier.labels, probabilities.tolist(), strict=True)
         ranked = sorted(pairs, key=lambda pair: -pair[1])
         label, probability = ranked[0]
+        truth = truths[read.popleft() or ""] if read else ""
         if min_probability is not None and not probability >= min_probability:
             label = UNSURE
+        compare = bool(truth) and label != UNSURE
+        correct = label == truth
+        compared, right = compared + compare, right + (compare and correct)
         if as_json:
             values = {"text": each, "label": label, "probability": probability}
-            rest = {"probabilities": dict(ranked[:top])}
+            rest: dict[str, object] = {"probabilities": dict(ranked[:top])}
+            if truth:
+                rest |= {"true_label": truth, "correct": correct if compare else None}
             click.echo(json.dumps({**values, **rest}, ensure_ascii=False))
         elif as_csv:
             numbers = (f"{value:.6f}" for value in probabilities.tolist())
-            click.echo(csv_line([each, label, f"{probability:.6f}", *numbers]), nl=False)
+            cells = [each, label, f"{probability:.6f}", *numbers]
+            if labelled:
+                cells += [truth, str(correct).lower() if compare else ""]
+            click.echo(csv_line(cells), nl=False)
         else:
             show(each, label, ranked[: top or 1])
     if not done:
         note("no texts in there")
+    if compared:
+        note(f"{right:,} of {compared:,} labelled texts right ({right / compared:.1%})")
+
+
+def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) -> Iterator[str]:
+    """The texts alone; their labels are put aside."""
+    for text, label in rows:
+        labels.append(label)
+        yield text
 
 
 def arriving_lines(encoding: str) -> Iterator[list[str]]:

@@ -35,8 +35,12 @@ def visible(tokenizer: "Tokenizer", id: int) -> str:
     """A token as a terminal can show it, blanks and line ends as signs."""
     from nanolm.text.page import spelled
 
-    shown = tokenizer.special.get(id) or printable(spelled(tokenizer.tokens[id]))
-    return shown.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
+    return visible_text(tokenizer.special.get(id) or spelled(tokenizer.tokens[id]))
+
+
+def visible_text(text: str) -> str:
+    """`text` in one line, blanks and line ends as signs."""
+    return printable(text).replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
 
 
 def fitted(token: str, room: int) -> str:

@@ -50,6 +50,11 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
 )
 @click.option("--per-token", is_flag=True, help="Every token with its bits and its rank.")
 @click.option("--html", metavar="FILE", help="Write a page: the text, coloured by surprise.")
+@click.option(
+    "--mistakes",
+    metavar="FILE.csv",
+    help="For a classifier: write all mistakes (text, label, prediction, probability).",
+)
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
@@ -69,6 +74,7 @@ def command(
     stride: int | None,
     per_token: bool,
     html: str | None,
+    mistakes: str | None,
     device: str,
     as_json: bool,
     label_column: str | None,
@@ -86,7 +92,7 @@ def command(
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
-    nanolm eval runs/reviews test.tsv             a classifier, on labelled text
+    nanolm eval runs/reviews test.tsv --mistakes wrong.csv        a classifier, on labelled text
     """
     settings = TrainSettings(corpus=corpus, **options)
     problems = settings.reading().problems()
@@ -95,7 +101,7 @@ def command(
     for option, value in (("--context", context), ("--stride", stride)):
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
-    problems += unwritable("--html", html)
+    problems += unwritable("--html", html) + unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
         problems.append(
             "--html and --per-token are for one model; leave out --against, or take "
@@ -118,8 +124,10 @@ def command(
                 "are for language models"
             )
         reading = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, corpus, reading, device, as_json)
+        evaluate_classifier(run, corpus, reading, device, as_json, mistakes)
         return
+    if mistakes is not None:
+        raise UsageError(f"--mistakes is for classifiers; {run} is a language model")
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
@@ -149,9 +157,14 @@ def command(
 
 
 def evaluate_classifier(
-    run: str, names: tuple[str, ...], reading: LabelReading, device: str, as_json: bool
+    run: str,
+    names: tuple[str, ...],
+    reading: LabelReading,
+    device: str,
+    as_json: bool,
+    mistakes_file: str | None,
 ) -> None:
-    from nanolm.classification.classifier import load
+    from nanolm.classification.classifier import MISTAKES, load, mistakes_csv
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.scores import show_mistakes, show_scores
 
@@ -160,8 +173,11 @@ def evaluate_classifier(
         found = classifier.measure(names, reading, view.report)
     for text in found.notes:
         note(text)
+    if mistakes_file is not None:
+        Path(mistakes_file).write_text(mistakes_csv(found.mistakes), encoding="utf-8")
+        note(f"{mistakes_file}: all {len(found.mistakes):,} mistakes")
     if as_json:
-        mistakes = [vars(mistake) for mistake in found.mistakes]
+        mistakes = [vars(mistake) for mistake in found.mistakes[:MISTAKES]]
         values = {"run": run, "labels": classifier.labels, **found.scores.to_json()}
         click.echo(json.dumps({**values, "mistakes": mistakes}, ensure_ascii=False))
         return

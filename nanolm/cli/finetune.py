@@ -73,6 +73,11 @@ TABLE: Table = {
         "lr": ("", "Peak learning rate.  [default: by what is trained]"),
         "layer_decay": ("", "Each layer further from the end learns so many times as fast."),
         "language_loss": ("", "Weight of foretelling the text's tokens too."),
+        "distill": (
+            "",
+            "Weight of the soft labels of a linear n-gram model, which labels synthetic texts too; "
+            "0 turns it off.  [default: for small models and few texts, by cross-validation]",
+        ),
         "dropout": ("", "Share of numbers left out while training."),
         "weight_decay": ("", "Pull of the weight matrices towards zero."),
         "average": (
@@ -81,14 +86,14 @@ TABLE: Table = {
         ),
         "patience": (
             "",
-            "Stop after so many evaluations in a row without a better accuracy and with a loss 5 "
-            "percent above its lowest.",
+            "Stop after this many evaluations in a row with a validation loss 5 percent above its "
+            "lowest.  [default: 5; with --steps or --epochs: never]",
         ),
         "seed": ("", "Another seed, another split and another model."),
     },
     "Machine": MACHINE,
     "Run": {
-        "evaluations": ("", "Times to validate and save.  [default: by the epochs, 5 to 20]"),
+        "evaluations": ("", "Times to validate and save.  [default: once per epoch]"),
         "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
     },
 }
@@ -193,27 +198,39 @@ def run(
 
 def show(result: "Result") -> None:
     from nanolm.cli.scores import show_mistakes, show_scores
+    from nanolm.runs.folder import FINISHED, ending
 
     assert result.val
-    early = "; validation was past its best" if result.stopped == "enough" else ""
     click.echo(
         f"{result.run}: {result.val.accuracy:.1%} of {result.val.count:,} validation texts right "
         f"(always the commonest label: {result.majority:.1%}) at step {result.best_step:,} of "
-        f"{result.steps:,}, after {result.seconds:.0f} s{early}"
+        f"{result.steps:,}, after {result.seconds:.0f} s"
     )
+    if (how := ending(result.to_json())) != FINISHED:
+        click.echo(how)
     click.echo()
     show_scores("validation", result.val)
+    name, mistakes = "validation", result.mistakes
     if result.test:
         click.echo()
         show_scores("test", result.test)
-    if result.mistakes:
-        click.echo()
-        show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in result.mistakes[:5]])
+        name, mistakes = "test", result.test_mistakes
+    if mistakes:
+        click.echo(f"\nmost confident mistakes on the {name} texts")
+        show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in mistakes[:5]])
     assert result.uncalibrated
     note(
         f"scores divided by {result.temperature:g}, fitted on the validation texts: log-loss "
         f"{result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     )
+    for part, scores, file in (
+        ("validation", result.val, "mistakes.csv"),
+        ("test", result.test, "test_mistakes.csv"),
+    ):
+        if scores:
+            right = sum(row[number] for number, row in enumerate(scores.confusion))
+            wrong = f"{scores.count - right:,} of {scores.count:,} {part} texts"
+            note(f"all mistakes: {result.run}/{file} ({wrong})")
     note(f"report: {result.run}/report.html")
     note(f'next: nanolm classify {shlex.quote(result.run)} "..."')
 

@@ -8,6 +8,7 @@ import click
 
 from nanolm.cli.console import note, show_rows
 from nanolm.cli.options import Command
+from nanolm.formats import counted
 
 if TYPE_CHECKING:
     from nanolm.runs.info import History, Info
@@ -64,7 +65,7 @@ def rows(info: "Info") -> list[tuple[str, str]]:
 
 def trained(past: "History") -> str:
     """How it was trained, as far as that is known."""
-    text = f"{past.step:,} steps"
+    text = counted(past.step, "step")
     if past.batch is not None:
         each = "texts" if past.context is None else f"x {past.context} tokens"
         text += f" of {past.batch} {each}"

@@ -13,6 +13,7 @@ import click
 from nanolm.cli.console import note, printable, tell_of
 from nanolm.cli.options import Command, unwritable
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import counted
 from nanolm.training.settings import DEVICES
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class Inspector:
 
     def facts(self, seen: "Seen") -> dict[str, str]:
         layers, heads = seen.attention.shape[:2]
-        shape = f"{layers} layers of {heads} heads"
+        shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
         return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
 
     def write(self, page: str) -> None:

@@ -17,7 +17,7 @@ import click
 from nanolm import __version__
 from nanolm.cli.console import complain
 from nanolm.cli.options import Group
-from nanolm.errors import NanolmError, ToldElsewhere, UsageError
+from nanolm.errors import Interrupted, NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
@@ -44,6 +44,10 @@ VERBS = {  # the module of each, and the command in it where that has another na
 }
 
 
+TRAINING = ("train", "sweep", "finetune", "finetune-sentiment")
+NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
+
+
 class ClosedPipe(Exception):
     """Whoever read the output has had enough."""
 
@@ -66,6 +70,17 @@ class Verbs(Group):
             return super().invoke(context)
         except BrokenPipeError:
             raise ClosedPipe from None  # click would make it exit code 1
+        except (KeyboardInterrupt, click.Abort):
+            raise Interrupted(self.stopped(context)) from None
+        except Exception as error:
+            # What was being called may have taken Ctrl-C for an error of its own.
+            if not StopRequest.missed or isinstance(error, NanolmError | click.ClickException):
+                raise
+            raise Interrupted(self.stopped(context)) from None
+
+    def stopped(self, context: click.Context) -> str:
+        before = context.invoked_subcommand in TRAINING and not StopRequest.used
+        return NOTHING_SAVED if before else "stopped"
 
 
 @click.group(

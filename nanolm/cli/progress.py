@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from rich.live import Live
 from rich.text import Text
@@ -104,10 +104,10 @@ class TrainingView:
         measured = "val_loss" in event.record
         if self.live:
             if measured:
-                self.line(f"step {event.record['step']:,}: {self.measures()}")
+                self.line(f"{position(event.record)}: {self.measures()}")
             self.live.update(Text(self.live_line(event)))
         elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
-            parts = [f"step {event.record['step']:,}", self.measures(), self.speed()]
+            parts = [position(event.record), self.measures(), self.speed()]
             parts = [part for part in parts if part]
             self.line(f"{event.progress:4.0%}  {'  '.join([*parts, *self.times(event)])}")
             self.last_line = time.monotonic()
@@ -153,6 +153,12 @@ class TrainingView:
 
     def line(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)
+
+
+def position(record: dict[str, Any]) -> str:
+    """The step, and the epoch where it is known."""
+    epoch = f" (epoch {record['epoch']:.1f})" if "epoch" in record else ""
+    return f"step {record['step']:,}{epoch}"
 
 
 def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:

@@ -24,21 +24,25 @@ COMPARED = "report.html"
     metavar="FILE",
     help=f"The page to write.  [default: RUN/report.html; of several runs {COMPARED}]",
 )
+@click.option("--png", is_flag=True, help="Draw the curves as PNG too; needs nanolm[plot].")
 @click.option("--terminal", is_flag=True, help="Draw the loss here instead.")
-def command(run: tuple[str, ...], out: str | None, terminal: bool) -> None:
+def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) -> None:
     """Write a page about a run: curves, the plan and what came of it, samples, settings, mistakes.
 
-    The page works offline and can be printed; RUN/loss.svg has the curves alone. `nanolm train`
-    writes both when it is done. Several runs give one page that compares them.
+    The page works offline and can be printed. The curves are in RUN/loss.svg (by step) and, for a
+    classifier, RUN/epochs.svg (by epoch). Training writes all of these when it finishes. Several
+    runs give one page that compares them.
 
     \b
-    nanolm report runs/novel
+    nanolm report runs/novel --png
     nanolm report runs/novel runs/novel-2 --out compared.html
     nanolm report runs/novel --terminal
     """
     problems = unwritable("--out", out)
     if terminal and out is not None:
         problems.append("give one of --terminal and --out")
+    if png and (terminal or out is not None or len(run) > 1):
+        problems.append("--png draws the curves of one run into its folder; omit --out, --terminal")
     if problems:
         raise UsageError("\n".join(problems))
 
@@ -56,7 +60,7 @@ def command(run: tuple[str, ...], out: str | None, terminal: bool) -> None:
             for each in runs:
                 draw(each)
         elif len(runs) == 1 and out is None:
-            for file in write_report(runs[0]):
+            for file in write_report(runs[0], png):
                 tell_of(file)
         else:
             file = Path(out or COMPARED)

@@ -26,12 +26,14 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "parameters": ("size", "{:,}".format),
     "steps": ("steps", "{:,}".format),
     "bits_per_byte": ("bits/byte", "{:.3f}".format),
-    "accuracy": ("right", "{:.1%}".format),
+    "val_accuracy": ("val acc", "{:.1%}".format),
+    "test_accuracy": ("test acc", "{:.1%}".format),
     "minutes": ("minutes", "{:.1f}".format),
     "state": ("state", str),
 }
-SORTED = ("started", "run", "corpus", "size", "steps", "bits", "right", "minutes", "state")
-KEYS = {"size": "parameters", "bits": "bits_per_byte", "right": "accuracy"}
+SORTED = ("started", "run", "corpus", "size", "steps", "bits", "val", "test", "minutes", "state")
+KEYS = {"size": "parameters", "bits": "bits_per_byte"}
+KEYS |= {"val": "val_accuracy", "test": "test_accuracy", "right": "accuracy"}
 WIDEST = 40  # letters of a name in the table
 
 
@@ -57,7 +59,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     """
     if context.invoked_subcommand is not None:
         return
-    if sort not in SORTED:
+    if sort not in (*SORTED, "right"):  # as it was called before there were two of them
         raise UsageError(f"--sort {sort}: there is {', '.join(SORTED)}")
 
     from nanolm.report.listing import listing

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.columns import Columns, colour, short, show_table, visible
+from nanolm.cli.columns import Columns, colour, short, show_table, visible, visible_text
 from nanolm.cli.console import finite, note, show_text
 from nanolm.cli.options import Command, Table, options_of, unwritable
 from nanolm.errors import DataError, ModelError, UsageError
@@ -22,6 +22,7 @@ from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel, Sample
+    from nanolm.generation.words import Word
     from nanolm.text.tokenizer import Tokenizer
 
 TABLE: Table = {
@@ -63,9 +64,10 @@ TABLE: Table = {
 @click.option("--seed", type=int, help="The same seed, the same text.  [default: random]")
 @click.option(
     "--show",
-    metavar="probs|top=N",
-    help="Each token with its probability, or with the N likeliest at its place: what the model "
-    "itself thinks, before temperature and all else.",
+    metavar="probs|top=N|words|words=N",
+    help="Each token with its probability (probs), or with the N likeliest tokens in its place "
+    "(top=N); or the same for whole words, whose probability is the product of those of their "
+    "tokens and of the word ending there. All by the model itself, before temperature and filters.",
 )
 @click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
 @click.option("--html", metavar="FILE", help="Write that as a page for a browser.")
@@ -102,7 +104,7 @@ def command(
     \b
     nanolm sample --prompt "Once upon a time"
     nanolm sample runs/novel -n 3 --temperature 1 --min-p 0.05
-    nanolm sample --prompt "the cat" --show top=6 --html cat.html
+    nanolm sample --prompt "the cat" --show words=6 --html cat.html
     nanolm sample hf://gpt2 --prompt "The meaning of life" --stop "."
     nanolm sample --prompt-file questions.txt --each-line --json
     """
@@ -143,12 +145,15 @@ def command(
     if as_json:
         writing.print_json(samples)
     if csv_file is not None:
-        write_csv(Path(csv_file), writer.tokenizer, samples, top)
+        if writing.words:
+            write_words_csv(Path(csv_file), writing.words, top)
+        else:
+            write_csv(Path(csv_file), writer.tokenizer, samples, top)
     if html is not None:
         from nanolm.generation.page import samples_page
 
         facts = {"model": name, **facts_of(knobs)}
-        page = samples_page(writer.tokenizer, samples, facts)
+        page = samples_page(writer.tokenizer, samples, facts, writing.words)
         Path(html).write_text(page, encoding="utf-8")
     for file in filter(None, (csv_file, html)):
         note(f"written: {file}")
@@ -157,12 +162,17 @@ def command(
 
 
 def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
-    """ "", "probs" or "top", and how many of the likeliest."""
+    """ "", "probs", "top" or "words", and how many of the likeliest."""
     kind, _, number = (show or "").partition("=")
-    if kind == "top" and (number or "6").isdecimal() and 1 <= int(number or 6) <= 100:
-        return kind, int(number or 6)
+    default = "6" if kind == "top" else "0"
+    if kind in ("top", "words") and (number or default).isdecimal():
+        count = int(number or default)
+        if 1 <= count <= 100 or not number:
+            return kind, count
     if show not in (None, "probs"):
-        problems.append(f"--show {show}: there is probs and top=N, with N from 1 to 100")
+        problems.append(
+            f"--show {show}: choose probs, top=N, words or words=N, with N from 1 to 100"
+        )
     return kind, 0
 
 
@@ -203,6 +213,7 @@ class Writing:
         self.writer, self.knobs, self.count = writer, knobs, count
         self.shown, self.top = shown, top
         self.columns = Columns()
+        self.words: list[list[Word]] = []  # of each sample, if they are to be shown
         self.speed = 0.0  # tokens a second, the last time
         self.interrupted = False
 
@@ -226,14 +237,15 @@ class Writing:
         with TrainingView() as view:
             silent = view.report if not live or self.knobs.beams > 1 else lambda *how_far: None
             try:
-                for row, text in self.writer.stream(samples, self.knobs, self.top, report=silent):
+                top = self.top if self.shown == "top" else 0
+                for row, text in self.writer.stream(samples, self.knobs, top, report=silent):
                     if live and row == 0:
                         done = self.go_on(samples[0], done, text)
             except KeyboardInterrupt:  # what there is so far is shown
                 self.interrupted = True
                 for sample in samples:  # it may have come amid a token
                     lists: list[list[Any]] = [sample.tokens, sample.logprobs]
-                    lists += [sample.top] if self.top else []
+                    lists += [sample.top] if top else []
                     whole = min(map(len, lists))
                     for each in lists:
                         del each[whole:]
@@ -241,13 +253,17 @@ class Writing:
         self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
         if any(math.isnan(logprob) for sample in samples for logprob in sample.logprobs):
             note("the model is broken: what it computes are no numbers")
+        if self.shown == "words":
+            from nanolm.generation.words import score_words
+
+            self.words = [score_words(self.writer, sample, self.top) for sample in samples]
         if live:
             for number, sample in enumerate(samples):
                 if number:
                     show_text("---\n")
                     self.begin(sample)
                     self.go_on(sample, 0, sample.text)
-                self.end(sample)
+                self.end(sample, self.words[number] if self.words else [])
         return samples
 
     def begin(self, sample: "Sample") -> None:
@@ -272,9 +288,11 @@ class Writing:
                     click.echo(f"{chance:.6f}\t{token}")
         return len(sample.tokens)
 
-    def end(self, sample: "Sample") -> None:
+    def end(self, sample: "Sample", words: list["Word"]) -> None:
         if not self.shown:
             show_text("\n")
+        elif self.shown == "words":
+            self.show_words(words)
         elif self.shown == "top":
             tokenizer = self.writer.tokenizer
             show_table(
@@ -293,8 +311,30 @@ class Writing:
             )
         self.columns.flush()
 
+    def show_words(self, words: list["Word"]) -> None:
+        if self.top:
+            show_table(
+                [
+                    (
+                        (visible_text(word.text), word.probability, True),
+                        [
+                            (visible_text(text), chance, text == word.text)
+                            for text, chance in word.top
+                        ],
+                    )
+                    for word in words
+                ]
+            )
+            return
+        for word in words:
+            if sys.stdout.isatty():
+                chance = word.probability
+                self.columns.add(visible_text(word.text), short(chance), colour(chance))
+            else:
+                click.echo(f"{word.probability:.6f}\t{json.dumps(word.text, ensure_ascii=False)}")
+
     def print_json(self, samples: list["Sample"]) -> None:
-        for sample in samples:
+        for number, sample in enumerate(samples):
             line: dict[str, Any] = {
                 "prompt": sample.prompt,
                 "text": sample.text,
@@ -303,7 +343,9 @@ class Writing:
                 "stopped": sample.stopped or "interrupt",
                 "tokens_per_second": round(self.speed, 1),
             }
-            if self.top:
+            if self.words:
+                line["words"] = [word_json(word, self.top) for word in self.words[number]]
+            elif self.top:
                 line["top"] = [
                     [
                         {
@@ -344,6 +386,31 @@ def spelled_out(tokenizer: "Tokenizer", id: int) -> str:
     from nanolm.text.page import spelled
 
     return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])
+
+
+def word_json(word: "Word", top: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "word": word.text,
+        "probability": finite(word.probability),
+        "tokens": word.tokens,
+    }
+    if top:
+        values["top"] = [{"word": text, "probability": finite(chance)} for text, chance in word.top]
+    return values
+
+
+def write_words_csv(file: Path, words: list[list["Word"]], top: int) -> None:
+    """A row for each word of each sample; fewer than `top` words may have been found."""
+    others = [f"{what}_{n}" for n in range(1, top + 1) for what in ("word", "probability")]
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["sample", "position", "word", "tokens", "probability", *others])
+        for number, sample in enumerate(words, start=1):
+            for place, word in enumerate(sample, start=1):
+                row = [number, place, word.text, len(word.tokens), f"{word.probability:.6f}"]
+                for text, chance in word.top:
+                    row += [text, f"{chance:.6f}"]
+                rows.writerow(row)
 
 
 def write_csv(file: Path, tokenizer: "Tokenizer", samples: list["Sample"], top: int) -> None:

@@ -10,6 +10,7 @@ import click
 
 from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, printable, styled
+from nanolm.formats import counted
 
 if TYPE_CHECKING:
     from nanolm.classification.metrics import Scores
@@ -28,7 +29,7 @@ def show_scores(name: str, scores: "Scores") -> None:
     summary = (
         f"{one_line(name)}: accuracy {scores.accuracy:.1%}, macro F1 {scores.macro_f1:.3f}, "
         f"log-loss {scores.loss:.3f}, calibration error {scores.calibration_error:.3f}, "
-        f"{scores.count:,} texts"
+        f"{counted(scores.count, 'text')}"
     )
     click.echo(summary if width is None else textwrap.fill(summary, width))
     click.echo()

@@ -13,12 +13,13 @@ from nanolm.cli.console import note, printable
 from nanolm.cli.options import Command, Option, options_of
 from nanolm.cli.train import NO_CORPUS, TABLE
 from nanolm.errors import UsageError
+from nanolm.formats import counted
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
     from nanolm.training.events import Event
-    from nanolm.training.sweep import Trial, Tried
+    from nanolm.training.sweep import Outcome, Trial, Tried
 
 REASON = 60  # letters of why a trial failed, in the table
 FIXED = {heading: part for heading, part in TABLE.items() if heading != "Budget"}
@@ -57,11 +58,13 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
 
     CORPUS is as for `nanolm train`, and so are the settings below: what is given is the same in
     each trial. All trials get a short time, the best third of them three times as much, and so on;
-    the last one is a run as any other.
+    the last one is a run as any other. With seeds among --over, a combination is tried with each,
+    and chosen by the mean.
 
     \b
     nanolm sweep novel.txt --over lr,dropout        half an hour, values chosen for you
     nanolm sweep novel.txt --over lr=0.001:0.003:0.01 --minutes 5
+    nanolm sweep novel.txt --over positions=learned:rope,seed=1:2:3 --minutes 10
     nanolm sweep novel.txt --over family=modern:gpt2:lstm --preset nano --minutes 10
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
@@ -83,11 +86,21 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
         note("saved; run the same command again to go on")
         return 75
     if not as_json:
-        click.echo("\n".join(table(outcome.trials)))
+        click.echo("\n".join(table(outcome)))
+        best = outcome.combinations()[0]
         click.echo(
             f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on held-out text, "
-            f"the best of {len(outcome.trials)} trials: {printable(said(outcome.trials[0]))}"
+            f"the best of {counted(len(outcome.trials), 'trial')}: "
+            f"{printable(said(outcome.trials[0]))}"
         )
+        if len(best.trials) > 1:
+            mean, spread = best.rounds()[-1]
+            seeds = counted(len(best.trials), "seed")
+            click.echo(f"chosen by the mean over {seeds}: {mean:.3f} ± {spread:.3f} bits per byte")
+    if outcome.not_tried:
+        from nanolm.training.sweep import named
+
+        note(f"not tried, for want of time: {named(outcome.not_tried)}")
     note(f"picture: {outcome.folder}/sweep.svg")
     note(f'next: nanolm sample {shlex.quote(outcome.run)} --prompt "..."')
     return 0
@@ -109,28 +122,34 @@ def show(view: "TrainingView", event: "Event | Tried") -> None:
 
 
 def said(trial: "Trial") -> str:
-    return ", ".join(f"{words(name)} {value}" for name, value in tried(trial).items())
+    return ", ".join(f"{words(name)} {value}" for name, value in typed(trial.values).items())
 
 
-def tried(trial: "Trial") -> dict[str, str]:
-    """Its values, as one would type them."""
+def typed(values: dict[str, Any]) -> dict[str, str]:
+    """As one would type them."""
     from nanolm.report.sweep import shown  # which help need not wait for
 
-    return {name: shown(value) for name, value in trial.values.items()}
+    return {name: shown(value) for name, value in values.items()}
 
 
 def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def table(trials: list["Trial"]) -> list[str]:
-    """By rank: what was tried, and the bits per byte that came of it in each round."""
-    rounds = max(len(trial.results) for trial in trials)
-    rows = [["", *map(words, trials[0].values), *(f"round {n + 1}" for n in range(rounds)), ""]]
-    for rank, trial in enumerate(trials, start=1):
-        values = [printable(value) for value in tried(trial).values()]
-        bits = [f"{found:.3f}" for found in trial.bits()]
-        end = "best" if rank == 1 else printable(" ".join((trial.error or "").split()))[:REASON]
+def table(outcome: "Outcome") -> list[str]:
+    """By rank: what was tried, and the bits per byte that came of it in each round; of several
+    seeds the mean and the standard deviation."""
+    found = outcome.combinations()
+    rounds = max(len(each.rounds()) for each in found)
+    seeds = max(len(each.trials) for each in found) > 1
+    names = [*map(words, found[0].values), *(["seeds"] if seeds else [])]
+    rows = [["", *names, *(f"round {n + 1}" for n in range(rounds)), ""]]
+    for rank, each in enumerate(found, start=1):
+        values = [printable(value) for value in typed(each.values).values()]
+        values += [str(len(each.trials))] if seeds else []
+        bits = [f"{mean:.3f}" + f" ± {spread:.3f}" * seeds for mean, spread in each.rounds()]
+        error = next((trial.error for trial in each.trials if trial.error), None) or ""
+        end = "best" if rank == 1 else printable(" ".join(error.split()))[:REASON]
         rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits)), end])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1] = 0  # the last stands to the left

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from nanolm.cli.columns import Columns, visible
 from nanolm.cli.console import note
 from nanolm.cli.options import READING, Command, Group, options_of
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import counted
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import TrainSettings
 
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
 WHICH = "|".join([*NAMED, "PATH"])
+which = partial(
+    click.option,
+    "--tokenizer",
+    metavar=WHICH,
+    help="Which tokenizer.  [default: that of the newest run, else learned from embedded:stories]",
+)
+VOCABULARY = 2048  # where no tokenizer is named and nothing has been trained
 COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
 
 
@@ -27,7 +36,8 @@ def command() -> None:
     """Train, use, look at and compare tokenizers.
 
     A tokenizer is named by one of gpt2, cl100k and o200k, by its file (tokenizer.json, *.tiktoken)
-    or by the folder of a run or model that has one.
+    or by the folder of a run or model that has one. Without --tokenizer it is that of the newest
+    run.
     """
 
 
@@ -103,7 +113,7 @@ def text_options(function: Any) -> Any:
     for decorate in reversed(
         [
             click.argument("text", nargs=-1),
-            click.option("--tokenizer", metavar=WHICH, required=True, help="Which tokenizer."),
+            which(),
             click.option("--file", metavar="FILE", help="Take the text from a file."),
         ]
     ):
@@ -114,7 +124,7 @@ def text_options(function: Any) -> Any:
 @command.command("encode", cls=Command)
 @text_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
-def encode(text: tuple[str, ...], tokenizer: str, file: str | None, as_json: bool) -> None:
+def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_json: bool) -> None:
     """Text to ids. TEXT from the arguments, --file, or stdin.
 
     \b
@@ -135,9 +145,9 @@ def encode(text: tuple[str, ...], tokenizer: str, file: str | None, as_json: boo
 
 @command.command("decode", cls=Command)
 @click.argument("ids", nargs=-1)
-@click.option("--tokenizer", metavar=WHICH, required=True, help="Which tokenizer.")
+@which()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def decode(ids: tuple[str, ...], tokenizer: str, as_json: bool) -> None:
+def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
     """Ids to text. IDS from the arguments or stdin: numbers, or what `encode --json` prints.
 
     \b
@@ -179,10 +189,11 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
 @command.command("show", cls=Command)
 @text_options
 @click.option("--html", metavar="FILE", help="Write a page for a browser instead.")
-def show(text: tuple[str, ...], tokenizer: str, file: str | None, html: str | None) -> None:
+def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: str | None) -> None:
     """Text with its tokens in colours and their ids below.
 
     \b
+    nanolm tokenizer show "Some words."
     nanolm tokenizer show --tokenizer cl100k "Tokenization isn't trivial"
     nanolm tokenizer show --tokenizer runs/novel --file page.txt --html tokens.html
     """
@@ -190,7 +201,7 @@ def show(text: tuple[str, ...], tokenizer: str, file: str | None, html: str | No
     if html is not None:
         from nanolm.text.page import tokens_page
 
-        page = tokens_page(used, "\n".join(texts(text, file)), tokenizer)
+        page = tokens_page(used, "\n".join(texts(text, file)), tokenizer or "tokens")
         Path(html).write_text(page, encoding="utf-8")
         click.echo(html)
         return
@@ -212,7 +223,10 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
         columns.add(visible(tokenizer, id), str(id), COLOURS[number % len(COLOURS)])
     columns.flush()
     size = len(text.encode())
-    note(f"{len(ids):,} tokens, {size:,} bytes: {size / max(1, len(ids)):.2f} bytes per token")
+    note(
+        f"{counted(len(ids), 'token')}, {counted(size, 'byte')}: "
+        f"{size / max(1, len(ids)):.2f} bytes per token"
+    )
 
 
 @command.command("compare", cls=Command)
@@ -278,15 +292,35 @@ def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
     return kind, int(size) if size else None
 
 
-def load(name: str) -> "Tokenizer":
-    from nanolm.runs.folder import find_tokenizer
+def load(name: str | None) -> "Tokenizer":
+    """By its name; without one that of the newest run, or else one that is made here."""
+    from nanolm.runs.folder import find_tokenizer, runs_by_age
 
+    if name is None:
+        newest = next(iter(runs_by_age(Path("runs"))), None)
+        if newest is None:
+            return from_stories()
+        note(f"using the tokenizer of {newest}, the newest run (--tokenizer for another)")
+        name = str(newest)
     if name in TRAINABLE and not Path(name).exists():
         raise UsageError(
             f"--tokenizer {name} is made for a text; name one that is there: gpt2, a run, or the "
             "folder that `nanolm tokenizer train` wrote"
         )
     return find_tokenizer(name, note)
+
+
+def from_stories() -> "Tokenizer":
+    """Always the same one, and none that has to be downloaded."""
+    from nanolm.text.sources import EMBEDDED, SCHEME, embedded_file
+    from nanolm.text.tokenizer import train_tokenizer
+
+    corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
+    note(
+        f"no run here: using {VOCABULARY:,} tokens learned from {SCHEME}stories (--tokenizer for "
+        "another)"
+    )
+    return train_tokenizer([corpus], "bpe", VOCABULARY)
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:

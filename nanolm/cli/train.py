@@ -5,14 +5,14 @@ import shlex
 import shutil
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note
 from nanolm.cli.options import MACHINE, READING, Command, Option, Table, options_of, run_options
-from nanolm.errors import UsageError
+from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
 from nanolm.text import NAMED, TRAINABLE
@@ -27,10 +27,27 @@ from nanolm.training.settings import (
 )
 from nanolm.training.trackers import Trackers
 
+if TYPE_CHECKING:
+    from nanolm.training.language import Result
+
 TABLE: Table = {
     "Text": {
         "val": ("FILE", "Validate on this file instead of a part of the corpus."),
-        "val_fraction": ("", "Hold out this last part of the text.  [default: 0.1, at most 1 MB]"),
+        "val_fraction": (
+            "",
+            "Hold out this share of the text; 0 trains on everything.  "
+            "[default: 0.1, at most 1 MB]",
+        ),
+        "val_split": (
+            "|".join(CHOICES["val_split"]),
+            "Hold out stretches from all over the text (of many documents, whole ones), or its "
+            "end.  [default: spread]",
+        ),
+        "max_bytes": (
+            "",
+            "Use at most this many bytes of text, spread over the whole corpus.  [default: as much "
+            "as can be prepared in a quarter of --minutes]",
+        ),
         **READING,
         "tokenizer": (
             "|".join([*TRAINABLE, *NAMED, "PATH"]),
@@ -213,7 +230,8 @@ def command(
 
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """
-    started = time.monotonic()  # what a time to train for is counted from
+    # What a time to train for is counted from: starting the program is part of it.
+    started = time.monotonic() - time.process_time()
     settings = TrainSettings.from_dict(without_displaced(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()
@@ -230,7 +248,8 @@ def command(
     from nanolm.training import language
 
     if process()[0]:  # another one plans, tells and writes
-        return 75 if not plan_only and language.follow().stopped == "interrupted" else 0
+        codes = {"interrupted": 75, TooLittleTime.stopped: TooLittleTime.exit_code}
+        return 0 if plan_only else codes.get(language.follow().stopped, 0)
     with TrainingView() as view, Trackers(report_to, view.show) as told:
         if plan_only:
             plan = language.plan_only(settings, view.show, started)
@@ -252,15 +271,31 @@ def command(
     if result.stopped == "interrupted":
         note(f"saved at step {result.steps:,}; run the same command again to go on")
         return 75
+    if result.stopped == TooLittleTime.stopped:
+        raise TooLittleTime(language.what_to_type(result))
     if not as_json:
-        click.echo(
-            f"{result.run}: {result.val_bits_per_byte:.3f} bits per byte on held-out text "
-            f"(loss {result.val_loss:.3f}) at step {result.best_step:,} of {result.steps:,}, "
-            f"after {result.seconds:.0f} s"
-        )
+        click.echo(f"{result.run}: {outcome(result)}")
         note(f"report: {result.run}/report.html")
         note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0
+
+
+def outcome(result: "Result") -> str:
+    """What a run came to, in a line."""
+    from nanolm.runs.folder import ending
+
+    steps = f"step {result.best_step:,} of {result.steps:,}"
+    if result.val_bits_per_byte is None:
+        loss = "" if result.train_loss is None else f"; training loss {result.train_loss:.3f}"
+        return (
+            f"trained on all of the text, nothing held out{loss} at {steps}, "
+            f"after {result.seconds:.0f} s"
+        )
+    early = f"; {ending(asdict(result))}" if result.stopped == "enough" else ""
+    return (
+        f"{result.val_bits_per_byte:.3f} bits per byte on held-out text (loss "
+        f"{result.val_loss:.3f}) at {steps}, after {result.seconds:.0f} s{early}"
+    )
 
 
 def refuse_others(context: click.Context) -> None:

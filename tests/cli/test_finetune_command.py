@@ -70,6 +70,13 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
         assert expected in shown.stderr
     assert "next: nanolm classify runs/films" in shown.stderr
     assert (tmp_path / "runs/films/loss.svg").read_text().startswith("<svg")
+    result = json.loads((tmp_path / "runs/films/run.json").read_text())["result"]
+    for part, name in (("val", "mistakes.csv"), ("test", "test_mistakes.csv")):
+        rows = list(csv.DictReader((tmp_path / "runs/films" / name).open(newline="")))
+        confusion = result[part]["confusion"]
+        assert len(rows) == confusion[0][1] + confusion[1][0]
+        assert all(row.keys() == {"text", "label", "prediction", "probability"} for row in rows)
+        assert f"all mistakes: runs/films/{name} ({len(rows)} of " in shown.stderr
     # The newest run is no language model: `sample` says so, and does not choke on it.
     shown = cli("sample")
     assert shown.returncode == 4
@@ -83,6 +90,28 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     assert result["labels"] == ["negative", "positive"]  # as the file says
     assert {"run", "val", "test", "steps", "mistakes"} <= result.keys()
     assert {"accuracy", "macro_f1", "loss", "confusion"} <= result["val"].keys()
+
+
+def test_the_test_set_is_told_apart(films: Path, cli: Cli, tmp_path: Path) -> None:
+    """Half of these must be wrong."""
+    both = "".join(f"a hat of {n} parts\t{label}\n" for n in range(4) for label in (0, 1))
+    (tmp_path / "test.tsv").write_text("text\tlabel\n" + both)
+    shown = cli("finetune", films, *SMALL, "--steps", 20, "--test", "test.tsv")
+    assert shown.returncode == 0, shown.stderr
+    before, heading, after = shown.stdout.partition("most confident mistakes on the test texts\n")
+    assert heading
+    assert "test: accuracy 50.0%" in before
+    assert "hat of" in after
+    assert "the film" not in after
+    (row,) = [json.loads(line) for line in cli("runs", "--json").stdout.splitlines()]
+    assert row["accuracy"] == row["test_accuracy"] == 0.5
+    result = json.loads((tmp_path / "runs/films/run.json").read_text())["result"]
+    assert row["val_accuracy"] == result["val"]["accuracy"]
+    assert len(result["test_mistakes"]) == 4
+    header = cli("runs").stdout.splitlines()[0]
+    assert "val acc  test acc" in header
+    page = (tmp_path / "runs/films/report.html").read_text()
+    assert page.index("<h3>test</h3>", page.index("confident mistakes")) < page.index("a hat of")
 
 
 def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli) -> None:
@@ -184,6 +213,25 @@ def test_classify(run: Path, cli: Cli, tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["text"] == "the set was good"
 
 
+def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None:
+    text = "text,label\nthe set was good,1\nthe room was bad,positive\nthe view was fine,\n"
+    (tmp_path / "some.csv").write_text(text.replace("positive", "1"))
+    shown = cli("classify", run, "--file", "some.csv", "--csv")
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert [row["label"] for row in rows] == ["positive", "negative", "positive"]
+    assert [row["true_label"] for row in rows] == ["positive", "positive", ""]
+    assert [row["correct"] for row in rows] == ["true", "false", ""]
+    assert "1 of 2 labelled texts right (50.0%)" in shown.stderr
+    (tmp_path / "odd.csv").write_text("words,mood\nthe set was good,negative\n")
+    shown = cli("classify", run, "--file", "odd.csv", "--json", "--label-column", "mood")
+    row = json.loads(shown.stdout)
+    assert (row["true_label"], row["correct"]) == ("negative", False)
+    (tmp_path / "other.csv").write_text("text,label\nthe set was good,blue\n")
+    assert "true_label" not in cli("classify", run, "--file", "other.csv", "--csv").stdout
+    shown = cli("classify", run, "--file", "other.csv", "--csv", "--label-column", "label")
+    assert (shown.returncode, "does not know: blue" in shown.stderr) == (3, True)
+
+
 def test_lines_are_classified_as_they_come(run: Path) -> None:
     process = subprocess.Popen(
         program("classify", run),
@@ -257,6 +305,14 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
     shown = cli("eval", run, "odd.csv", "--label-column", "mood", "--text-column", "words")
     assert "accuracy 50.0%" in shown.stdout
     assert "the set was good" in shown.stdout  # the mistake
+    (tmp_path / "many.tsv").write_text("the set was good\t0\n" * 12 + "it was good\t1\n")
+    shown = cli("eval", run, "many.tsv", "--mistakes", "wrong.csv", "--json")
+    rows = list(csv.DictReader((tmp_path / "wrong.csv").open(newline="")))
+    assert len(rows) == 12  # all of them
+    assert (rows[0]["text"], rows[0]["label"]) == ("the set was good", "negative")
+    assert rows[0]["prediction"] == "positive"
+    assert 0.5 < float(rows[0]["probability"]) <= 1
+    assert len(json.loads(shown.stdout)["mistakes"]) == 10
     (tmp_path / "strange.tsv").write_text("it was so\tblue\nit was not\tred\n" * 9)
     shown = cli("eval", run, "strange.tsv")
     assert shown.returncode == 3

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,20 @@ def test_the_table(runs: Path, cli: Cli) -> None:
     wrong = cli("runs", "--sort", "size-of-hat")
     assert wrong.returncode == 2
     assert "--sort size-of-hat: there is started" in wrong.stderr
+
+
+def test_what_stopped_early_is_not_called_finished(runs: Path, cli: Cli) -> None:
+    file = runs / "one/run.json"
+    facts = json.loads(file.read_text())
+    facts["result"] |= {"stopped": "enough", "best_step": 30}
+    file.write_text(json.dumps(facts))
+    rows = {line.split()[0]: line for line in cli("runs").stdout.splitlines()}
+    assert rows["runs/one"].endswith("stopped early")
+    assert rows["runs/two"].endswith("finished")
+    assert cli("report", "runs/one").returncode == 0
+    page = (runs / "one/report.html").read_text()
+    assert "stopped early: validation loss stopped improving at step 30 (of 60 done)" in page
+    assert "finished" not in page
 
 
 def test_no_runs_yet(cli: Cli) -> None:
@@ -94,3 +111,52 @@ def test_in_the_terminal(runs: Path, cli: Cli, tmp_path: Path) -> None:
     assert lines[0] == "runs/one: loss by step"
     assert max(map(len, lines)) <= 50
     assert "● validation" in shown
+
+
+def test_runs_of_another_version(cli: Cli, tmp_path: Path) -> None:
+    """As 0.1.0 left them."""
+    for archive in (Path(__file__).parents[1] / "runs/v0_1_0").glob("*.tar.xz"):
+        with tarfile.open(archive) as kept:
+            kept.extractall(tmp_path / "runs", filter="data")
+    rows = [json.loads(line) for line in cli("runs", "--json").stdout.splitlines()]
+    states = {row["run"]: row["state"] for row in rows}
+    assert states == {
+        "runs/classifier": "finished",
+        "runs/finished": "finished",
+        "runs/unfinished": "stopped",
+    }
+    for run in states:
+        shown = cli("info", run)
+        assert shown.returncode == 0, shown.stderr
+        assert cli("report", run).returncode == 0
+
+
+LIGHT = {
+    "runs": ["runs"],
+    "info": ["info", "runs/one"],
+    "report": ["report", "runs/one"],
+    "compare": ["runs", "compare", "runs/one", "runs/two"],
+}
+SECONDS = 0.5  # of CPU time; loading torch alone takes several times as long
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_looking_at_runs_does_not_load_torch(command: str, runs: Path, tmp_path: Path) -> None:
+    """In a process of its own: those of `cli` have everything loaded."""
+    code = (
+        "import resource, sys; from nanolm.cli.main import run\n"
+        "assert run() == 0\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print('torch' in sys.modules, used.ru_utime + used.ru_stime)"
+    )
+    words = [sys.executable, "-c", code, *LIGHT[command]]
+    taken = []
+    for _ in range(3):  # a busy machine makes any of them slow
+        shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+        loaded, seconds = shown.stdout.split()[-2:]
+        assert loaded == "False"
+        taken.append(float(seconds))
+        if taken[-1] < SECONDS:
+            break
+    assert min(taken) < SECONDS

@@ -190,8 +190,33 @@ def test_the_likeliest_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_p
     assert chances == pytest.approx([math.exp(each) for each in line["logprobs"]], abs=1e-6)
 
 
+def test_words_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    words = ["sample", trained, "--prompt", "the cat", "--seed", 4, "--tokens", 9]
+    shown = cli(*words, "--show", "words=6", "--json", "--csv", "w.csv", "--html", "w.html")
+    assert shown.returncode == 0, shown.stderr
+    line = json.loads(shown.stdout)
+    assert [id for word in line["words"] for id in word["tokens"]] == line["tokens"]
+    assert "".join(word["word"] for word in line["words"]) == line["text"]
+    for word in line["words"]:
+        chances = [each["probability"] for each in word["top"]]
+        assert chances == sorted(chances, reverse=True)
+        assert len(chances) == 6
+        assert sum(chances) <= 1.0001
+    with (tmp_path / "w.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["word"] for row in rows] == [word["word"] for word in line["words"]]
+    assert [row["word_6"] for row in rows] == [word["top"][5]["word"] for word in line["words"]]
+    page = (tmp_path / "w.html").read_text()
+    assert page.count("<tr>") == len(rows) + 1
+    table = cli(*words, "--show", "words=6").stdout.splitlines()
+    assert len(table) == len(rows)
+    assert all(row["word"].strip() in text for row, text in zip(rows, table, strict=True))
+    listed = cli(*words, "--show", "words").stdout.splitlines()
+    assert [json.loads(row.split("\t")[1]) for row in listed] == [row["word"] for row in rows]
+
+
 @pytest.mark.parametrize("columns", [30, 80])
-@pytest.mark.parametrize("show", ["probs", "top=6"])
+@pytest.mark.parametrize("show", ["probs", "top=6", "words", "words=6"])
 def test_what_a_terminal_shows_fits_into_it(show: str, columns: int, trained: Path) -> None:
     command = program("sample", trained, "--prompt", "the", "--tokens", 12, "--seed", 1)
     command += ["--show", show]
@@ -214,7 +239,7 @@ def test_hostile_tokens_do_no_harm(tmp_path: Path, cli: Cli) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page
     assert "\x1b" not in page
-    for show in ("probs", "top=3"):
+    for show in ("probs", "top=3", "words", "words=3"):
         command = program("sample", "run", "--prompt", "\x1b]0;x\x07", "--tokens", 60)
         seen = on_a_terminal([*command, "--show", show], "stdout", tmp_path)
         seen = re.sub(r"\x1b\[[0-9;]*m", "", seen)  # our own colours
@@ -343,7 +368,12 @@ def test_what_no_terminal_or_text_can_take(cli: Cli, trained: Path) -> None:
         [*program("sample", trained, "--prompt", "a", "--ban"), b"\xff"], capture_output=True
     )
     assert (shown.returncode, b"not valid Unicode" in shown.stderr) == (2, True)
-    for words in (["--show", "top=\u00b2"], ["--csv", "a", "--html", "a"], ["--each-line"]):
+    for words in (
+        ["--show", "top=\u00b2"],
+        ["--show", "words=0"],
+        ["--csv", "a", "--html", "a"],
+        ["--each-line"],
+    ):
         assert cli("sample", trained, "--prompt", "a", *words).returncode == 2
 
 

@@ -62,11 +62,38 @@ def test_it_goes_on_after_ctrl_c_and_shows_a_table(
     assert cli("sample", "runs/cats", "--prompt", "The ", "--tokens", 5).returncode == 0
 
 
+def test_seeds_are_put_together(cli: Cli, sweep: list[str]) -> None:
+    place = sweep.index("--over") + 1
+    sweep[place] = "lr=0.0001:0.01,seed=1:2"
+    shown = cli(*sweep[:-1], "4")
+    assert shown.returncode == 0, shown.stderr
+    assert "2 combinations to begin with, 2 seeds each, 2 rounds" in shown.stderr
+    header, first, second, last, chosen = shown.stdout.splitlines()
+    assert header.split() == ["lr", "seeds", "round", "1", "round", "2"]
+    assert re.fullmatch(r"1 +0\.01 +2 +\d\.\d{3} ± \d\.\d{3} +\d\.\d{3} ± \d\.\d{3}  best", first)
+    assert re.fullmatch(r"2 +0\.0001 +2 +\d\.\d{3} ± \d\.\d{3}", second)
+    assert "the best of 4 trials: lr 0.01, seed " in last
+    assert re.fullmatch(
+        r"chosen by the mean over 2 seeds: \d\.\d{3} ± \d\.\d{3} bits per byte", chosen
+    )
+
+
+def test_what_is_not_tried_is_named(cli: Cli, sweep: list[str]) -> None:
+    sweep[sweep.index("--over") + 1] = "lr=0.0001:0.01,norm=rms:layer"
+    shown = cli(*sweep[: sweep.index("--trials")])
+    assert shown.returncode == 0, shown.stderr
+    assert (
+        "there is time for 1 of 4 combinations; the others are tried if time is left"
+        in shown.stderr
+    )
+    assert "not tried, for want of time: " in shown.stderr
+
+
 def test_errors_are_told_together() -> None:
     with pytest.raises(UsageError) as caught:
         main(["sweep", "x.txt", "--over", "lrr", "--steps", "5", "--dim", "0"])
     assert str(caught.value).splitlines() == [
-        "--dim 0: must be from 1 to 100000",
+        "--dim 0: must be from 1 to 100,000",
         "--over lrr: no such setting; did you mean lr?",
         "--steps 5: a sweep shares out time; say --minutes",
     ]

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_encode_and_decode(cli: Cli, made: Path) -> None:
         (["encode", "--tokenizer", "bpe", "a"], 2, "is made for a text"),
         (["encode", "--tokenizer", "made", "--file", "none"], 2, "none does not exist"),
         (["encode", "--tokenizer", "made", "--file", "a", "text"], 2, "not both"),
-        (["encode", "text"], 2, "Missing option '--tokenizer'"),
+        (["train", "x.txt"], 2, "Missing option '--out'"),
         (["compare", "embedded:tiny", "--tokenizer", "bpe:3"], 2, "write bpe:SIZE"),
         (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "no such encoding"),
         (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "or the file or folder"),
@@ -119,3 +120,22 @@ def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
     assert nanolm.load_tokenizer(run).tokens == nanolm.load_tokenizer(made).tokens
     assert f'tokenizer = "{made}"' in (run / "config.toml").read_text()
     assert os.path.isabs(made)
+
+
+def test_without_a_name_it_is_that_of_the_newest_run(
+    cli: Cli, trained: Path, tmp_path: Path
+) -> None:
+    """As the first page of the help has it."""
+    shown = cli("tokenizer", "show", "Some words.")
+    assert shown.returncode == 0, shown.stderr
+    assert "2,048 tokens learned from embedded:stories" in shown.stderr
+    ids = [line.split("\t")[0] for line in shown.stdout.splitlines()]
+    assert cli("tokenizer", "decode", *ids).stdout == "Some words."
+    shutil.copytree(trained, tmp_path / "runs/mine", symlinks=True)
+    shown = cli("tokenizer", "show", "Some words.")
+    assert (
+        shown.stderr
+        == "using the tokenizer of runs/mine, the newest run (--tokenizer for another)\n"
+    )
+    expected = nanolm.load_tokenizer(trained).encode("Some words.")
+    assert [int(line.split("\t")[0]) for line in shown.stdout.splitlines()] == expected

@@ -1,8 +1,10 @@
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,7 @@ def test_json_is_the_last_line_and_the_only_one(cli: Cli, corpus: Path) -> None:
         "steps",
         "tokens",
         "seconds",
+        "setup_seconds",
         "train_loss",
         "val_loss",
         "val_bits_per_byte",
@@ -46,7 +49,8 @@ def test_progress_goes_to_stderr_in_plain_lines(cli: Cli, corpus: Path) -> None:
     assert shown.stdout.count("\n") == 1
     assert "\x1b" not in shown.stderr
     assert re.search(
-        r"100%  step 12  loss .*  val .* bits/byte  .* tokens/s  .* left", shown.stderr
+        r"100%  step 12 \(epoch [0-9.]+\)  loss .*  val .* bits/byte  .* tokens/s  .* left",
+        shown.stderr,
     )
     assert "device: cpu (" in shown.stderr
 
@@ -125,6 +129,51 @@ def test_a_signal_saves_and_exits_75(
     resumed = cli("train", "--config", "r/config.toml", "--out", "r", "--resume")
     assert f"resuming r at step {stopped['steps']:,}" in resumed.stderr
     assert resumed.returncode == 0
+
+
+def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    silent = os.open(pipe, os.O_RDWR)  # somebody who might still write keeps it waiting
+    command = commands.start("train", pipe, *SMALL, "--steps", 300)
+    opened = Path(f"/proc/{command.pid}/fd")
+    while not any(link.resolve() == pipe for link in opened.iterdir()):
+        time.sleep(0.01)
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    os.close(silent)
+    assert command.stream("stderr").endswith(
+        "error: stopped before the first step; nothing was saved, run the same command again\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_finished_run_is_named_when_it_is_trained_again(cli: Cli, corpus: Path) -> None:
+    first = cli("train", corpus, *SMALL, "--steps", 2)
+    assert "finished" not in first.stderr
+    again = cli("train", corpus, *SMALL, "--steps", 2)
+    assert (
+        "runs/mine is finished: training again from the start, as runs/mine-2 (to train that one "
+        "further: nanolm train --extend runs/mine --minutes 5)"
+    ) in again.stderr
+    other = cli("train", corpus, *SMALL, "--steps", 3)
+    assert "is finished" not in other.stderr
+
+
+def test_mistakes_are_found_before_any_text_is_read(cli: Cli, tmp_path: Path) -> None:
+    """A text that is not there would be the first thing to be missed."""
+    shown = cli("train", "nowhere.txt", "--heads", 5, "--dim", 48, "--batch", 0)
+    assert shown.returncode == 2
+    assert shown.stderr.splitlines() == [
+        "error: --batch 0: must be from 1 to 1,000,000",
+        "       --dim 48 is not a multiple of --heads 5; try --dim 50 or --heads 6",
+    ]
+
+
+@pytest.mark.parametrize("options", [["--heads", 7], ["--dim", 50], ["--kv-heads", 5]])
+def test_one_size_is_enough(options: list[object], cli: Cli, corpus: Path) -> None:
+    shown = cli("train", corpus, *options, "--layers", 1, "--context", 16, "--steps", 2)
+    assert shown.returncode == 0, shown.stderr
 
 
 def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:

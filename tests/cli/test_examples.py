@@ -1,0 +1,61 @@
+"""The examples in the help of each command can be typed as they stand."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from nanolm.cli.main import cli
+
+
+def commands(group: click.Group, path: str = "nanolm") -> Iterator[tuple[str, click.Command]]:
+    yield path, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+COMMANDS = dict(commands(cli))
+EXAMPLES = [
+    (where, line.strip())
+    for where, command in COMMANDS.items()
+    for line in (command.help or "").splitlines()
+    if re.match(r" *(nanolm|torchrun .*-m nanolm) ", line)
+]
+
+
+def test_every_command_has_one() -> None:
+    without = set(COMMANDS) - {where for where, _ in EXAMPLES}
+    assert without <= {"nanolm tokenizer", "nanolm data", "nanolm doctor"}
+
+
+@pytest.mark.parametrize(("where", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_an_example(where: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arguments and options exist, and none is missing."""
+    typed = re.split(r"  +", line)[0]  # what follows says what it does
+    for part in typed.split(" | "):
+        words = shlex.split(part.partition(" > ")[0])
+        parse(words[words.index("nanolm") + 1 :], monkeypatch)
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command: click.Command = cli
+    context: click.Context | None = None
+    while True:
+        for option in command.params:
+            if option.name == "config":  # a file that would be read at once
+                monkeypatch.setattr(option, "callback", None)
+        context = command.make_context(command.name, words, parent=context)
+        if not isinstance(command, click.Group) or not context._protected_args:
+            return
+        rest = [*context._protected_args, *context.args]
+        _, found, words = command.resolve_command(context, rest)
+        assert found
+        command = found
