@@ -11,7 +11,7 @@ WHAT ?=
 PROMPT ?=
 RUN ?=
 ARGS ?=
-export FILE DATA WHAT PROMPT RUN SMALL LARGE SST GPT2 MINUTES COURSE
+export FILE DATA WHAT PROMPT RUN SMALL LARGE SST SST_TEST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint data wheel clean
@@ -41,7 +41,7 @@ demo: setup ## train on the embedded stories (2 minutes), then write three new o
 	@echo '  $(NANOLM) --help'
 
 # hint course: SST=sst2.tsv
-course: setup ## the course's assignment, step by step; also SMALL=, LARGE=, GPT2= (docs/course.md)
+course: setup ## the course's assignment, step by step; also SMALL=, LARGE=, SST_TEST=, GPT2= (docs/course.md)
 	@NANOLM='$(NANOLM)' sh data/course.sh
 
 # hint train: FILE=text.txt

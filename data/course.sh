@@ -1,9 +1,10 @@
 #!/bin/sh
-# The course's assignment, step by step: `make course` says where nanolm is and what to read.
-# A finished step is passed over; one that was interrupted goes on where it was.
+# The course's assignment, step by step: `make course` sets where nanolm is and which files to use.
+# Finished steps are skipped, and an interrupted one is resumed.
 set -eu
 : "${NANOLM:=nanolm}" "${SMALL:=embedded:tiny}" "${LARGE:=embedded:stories}"
-: "${SST:=embedded:reviews}" "${GPT2:=}" "${MINUTES:=3}" "${COURSE:=runs/course}" "${PROMPT:=}"
+: "${SST:=embedded:reviews}" "${SST_TEST:=}" "${GPT2:=}" "${MINUTES:=3}"
+: "${COURSE:=runs/course}" "${PROMPT:=}"
 if [ "$SMALL$PROMPT" = embedded:tiny ]; then PROMPT='the small cat'; fi
 
 heading() { printf '\n=== %s ===\n' "$1"; }
@@ -27,7 +28,8 @@ show() {
     "$NANOLM" "$@"
 }
 
-# once NAME COMMAND...: trains into $COURSE/NAME, unless that was done before; NAME.command is how.
+# once NAME COMMAND...: trains into $COURSE/NAME unless that is finished, and draws its curves as
+# SVG and PNG. The command is kept in NAME.command.
 once() {
     out=$COURSE/$1 && shift
     set -- "$@" --out "$out"
@@ -39,39 +41,52 @@ once() {
                 "for other files or settings, choose another folder: COURSE=runs/NAME" >&2
             exit 2
         fi
-        printf '$ %s\n%s is finished: passed over\n' "$before" "$out"
-        return
+        printf '$ %s\n%s is finished: skipped\n' "$before" "$out"
+    else
+        mkdir -p "$COURSE"
+        typed "$@" >"$out.command"
+        show "$@"
     fi
-    mkdir -p "$COURSE"
-    typed "$@" >"$out.command"
-    show "$@"
+    show report "$out" --png
+}
+
+# label NAME OPTIONS...: fine-tunes on the first 1,200 rows; SST_TEST is only measured on.
+label() {
+    name=$1 && shift
+    if [ "$SST_TEST" ]; then set -- "$@" --test "$SST_TEST"; fi
+    once "$name" finetune-sentiment "$SST" --limit 1200 "$@"
 }
 
 heading '1. The nano model (3 layers, 3 heads, width 48) on a small text'
 once small train "$SMALL" --preset nano
 
-heading '2. Each word with its probability, and the six likeliest at each place'
-show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show probs
-show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show top=6 \
-    --html "$COURSE/words.html"
+heading '2. Each word with its probability, and the six likeliest words in its place'
+show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show words
+show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show words=6 \
+    --html "$COURSE/words.html" --csv "$COURSE/words.csv"
 
 heading '3. A larger text'
 once large train "$LARGE" --minutes "$MINUTES"
 show sample "$COURSE/large" --prompt '' --tokens 150 --seed 1
+show sample "$COURSE/large" --prompt '' --tokens 20 --seed 1 --show words=6
 
-heading '4. Good or bad? The larger model fine-tuned on the first 1,200 sentences'
-once sentiment finetune-sentiment "$SST" --limit 1200 --from "$COURSE/large"
+heading '4. Positive or negative? The larger model fine-tuned on the first 1,200 sentences'
+label sentiment --from "$COURSE/large"
 show classify "$COURSE/sentiment" 'The food was good, not bad at all.' \
     'The food was bad, not good at all.'
 
-heading '5. The same sentences, but nothing learned before'
-once scratch finetune-sentiment "$SST" --limit 1200 --from none
+heading '5. The same sentences without pre-training'
+label scratch --from none
 
-heading "6. The same sentences, from somebody else's GPT-2"
+heading '6. The same sentences with a Hugging Face model'
 if [ "$GPT2" ]; then
-    once gpt2 finetune-sentiment "$SST" --limit 1200 --from "$GPT2"
+    label gpt2 --from "$GPT2"
 else
-    echo 'left out; with a model folder, or a name on the Hugging Face Hub: make course GPT2=gpt2'
+    echo 'skipped; with a model folder, or a name on the Hugging Face Hub: make course GPT2=gpt2'
 fi
 
-printf '\nEverything is in %s. What to look at, and why it is so: docs/course.md\n' "$COURSE"
+heading 'Results'
+show runs --folder "$COURSE"
+printf '\nEverything is in %s; docs/course.md explains what to look at.\n' "$COURSE"
+printf '%s\n' 'Curves: loss.png, and epochs.png of classifiers (SVG beside them).' \
+    'Words: words.html and words.csv. Misclassified texts: mistakes.csv of each classifier.'

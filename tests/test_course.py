@@ -1,6 +1,7 @@
 """`make course` does what docs/course.md says, and what that page names exists."""
 
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -15,7 +16,8 @@ from nanolm.runs.folder import Run
 
 CHECKOUT = Path(__file__).parents[1]
 PAGE = (CHECKOUT / "docs" / "course.md").read_text(encoding="utf-8")
-TABLES = re.findall(r"^\| (.+?) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+LECTURES = PAGE.partition("# The lectures, idea by idea")[2]
+TABLES = re.findall(r"^\| (.+?) \| (.*) \| (.*) \|$", LECTURES, re.MULTILINE)
 # Writes down what it was asked for, and leaves behind what a finished run does.
 STAND_IN = """#!/bin/sh
 for word; do printf '%s\\n' "$word" >>"$ASKED"; done
@@ -56,7 +58,8 @@ class Course:
     def commands(self, **given: str) -> list[list[str]]:
         done, asked = self.make(**given)
         assert done.returncode == 0, done.stderr
-        return [part.splitlines() for part in asked.split("--\n") if part]
+        commands = [part.splitlines() for part in asked.split("--\n") if part]
+        return [words for words in commands if words[0] not in ("report", "runs")]
 
 
 @pytest.fixture
@@ -65,15 +68,33 @@ def course(tmp_path: Path) -> Course:
 
 
 def test_recipe_asks_for_the_assignment(course: Course) -> None:
-    small, words, top, large, _, sentiment, _, scratch = course.commands()
+    small, words, top, large, _, _, sentiment, _, scratch = course.commands()
     assert small == ["train", "embedded:tiny", "--preset", "nano", "--out", "COURSE/small"]
-    assert words[-2:] == ["--show", "probs"]
-    assert top[-4:-2] == ["--show", "top=6"]
+    assert words[-2:] == ["--show", "words"]
+    assert top[-6:-4] == ["--show", "words=6"]
+    assert top[-4:] == ["--html", "COURSE/words.html", "--csv", "COURSE/words.csv"]
     assert large[:2] == ["train", "embedded:stories"]
     assert large[-2:] == ["--out", "COURSE/large"]
     limited = ["finetune-sentiment", "embedded:reviews", "--limit", "1200", "--from"]
     assert sentiment == [*limited, "COURSE/large", "--out", "COURSE/sentiment"]
     assert scratch == [*limited, "none", "--out", "COURSE/scratch"]
+
+
+def test_curves_of_every_run_and_a_test_set(course: Course) -> None:
+    done, asked = course.make(SST="train.tsv", SST_TEST="my dev.tsv", GPT2="model")
+    assert done.returncode == 0, done.stderr
+    for name in ("small", "large", "sentiment", "scratch", "gpt2"):
+        assert f"report\nCOURSE/{name}\n--png\n" in asked
+    assert asked.count("--test\nmy dev.tsv\n") == 3
+    assert asked.endswith("runs\n--folder\nCOURSE\n--\n")
+    for part in asked.split("--\n"):
+        if part:
+            verb, *words = part.splitlines()
+            command = cli.get_command(click.Context(cli), verb)
+            assert command
+            context = command.make_context(verb, words)
+            assert verb != "runs" or context.params["folder"] == "COURSE"
+            assert not context.args  # no folder is taken for a command
 
 
 def test_files_may_have_odd_names(course: Course) -> None:
@@ -98,7 +119,7 @@ def test_goes_on_where_it_was(course: Course) -> None:
     assert "finetune" not in asked  # it stopped there
     done, asked = course.make()
     assert done.returncode == 0
-    assert done.stdout.count("is finished: passed over") == 1
+    assert done.stdout.count("is finished: skipped") == 1
     assert "nano\n" not in asked
     assert "embedded:stories\n" in asked
     assert not any(words[0] in ("train", "finetune-sentiment") for words in course.commands())
@@ -147,7 +168,47 @@ def test_commands_of_the_page_parse() -> None:
         assert verb in VERBS, command
         found = cli.get_command(click.Context(cli), verb)
         assert found
-        if isinstance(found, click.Group):
+        if isinstance(found, click.Group) and not words[0].startswith("-"):
             found = found.get_command(click.Context(found), words.pop(0))
             assert found, command
         assert found.make_context(verb, words), command  # tells what it does not know
+
+
+LOG = """
+=== 1. A step ===
+$ nanolm train x --out runs/x
+the plan
+  held out: some
+  threads: 1 (so)
+  dtype: float32 (so)
+ 10%  reading  0:10 left
+{progress}
+runs/x: done
+runs/x/report.html is written (1 kB)
+
+=== Results ===
+$ nanolm runs
+"""
+
+
+def test_output_is_put_into_the_page() -> None:
+    specification = importlib.util.spec_from_file_location("page", CHECKOUT / "data/course_page.py")
+    assert specification
+    assert specification.loader
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    progress = "\n".join(f"{n:3}%  step {n}  loss 1.0" for n in range(1, 101))
+    page = "<!-- a 1 -->\n```\nold\n```\nwords\n<!-- b 1 -->\n```\nkept\n```\n"
+    lines = script.updated(page, {"a": LOG.format(progress=progress)}).splitlines()
+    assert lines[2:7] == [
+        "$ nanolm train x --out runs/x", "the plan", "  held out: some", "  ...",
+        "  1%  step 1  loss 1.0",
+    ]  # fmt: skip
+    assert lines[-8:] == [
+        "100%  step 100  loss 1.0", "runs/x: done", "```", "words",
+        "<!-- b 1 -->", "```", "kept", "```",
+    ]  # fmt: skip
+    assert len(lines) < 30
+    blocks = script.BLOCK.findall(PAGE)
+    assert len(blocks) == 14
+    assert all(body.strip() for *_, body, _ in blocks)

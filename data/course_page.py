@@ -1,0 +1,81 @@
+"""Put what `make course` printed into docs/course.md, shortened.
+
+    make course 2>&1 | tee course.log
+    make course SMALL=... LARGE=... SST=... COURSE=runs/own 2>&1 | tee own.log
+    python data/course_page.py embedded=course.log own=own.log
+
+A block of the page that follows `<!-- embedded 3 -->` is replaced by step 3 of that log.
+"""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "course.md"
+BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
+STEP = re.compile(r"^=== (\w+).*===$", re.MULTILINE)
+PROGRESS = re.compile(r" *\d+%  ")
+LEFT_OUT = re.compile(r" *\d+%  [a-z ]+  \S+ left$|.* is written \(|written: |compile: ")
+# Choices of the plan that the page talks about.
+TOLD = ("held out", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout", "average")
+TOLD += ("text", "train", "forecast", "language_loss", "layer_decay", "preset")
+SHOWN = 6  # lines of progress in a row
+WIDTH = 100
+
+
+def steps(log: str) -> dict[str, str]:
+    """The output of each step, by its number or first word."""
+    _, *parts = STEP.split(log)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def shortened(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if not LEFT_OUT.match(line)]
+    kept: list[str] = []
+    progress: list[str] = []
+    planning = False
+    for line in [*lines, ""]:
+        if PROGRESS.match(line):
+            progress.append(line)
+            continue
+        kept += some(progress)
+        progress = []
+        planning = line == "the plan" or (planning and line.startswith("  "))
+        name = line.strip().partition(":")[0]
+        if planning and line != "the plan" and name not in TOLD:
+            kept += ["  ..."] * (kept[-1] != "  ...")
+        elif len(line) > WIDTH and not line.startswith("$") and "  " not in line:
+            kept += textwrap.wrap(line, WIDTH)  # prose, not columns
+        else:
+            kept.append(line)
+    return "\n".join(kept).strip()
+
+
+def some(progress: list[str]) -> list[str]:
+    """A few of them, from the first to the last."""
+    if len(progress) <= SHOWN:
+        return progress
+    places = sorted({round(n * (len(progress) - 1) / (SHOWN - 1)) for n in range(SHOWN)})
+    return [line for place in places for line in (progress[place], " ...")][:-1]
+
+
+def updated(page: str, logs: dict[str, str]) -> str:
+    """The page with the blocks of these logs replaced; those of others stay."""
+    found = {
+        (name, step): shortened(text)
+        for name, log in logs.items()
+        for step, text in steps(log).items()
+    }
+
+    def replaced(block: re.Match[str]) -> str:
+        before, name, step, old, after = block.groups()
+        return before + (found[name, step] + "\n" if (name, step) in found else old) + after
+
+    return BLOCK.sub(replaced, page)
+
+
+if __name__ == "__main__":
+    named = (word.split("=", 1) for word in sys.argv[1:])
+    output = {name: Path(file).read_text(encoding="utf-8") for name, file in named}
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), output), encoding="utf-8")
