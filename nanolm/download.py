@@ -35,7 +35,6 @@ from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
 
 T = TypeVar("T")
 
-HUB = "hf://"  # what addresses of the Hugging Face Hub begin with
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
 BLOCK = 1 << 16  # bytes

@@ -259,10 +259,10 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "layers of nothing": (layers(1000), "layers.2.mlp.up_proj.weight: missing"),
         "10^12 tokens": (config(vocab_size=10**12), "says (1000000000000, 16)"),
         "gpt2 with 10^12 positions": (config(n_positions=10**12), "says (1000000000000, 16)"),
-        "a tensor of 2^80": (config(vocab_size=1 << 40, hidden_size=1 << 40), "no memory"),
+        "a tensor of 2^80": (config(vocab_size=1 << 40, hidden_size=1 << 40), "does not fit"),
         "heads of 2^80": (
             config(num_attention_heads=1 << 40, num_key_value_heads=1 << 40, head_dim=1 << 40),
-            "no memory",
+            "does not fit",
         ),
         "gpt2 with heads that do not divide": (config(n_head=3), "not a multiple of --heads 3"),
         "odd heads": (config(head_dim=7), "even width a head"),

@@ -72,8 +72,11 @@ def journeys(folder: Path) -> dict[str, Journey]:
     }
 
 
-def weights(run: Path) -> str:
-    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+def weights(run: Path) -> list[str]:
+    """Of the last checkpoint: all of them, or those that were trained."""
+    names = ("model.safetensors", "trained.safetensors", "adapters.safetensors")
+    found = [run / "last" / name for name in names if (run / "last" / name).exists()]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found]
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "nanolm"
 # Each may know those before it; a module may know its own part.
 ORDER = [
     "errors",
+    "formats",
     "choice",
     "machine",
     "files",
