@@ -264,6 +264,7 @@ class NextToken(Task):
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         if not job.counted:
             self.patience = PATIENCE
+        self.keeps_last = len(job.text.val) > 0 and not chooses(job.text)
         self.all_seen = False  # of the held-out text, by the last evaluation
         self.looked = False
         self.scoring = 0.0  # seconds for a token of it: until one has been looked at, a guess
@@ -380,7 +381,7 @@ class NextToken(Task):
         self.scoring = (time.monotonic() - start) / max(1, score.tokens)
         if self.world.first:
             self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
-        return [score.loss if chooses(text) else latest], as_metrics(score)
+        return [latest if self.keeps_last else score.loss], as_metrics(score)
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""

@@ -462,7 +462,7 @@ class Trainer:
                 f"validation loss has been rising since step {state.best_step:,}: "
                 f"{self.task.why_validation_rises()}"
             )
-        elif state.scores.get("val_loss", 0.0) > 1.1 * (state.lowest_loss or math.inf):
+        elif self.task.keeps_last and state.scores["val_loss"] > 1.1 * (state.lowest_loss or 0):
             found["memorizing"] = (
                 "validation loss is rising: the model is memorizing the text, and its last weights "
                 "are kept; more text would help"

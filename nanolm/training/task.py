@@ -59,6 +59,7 @@ class Task(ABC):
     evaluate_first = False  # what training starts from may be the best already
     patience: int | None = None  # evaluations clearly beyond the best before it is enough
     compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
+    keeps_last: bool = False  # whatever validation says: there is too little of it to choose by
     sharded: nn.Module | None = None  # the loss, where each process has a share of the weights
 
     @abstractmethod
