@@ -18,8 +18,8 @@ STEP = re.compile(r"^=== (\w+).*===$", re.MULTILINE)
 PROGRESS = re.compile(r" *\d+%  ")
 LEFT_OUT = re.compile(r" *\d+%  [a-z ]+  \S+ left$|.* is written \(|written: |compile: ")
 # Choices of the plan that the page talks about.
-TOLD = ("held out", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout", "average")
-TOLD += ("text", "train", "forecast", "language_loss", "layer_decay", "preset")
+DISCUSSED = ("held out", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout", "average")
+DISCUSSED += ("text", "train", "forecast", "language_loss", "layer_decay", "preset")
 SHOWN = 6  # lines of progress in a row
 WIDTH = 100
 
@@ -43,7 +43,7 @@ def shortened(text: str) -> str:
         progress = []
         planning = line == "the plan" or (planning and line.startswith("  "))
         name = line.strip().partition(":")[0]
-        if planning and line != "the plan" and name not in TOLD:
+        if planning and line != "the plan" and name not in DISCUSSED:
             kept += ["  ..."] * (kept[-1] != "  ...")
         elif len(line) > WIDTH and not line.startswith("$") and "  " not in line:
             kept += textwrap.wrap(line, WIDTH)  # prose, not columns

@@ -10,7 +10,7 @@ SMALLEST = 1e-4  # numbers below it are easier to read with an exponent
 
 
 def readable(value: float, digits: int = 3) -> str:
-    """With so many significant digits, but all of those before the point."""
+    """With `digits` significant digits, but always all of those before the point."""
     if isinstance(value, int):
         return f"{value:,}"
     if not math.isfinite(value) or 0 < abs(value) < SMALLEST:

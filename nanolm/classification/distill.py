@@ -159,7 +159,7 @@ class Distillation:
         return known or [(len(words), length - 1)]
 
     def splice(self, count: int, random: np.random.Generator) -> list[str]:
-        """So many words of random training texts, in spans. Some are replaced, either by a word of
+        """`count` words of random training texts, in spans. Some are replaced, either by a word of
         the tokenizer's vocabulary or by the beginning of a word with the end of another."""
         spliced: list[str] = []
         while len(spliced) < count:
