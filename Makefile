@@ -71,7 +71,7 @@ test: setup ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: setup ## run the longer trials too
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile default $(ARGS)
 
 # hint bench: WHAT=training
 bench: setup ## measure against others: training, sampling, serving, feeding, starting, saving; text and learning FILE=, classifying DATA=

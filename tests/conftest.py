@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from commands import Commands, Loaded
+from hypothesis import settings
 from journeys import Journey, journeys
 from loopback import Server
 
@@ -28,6 +29,10 @@ from nanolm.training import language
 # One thread: two test processes share the cores, and results stay bit for bit the same.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+# The same examples every time; `make test-slow` draws new ones.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 # Prepared texts go where they vanish with the tests.
 _cache = tempfile.TemporaryDirectory(prefix="nanolm-tests-")

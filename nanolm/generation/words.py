@@ -89,10 +89,11 @@ class WordBoundaries:
 
 def simplified(text: str) -> str:
     """`text` with one character for all that are cut alike, and long runs of them shortened."""
-    if text.startswith("'"):  # may be a contraction, of which the letters matter
-        return text
-    kinds = "".join(map(kind, text))
-    return str(regex.sub("!{3,}", "!!", regex.sub("([a0])\\1+", r"\1", kinds)))
+    parts = regex.split(r"('\p{L}*)", text)  # every other one may be a contraction: letters matter
+    for place in range(0, len(parts), 2):
+        kinds = "".join(map(kind, parts[place]))
+        parts[place] = regex.sub("!{3,}", "!!", regex.sub("([a0])\\1+", r"\1", kinds))
+    return "".join(parts)
 
 
 @cache

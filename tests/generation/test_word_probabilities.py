@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import regex
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nanolm
@@ -32,6 +32,7 @@ def brute_force(word: bytes, token: bytes) -> bool:
 
 
 @settings(deadline=None, max_examples=40)
+@example("1'S")
 @given(st.text(alphabet="ab'sS rlve \t\n\r12.!(é日\u0301\u00a0", min_size=1, max_size=6))
 def test_which_tokens_continue_a_word(word: str) -> None:
     mask = BOUNDARIES.continuing(word.encode()).tolist()
