@@ -30,7 +30,7 @@ from nanolm.classification.recipe import (
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
-from nanolm.model.build import build_model
+from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
@@ -55,7 +55,7 @@ from nanolm.runs.folder import (
     runs_by_age,
 )
 from nanolm.text import TRAINABLE
-from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
@@ -176,7 +176,7 @@ def prepare(
     """Settings, tokens and model: new, or as the last checkpoint of the run has them."""
     _, progress = reports(notify)
     tokenizer = choose_tokenizer(settings, base, split.train.texts, notify)
-    fingerprints = {"data": fingerprint(split), "tokenizer": tokenizer.fingerprint()}
+    fingerprints = {"data": fingerprint(split)}
     config: ModelConfig | None = None
     parameters = 0
     if base:
@@ -193,18 +193,31 @@ def prepare(
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
         fingerprints["model to start from"] = weights_fingerprint(base)
-    folder = None if fresh else resume_from(run, fingerprints, notify)
     lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
-    teacher = None
+    teacher, parts, vocabulary = None, None, []
     if not fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
     if wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
+    if wants_words(settings, base, tokenizer, teacher, fresh):
+        assert isinstance(tokenizer, ByteLevel)
+        known = tokenizer
+        tokenizer = known.extended(split.train.texts, settings.vocab_size or VOCABULARY)
+        parts, added = tokenizer.parts(known), tokenizer.vocab_size - known.vocab_size
+        lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
+        settings = replace(settings, vocab_size=tokenizer.vocab_size)
+        reason = f"the model's {known.vocab_size:,}, and {added:,} learned from the labelled texts"
+        vocabulary = [Choice("vocabulary", tokenizer.vocab_size, reason)]
+    fingerprints["tokenizer"] = tokenizer.fingerprint()
+    folder = None if fresh else resume_from(run, fingerprints, notify)
     settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
+    choices = vocabulary + choices
     assert settings.context and settings.long and settings.dropout is not None
     if config is not None:
         base_config = replace(config, dropout=settings.dropout)
+        if parts:
+            base_config = replace(base_config, vocab_size=len(parts))
     else:
         base_config = fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
@@ -215,7 +228,7 @@ def prepare(
         long=settings.long,  # type: ignore[arg-type]
     )
     torch.manual_seed(settings.seed)
-    classifier, head = start_model(classifier_config, base)
+    classifier, head = start_model(classifier_config, base, parts)
     if folder:
         saved = load_classifier_config(folder)
         saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
@@ -225,8 +238,9 @@ def prepare(
     reference = None
     if base:
         reference = BaseModel(base.resolve(), fingerprints["model to start from"])
-    parts = (classifier, head, folder, progress, reference, teacher)
-    task = Labels(settings, split, tokenizer, *parts)
+    task = Labels(
+        settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
+    )
     settings, choices = task.settings, choices + task.choices
     if family == "nanolm":
         choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
@@ -245,14 +259,43 @@ def in_words(probe: Probe) -> str:
     return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {FOLDS}-fold cross-validation)"
 
 
-def start_model(config: ClassifierConfig, base: Path | None) -> tuple[Classifier, nn.Module | None]:
-    """A classifier on the trained model, or a fresh one, and the layer that foretold tokens."""
+def wants_words(
+    settings: FinetuneSettings,
+    base: Path | None,
+    tokenizer: Tokenizer,
+    teacher: Teacher | None,
+    fresh: bool,
+) -> bool:
+    """Whether the model gets tokens for the words of the labelled texts: asked for, or where the
+    n-grams of words predict the label, which are hard to learn from small pieces of words."""
+    if base is None or isinstance(load_any_config(base), ClassifierConfig):
+        return False
+    if settings.vocab_size is not None:
+        if not isinstance(tokenizer, ByteLevel) or settings.vocab_size < tokenizer.vocab_size:
+            raise UsageError(
+                f"--vocab-size {settings.vocab_size}: {settings.start_from} has a vocabulary of "
+                f"{tokenizer.vocab_size:,} ({tokenizer.kind}); only one of nanolm's own BPE "
+                "tokenizers can be extended, to more tokens than it has"
+            )
+        return settings.vocab_size > tokenizer.vocab_size
+    distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
+    small = isinstance(tokenizer, ByteLevel) and tokenizer.vocab_size < VOCABULARY
+    return fresh and distilled and small
+
+
+def start_model(
+    config: ClassifierConfig, base: Path | None, parts: list[list[int]] | None
+) -> tuple[Classifier, nn.Module | None]:
+    """A classifier on the trained model, or a fresh one, and the layer that foretold tokens.
+    `parts` are the tokens of the model that each token of an extended vocabulary is made of."""
     if base is None:
         model: Model = build_model(config.base)
     elif isinstance(load_any_config(base), ClassifierConfig):
         return Classifier(config, load_classifier(base, config.base.dropout).base), None
     else:
         model = load_model(base, config.base.dropout)
+    if parts:
+        model = with_vocabulary(model, parts)
     head = model.head
     return Classifier(config, model), head
 

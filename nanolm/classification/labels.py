@@ -281,13 +281,17 @@ class Labels(Task):
             "val_macro_f1": found.macro_f1,
         }
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
-        if by_accuracy or not self.evaluate_first:
+        if by_accuracy or not (self.evaluate_first or self.distillation):
             return [1 - found.accuracy, found.loss], metrics
         # Next to a probe, a few validation texts more or less are luck, and the loss says more:
         # that after calibration, since the finished model is calibrated too.
         calibrated = score(logits, truth, self.split.labels, fit_temperature(logits, truth))
-        # What was trained has to be better than the probe by more than chance.
+        # What was trained has to be better than the probe by more than chance. While a teacher is
+        # learned from, the student becomes better with every step: an earlier one has to be better
+        # than the last by that much too.
         margin = MARGIN / len(truth) ** 0.5 if state.step else 0.0
+        if self.distillation:
+            margin *= 2 - min(1.0, progress)
         return [calibrated.loss + margin], metrics
 
     def is_partial(self) -> bool:

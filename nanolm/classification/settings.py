@@ -70,8 +70,13 @@ class FinetuneSettings(Settings):
             problems += [
                 f"{option(name)} cannot be given with --from: {self.start_from} has its own"
                 for name in FROM_SCRATCH
-                if getattr(self, name) is not None
+                if name != "vocab_size" and getattr(self, name) is not None
             ]
+            if self.vocab_size is not None and self.train not in (None, "all"):
+                problems.append(
+                    f"--vocab-size with --from is for --train all, not --train {self.train}: "
+                    "new tokens have to be learned"
+                )
         if self.distill and self.train not in (None, "all"):
             problems.append(f"--distill is for --train all, not --train {self.train}")
         for name in FRACTIONS:

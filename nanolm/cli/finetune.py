@@ -57,7 +57,10 @@ TABLE: Table = {
         "preset": ("|".join(CHOICES["preset"]), "From scratch: a size.  [default: micro]"),
         "family": ("|".join(CHOICES["family"]), "From scratch: a kind.  [default: modern]"),
         "tokenizer": ("|".join([*TRAINABLE, *NAMED, "PATH"]), "From scratch.  [default: bpe]"),
-        "vocab_size": ("", "From scratch: tokens that bpe learns."),
+        "vocab_size": (
+            "",
+            "Tokens that BPE learns; with --from, the model's and more from the labelled texts.",
+        ),
     },
     "Budget (one of them)": {
         "epochs": ("", "Passes over the texts.  [default: by model and data]"),

@@ -1,5 +1,10 @@
 """From a config to a model with fresh weights."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig, ModelConfig, RecurrentConfig
 from nanolm.model.gpt import GPT
@@ -13,3 +18,14 @@ def build_model(config: ModelConfig) -> Model:
         case RecurrentConfig():
             return Recurrent(config)
     raise TypeError(config)
+
+
+def with_vocabulary(model: Model, parts: Sequence[Sequence[int]]) -> Model:
+    """The same model with other tokens. Each is made of `parts`, tokens that the model knows, and
+    starts from the mean of their vectors."""
+    state = model.state_dict()
+    for name in ("token_embedding.weight", "head.weight"):
+        state[name] = torch.stack([state[name][list(ids)].mean(dim=0) for ids in parts])
+    extended = build_model(replace(model.config, vocab_size=len(parts)))
+    extended.load_state_dict(state)
+    return extended

@@ -12,8 +12,8 @@ The ids are `l` = 108, `o` = 111 and `w` = 119: first "lo" becomes 256, then "lo
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +27,17 @@ def learn(
     words: Counter[bytes],
     vocab_size: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
+    known: Sequence[Pair] = (),
 ) -> list[Pair]:
     """The merges in the order they were learned; merge number n makes token 256 + n.
 
     Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice: gluing together
     what was seen once would be learning by heart. Equal counts go to the smaller ids, so the
-    result depends on the counts alone.
+    result depends on the counts alone. `known` merges come first, however often they occur.
     """
-    merges: list[Pair] = []
-    if vocab_size is None or vocab_size > 256:
-        for pair in merges_in_order(words):
+    merges = list(known)
+    if vocab_size is None or vocab_size > 256 + len(merges):
+        for pair in merges_in_order(words, known):
             merges.append(pair)
             report(len(merges), max(0, (vocab_size or 0) - 256))
             if 256 + len(merges) == vocab_size:
@@ -44,9 +45,9 @@ def learn(
     return merges
 
 
-def merges_in_order(words: Counter[bytes]) -> Iterator[Pair]:
+def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterator[Pair]:
     """Each merge when it is asked for: a smaller vocabulary is a prefix of a larger one."""
-    text = Pieces(words)
+    text = Pieces(words, known)
     while text.heap:
         negative, pair = text.heap[0]
         places, count = text.find(pair)
@@ -76,7 +77,7 @@ class Pieces:
     be done for the pairs that a merge breaks up, and all that remains is arithmetic on arrays.
     """
 
-    def __init__(self, words: Counter[bytes]) -> None:
+    def __init__(self, words: Counter[bytes], merges: Sequence[Pair] = ()) -> None:
         joined = b"\xff".join([b"", *words, b""])  # 0xff: the byte that UTF-8 never has
         bytes_ = np.frombuffer(joined, dtype=np.uint8)
         gaps = bytes_ == 0xFF
@@ -89,13 +90,20 @@ class Pieces:
         self.size = 256  # of the vocabulary
         self.places: dict[Pair, Places] = {}
         self.heap: list[tuple[int, Pair]] = []  # (-count or less, pair)
+        self.fewest = 1 if merges else 2  # what occurs less often is not noted
         places = np.flatnonzero(~gaps[:-1] & ~gaps[1:]).astype(np.int32)
         self.add(bytes_[places].astype(np.uint16) << 8 | bytes_[places + 1], 8, places)
+        for pair in merges:
+            self.merge(pair, self.find(pair)[0])
+        if merges:
+            self.fewest = 2
+            self.heap = [(count, pair) for count, pair in self.heap if count < -1]
+            heapify(self.heap)
 
     def find(self, pair: Pair) -> tuple[Places, int]:
         """Where `pair` still stands, and how often it occurs in the text."""
         left, right = pair
-        places = self.places.pop(pair)
+        places = self.places.pop(pair, np.empty(0, dtype=np.int32))
         places = places[self.tokens[places] == left]
         places = places[self.tokens[places + self.lengths[left]] == right]
         self.places[pair] = places
@@ -142,7 +150,7 @@ class Pieces:
         for key, start, end, count in zip(
             keys[starts].tolist(), starts.tolist(), ends, counts, strict=True
         ):
-            if count > 1:
+            if count >= self.fewest:
                 pair = (key >> bits, key & (1 << bits) - 1)
                 self.places[pair] = places[start:end]
                 heappush(self.heap, (-count, pair))

@@ -169,6 +169,17 @@ class ByteLevel(Tiktoken):
         self.kind = "bpe" if merges else "byte"
         self.merges = merges
 
+    def extended(self, texts: Iterable[str], vocab_size: int) -> "ByteLevel":
+        """With more merges, learned from these texts: what was a token stays one."""
+        return ByteLevel(learn(count_words(texts), vocab_size - SPECIAL, known=self.merges))
+
+    def parts(self, smaller: "ByteLevel") -> list[list[int]]:
+        """Of each token, the ids in the tokenizer that this one extends."""
+        parts = [[id] for id in range(256 + len(smaller.merges))]
+        for left, right in self.merges[len(smaller.merges) :]:
+            parts.append(parts[left] + parts[right])
+        return [*parts, [smaller.end_of_text], [smaller.padding]]
+
     def encode_array(self, text: str) -> Ids:
         if not self.merges:
             return np.frombuffer(utf8(text), dtype=np.uint8)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from faults import Killed, before_step, kill
+from models import lively
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
@@ -17,8 +18,11 @@ from nanolm.classification.finetune import Result, finetune
 from nanolm.classification.recipe import choose_settings, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
 from nanolm.classification.words import Vocabulary, subwords
+from nanolm.errors import UsageError
+from nanolm.model.build import with_vocabulary
 from nanolm.model.classifier import pooled, prefix_pooled
-from nanolm.model.config import Pool, configure
+from nanolm.model.config import FAMILIES, Pool, configure
+from nanolm.runs.folder import model_tokenizer
 from nanolm.text.tokenizer import train_tokenizer
 
 FAST: dict[str, Any] = {"start_from": "none", "preset": "nano", "threads": 1, "tokenizer": "byte"}
@@ -157,10 +161,61 @@ def test_a_tiny_model_learns_what_counting_words_knows(data: Path, tmp_path: Pat
     assert (classifier.logits(texts).argmax(axis=1) == truth).mean() >= 0.9
 
 
+OWN: dict[str, Any] = {"preset": None, "tokenizer": None}  # what a trained model has already
+
+
+def test_the_words_of_the_labelled_texts_become_tokens(
+    data: Path, tmp_path: Path, trained: Path
+) -> None:
+    events: list[Any] = []
+    settings = {"start_from": str(trained), "steps": 2, "batch": 4, **OWN}
+    asked = FinetuneSettings.from_dict({"data": str(data), "threads": 1, **settings})
+    finetune(asked, tmp_path / "run", False, events.append)
+    before, after = model_tokenizer(trained / "best"), model_tokenizer(tmp_path / "run" / "best")
+    assert len(before.encode(" dreadful")) > 1 == len(after.encode(" dreadful"))
+    assert after.tokens[: before.vocab_size - 2] == before.tokens[:-2]
+    said = (choice for event in events for choice in getattr(event, "choices", ()))
+    vocabulary = next(choice for choice in said if choice.what == "vocabulary")
+    assert vocabulary.value == after.vocab_size
+    added = after.vocab_size - before.vocab_size
+    known = f"the model's {before.vocab_size}, and {added} learned from the labelled texts"
+    assert vocabulary.reason == known
+
+
+def test_a_vocabulary_that_is_asked_for(data: Path, tmp_path: Path, trained: Path) -> None:
+    settings = {"start_from": str(trained), "steps": 1, "batch": 4, "distill": 0.0, **OWN}
+    run(data, tmp_path / "as it was", **settings)
+    run(data, tmp_path / "more", vocab_size=310, **settings)
+    size = model_tokenizer(trained / "best").vocab_size
+    assert size < 310
+    assert load(tmp_path / "as it was", note=lambda text: None).tokenizer.vocab_size == size
+    assert load(tmp_path / "more", note=lambda text: None).tokenizer.vocab_size == 310
+    with pytest.raises(UsageError, match=f"has a vocabulary of {size}"):
+        run(data, tmp_path / "fewer", vocab_size=size - 1, **settings)
+    with pytest.raises(UsageError, match="--vocab-size with --from is for --train all"):
+        run(data, tmp_path / "frozen", vocab_size=310, train="head", **settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_tokens_mean_what_they_did(family: str) -> None:
+    model = lively(configure(family, vocab_size=9, layers=1, heads=2, dim=16, context=8))
+    extended = with_vocabulary(model, [[0], [1], [2], [3], [4], [1, 3], [0, 1, 2], [5], [6]])
+    ids = torch.tensor([[0, 3, 4, 1]])
+    with torch.no_grad():
+        torch.testing.assert_close(extended(ids)[..., :5], model(ids)[..., :5])
+        embedding = model.token_embedding.weight
+        torch.testing.assert_close(extended.token_embedding.weight[5], embedding[[1, 3]].mean(0))
+        torch.testing.assert_close(extended.token_embedding.weight[8], embedding[6])
+    assert extended.config.tied == (extended.head.weight is extended.token_embedding.weight)
+
+
+@pytest.mark.parametrize("start", ["none", "a trained model"])
 def test_distillation_resumes_bit_identically(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: str, data: Path, tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"steps": 12, "evaluations": 3, "batch": 4, "dropout": 0.1}
+    if start != "none":
+        settings |= {"start_from": str(trained), **OWN}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(data, whole, **settings)
     with monkeypatch.context() as patch:

@@ -1,10 +1,12 @@
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolm.text.bpe import Pair, learn
+from nanolm.text.tokenizer import ByteLevel
 from nanolm.text.words import count_words
 
 
@@ -19,10 +21,12 @@ def merge(word: list[int], pair: Pair, new: int) -> list[int]:
     return merged
 
 
-def learn_slowly(words: Counter[bytes], vocab_size: int) -> list[Pair]:
+def learn_slowly(words: Counter[bytes], vocab_size: int, known: Sequence[Pair] = ()) -> list[Pair]:
     """The lecture's algorithm: count all pairs anew for every merge."""
     pieces = {word: list(word) for word in words}
-    merges: list[Pair] = []
+    merges = list(known)
+    for number, pair in enumerate(known):
+        pieces = {word: merge(tokens, pair, 256 + number) for word, tokens in pieces.items()}
     while 256 + len(merges) < vocab_size:
         counts: Counter[Pair] = Counter()
         for word, tokens in pieces.items():
@@ -44,6 +48,20 @@ def test_the_example_of_the_module() -> None:
 def test_equals_the_slow_algorithm(texts: list[str], vocab_size: int) -> None:
     words = count_words(texts)
     assert learn(words, vocab_size) == learn_slowly(words, vocab_size)
+
+
+@given(
+    st.lists(st.text("abc é", max_size=20), max_size=6),
+    st.lists(st.text("abc é", max_size=20), max_size=6),
+    st.integers(256, 300),
+)
+def test_other_texts_add_merges(before: list[str], texts: list[str], vocab_size: int) -> None:
+    known = learn(count_words(before), 270)
+    words = count_words(texts)
+    merges = learn(words, vocab_size, known=known)
+    assert merges == learn_slowly(words, vocab_size, known)
+    tokens = ByteLevel(merges).tokens[:-2]
+    assert len(set(tokens)) == len(tokens)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=8))

@@ -12,6 +12,7 @@ from nanolm.text.tokenizer import (
     END_OF_TEXT,
     LONG_STRETCH,
     PADDING,
+    ByteLevel,
     Tiktoken,
     Tokenizer,
     own_tokenizer,
@@ -25,6 +26,9 @@ TOKENIZERS = {
     "char": train_tokenizer([TEXT], "char"),
     "byte": train_tokenizer([TEXT], "byte"),
 }
+SMALL = train_tokenizer([TEXT], "bpe", 300)
+assert isinstance(SMALL, ByteLevel)
+TOKENIZERS["extended"] = SMALL.extended(["The catastrophe isn't near, dear cats. " * 2], 400)
 KINDS = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 REFERENCES = {
     id(tokenizer): tokenizers.Tokenizer.from_str(tokenizer.to_json())
@@ -107,6 +111,16 @@ def test_sizes() -> None:
     assert TOKENIZERS["byte"].vocab_size == 258
     assert TOKENIZERS["char"].vocab_size == 258 + len(set(TEXT))
     assert len(TOKENIZERS["words"].encode("The cats")) == 2
+
+
+def test_extended_by_the_words_of_other_texts() -> None:
+    extended = TOKENIZERS["extended"]
+    assert isinstance(extended, ByteLevel) and isinstance(SMALL, ByteLevel)
+    assert 300 < extended.vocab_size < 400
+    assert extended.tokens[:298] == SMALL.tokens[:298]
+    assert len(extended.encode(" catastrophe")) == 1 < len(SMALL.encode(" catastrophe"))
+    for token, parts in zip(extended.tokens, extended.parts(SMALL), strict=True):
+        assert token == b"".join(SMALL.tokens[id] for id in parts)
 
 
 @pytest.mark.parametrize(
