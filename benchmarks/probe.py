@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--dev", required=True)
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--train", default="head,lora,all")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], help="settings, as lr=1e-4 epochs=5")
@@ -67,7 +68,7 @@ def main() -> None:
     features = Features(options.model, device)
     accuracy: dict[str, list[float]] = {name: [] for name in ("probe", *ways)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for seed in range(1, options.seeds + 1):
+    for seed in range(options.first, options.first + options.seeds):
         chosen = replace(settings, seed=seed)
         split = split_data(chosen, lambda *how_far: None)
         assert split.test

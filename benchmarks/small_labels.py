@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of nanolm finetune"
     )
@@ -64,7 +65,7 @@ def main() -> None:
     differences = []
     rows: list[tuple[float, float, float]] = []
     print("seed  nanolm  TF-IDF  difference  seconds")
-    for seed in range(1, options.seeds + 1):
+    for seed in range(options.first, options.first + options.seeds):
         settings = FinetuneSettings.from_dict({**base, "seed": seed})
         words = count_words(split_data(choose_fraction(settings), lambda *_: None))
         begin = time.monotonic()

@@ -25,6 +25,7 @@ from nanolm.classification.probe import Probe as LinearProbe
 from nanolm.classification.probe import fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import counted
 from nanolm.model.classifier import Classifier, prefix_pooled
 from nanolm.model.huggingface import (
     ADAPTERS,
@@ -190,7 +191,7 @@ class Labels(Task):
 
     def started(self, run: Path, step: int) -> Started:
         counts = [f"{len(self.split.train):,} texts to learn from", f"{len(self.split.val):,} to"]
-        labels = f"{len(self.split.labels)} labels"
+        labels = counted(len(self.split.labels), "label")
         data = f"{', '.join(counts)} validate on, {labels}"
         trained = sum(parameter.numel() for parameter in self.parameters().values())
         whole = self.classifier.parameter_count()
@@ -393,7 +394,8 @@ def trained_names(model: Classifier, which: str) -> list[str]:
     first = model.config.base.layers - int(which.removeprefix("last-"))
     if first <= 0:
         raise UsageError(
-            f"--train {which}: the model has {model.config.base.layers} layers; try --train all"
+            f"--train {which}: the model has {counted(model.config.base.layers, 'layer')}; "
+            "try --train all"
         )
 
     def late(name: str) -> bool:

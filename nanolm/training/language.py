@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanolm.errors import TooLittleTime
+from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
@@ -208,11 +209,12 @@ def what_to_type(result: Result) -> str:
     """After a run that had too little time."""
     needed = max(2 * result.seconds, result.setup_seconds / BEFORE) / 60
     minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
-    steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
+    preparing = result.setup_seconds > result.seconds / 2
+    less = ", or with less text (--max-bytes 250000)" if preparing else ""
     return (
-        f"too little time: {steps} in {result.seconds:.0f} s, of which preparing took "
-        f"{result.setup_seconds:.0f}; the model has learned next to nothing. Run the same command "
-        f"with --minutes {minutes:g}, or with less text (--max-bytes 250000), or train it on: "
+        f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s, of which "
+        f"preparing took {result.setup_seconds:.0f}; the model has learned next to nothing. "
+        f"Run the same command with --minutes {minutes:g}{less}, or train it on: "
         f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
     )
 
