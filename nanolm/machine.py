@@ -3,11 +3,13 @@
 import contextlib
 import ctypes
 import os
+import time
 from pathlib import Path
 
 from nanolm.errors import DataError
 
 KEPT = 1 << 30  # bytes that training on a CPU does not give back
+MOMENT = 0.02  # seconds; several of the scheduler's turns
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as malloc.h has them
 
 
@@ -20,6 +22,14 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     return max(1, cores // local_processes())
+
+
+def is_busy() -> bool:
+    """Whether other processes compete for the cores: then work takes longer than its CPU time."""
+    start, cpu = time.monotonic(), time.thread_time()
+    while time.thread_time() < cpu + MOMENT:
+        pass
+    return time.monotonic() - start > 1.4 * MOMENT
 
 
 def process() -> tuple[int | None, int]:

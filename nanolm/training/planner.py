@@ -16,7 +16,7 @@ import torch
 from nanolm.choice import Choice, Report
 from nanolm.errors import UsageError
 from nanolm.formats import counted, readable
-from nanolm.machine import available_threads
+from nanolm.machine import available_threads, is_busy
 from nanolm.model.build import build_model
 from nanolm.model.config import (
     PRESETS,
@@ -232,6 +232,8 @@ def in_a_hurry(settings: TrainSettings) -> TrainSettings:
     threads = settings.threads or available_threads()
     if settings.device != "cpu":
         return replace(settings, threads=threads, attention=settings.attention or "flash")
+    if settings.dropout and not settings.threads and is_busy():
+        threads = 1  # several would wait for each other
     workers = settings.workers or (1 if settings.dropout else threads)
     dtype = "float32" if settings.dtype == "auto" else settings.dtype
     return replace(settings, threads=threads, workers=workers, dtype=dtype)

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nanolm.choice import Choice
 from nanolm.errors import UsageError
 from nanolm.formats import readable
-from nanolm.machine import available_threads, cache_folder, keep_memory
+from nanolm.machine import available_threads, cache_folder, is_busy, keep_memory
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
@@ -117,9 +117,14 @@ def best_threads(
         counts.insert(0, most)
         most //= 2
     alone = settings.dropout  # what drops out is one sequence of numbers
+    busy = is_busy()
     ways = []
     for threads in counts:
         side_by_side = {1} if alone else {1, min(threads, rows)}
+        # Threads that share an operation wait for each other. On a busy machine that can take
+        # longer than the operation, and a short trial does not always show it.
+        if busy and max(side_by_side) > 1:
+            side_by_side.remove(1)
         if settings.workers:
             side_by_side = {settings.workers}
         ways += [(threads, workers) for workers in sorted(side_by_side, reverse=True)]

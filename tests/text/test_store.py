@@ -251,6 +251,7 @@ def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(20_000)))
     request = Request(corpus=(str(file),))
     monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-5)  # 10 s for a megabyte
+    monkeypatch.setattr(store, "LEAST_PART", 250_000)
     whole = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 60)
     assert whole.max_bytes is None
     part = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 6)

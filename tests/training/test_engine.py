@@ -152,6 +152,7 @@ def test_threads_and_workers_are_measured_and_saved(
 ) -> None:
     monkeypatch.setattr(tuning, "available_threads", lambda: 4)
     monkeypatch.setattr(planner, "WIDE", 0)  # else so small a model has one thread
+    monkeypatch.setattr(tuning, "is_busy", lambda: False)
     asked: list[tuple[int | None, int | None]] = []
 
     def seconds(ways: list[Any], *rest: object) -> list[float]:
@@ -169,6 +170,11 @@ def test_threads_and_workers_are_measured_and_saved(
     asked.clear()
     train(tmp_path / "dropping", threads=None, steps=4, dropout=0.1)
     assert asked == [(1, 1), (2, 1), (4, 1)]
+    # On a busy machine, no threads that wait for each other.
+    monkeypatch.setattr(tuning, "is_busy", lambda: True)
+    asked.clear()
+    train(tmp_path / "busy", threads=None, steps=4)
+    assert asked == [(1, 1), (2, 2), (4, 4)]
 
 
 def test_a_real_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

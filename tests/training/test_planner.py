@@ -1,4 +1,8 @@
+import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -6,7 +10,7 @@ import pytest
 import torch
 
 from nanolm.errors import UsageError
-from nanolm.machine import available_threads
+from nanolm.machine import available_threads, is_busy
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import body_parameters
@@ -206,3 +210,16 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert available_threads() == 7
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert available_threads() >= 1
+
+
+def test_a_busy_machine_is_recognized() -> None:
+    spinning = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spinning) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        deadline = time.monotonic() + 20  # they take a while to start
+        while not is_busy():
+            assert time.monotonic() < deadline
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
