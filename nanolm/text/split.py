@@ -3,7 +3,7 @@
     >>> held_out = spread(corpus, fraction=0.1)          # stretches from all over the text
     >>> validation = take_out(corpus, held_out.ranges, cache)  # `corpus` is now the training text
 
-Many documents are split as wholes, by a hash of their contents, so equal ones are on one side. A
+Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side. A
 single text is split into stretches from all over it. Files are often sorted, and then the last
 tenth says little about the rest. The split depends on the text alone: every run has the same.
 """
@@ -25,6 +25,7 @@ REPEATED = 0.8  # of the words of held-out text, at least, occur in the rest of 
 LONG_WORDS = 40  # bytes, on average, that are no words
 TO_CHOOSE_BY = 1_000  # bytes of held-out text; with less, a run keeps its last weights
 DOCUMENTS = 20  # with fewer, one document may be unlike the others, so all of them are sampled
+HEAD = 4_000  # bytes of a document that its hash is of; less than partial.SHORTEST
 STRETCHES = 32
 SAMPLE = 1 << 16  # bytes read at a time to see how long paragraphs, lines and sentences are
 # Where a text may be cut, the best place first, and how many of these units must fit into what is
@@ -113,35 +114,29 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of each document, white space around it aside, and where it stands."""
-    document, start = Hash(), 0
+    """The hash of how each document begins, white space around it aside, and where it stands.
+    A long document of which only a part is used begins as the whole one does, and stays on the
+    same side."""
+    head, start = b"", 0
     for place in range(0, corpus.length, PART):
         first, *others = corpus.read(place, min(place + PART, corpus.length)).split(MARK)
-        document.update(first)
+        head = longer(head, first)
         place += len(first)
         for other in others:
             if place > 0:
-                yield document.digest(), (start, place)
-            document, start = Hash(), place
-            document.update(other)
+                yield hashed(head), (start, place)
+            head, start = longer(b"", other), place
             place += 1 + len(other)
-    yield document.digest(), (start, corpus.length)
+    yield hashed(head), (start, corpus.length)
 
 
-class Hash:
-    """Of text that comes in parts; white space at its ends does not count."""
+def longer(head: bytes, part: bytes) -> bytes:
+    """How a document begins, with another part of it."""
+    return head if len(head) >= HEAD else (head + part).lstrip()[:HEAD]
 
-    def __init__(self) -> None:
-        self.hash, self.begun, self.blank = hashlib.blake2b(digest_size=8), False, b""
 
-    def update(self, part: bytes) -> None:
-        text = self.blank + part if self.begun else part.lstrip()
-        solid = text.rstrip()
-        self.hash.update(solid)
-        self.begun, self.blank = self.begun or bool(solid), text[len(solid) :]
-
-    def digest(self) -> bytes:
-        return self.hash.digest()
+def hashed(head: bytes) -> bytes:
+    return hashlib.blake2b(head.rstrip(), digest_size=8).digest()
 
 
 def stretches(corpus: Corpus, size: int) -> HeldOut:

@@ -44,7 +44,7 @@ from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
 
 LEAST = 3  # bytes of text that can be trained on
-FORMAT = 4  # to be raised whenever the same request would give other tokens
+FORMAT = 5  # to be raised whenever the same request would give other tokens
 ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 PROBE = 65_536  # bytes that tell how long preparing a text takes,

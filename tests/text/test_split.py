@@ -5,6 +5,7 @@ import pytest
 
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.documents import Reading
+from nanolm.text.partial import take_part
 from nanolm.text.sources import find_sources
 from nanolm.text.split import LEAST, at_the_end, spread, take_out
 from nanolm.text.words import MARK
@@ -124,3 +125,21 @@ def test_nothing_is_taken_from_a_small_text_that_hardly_repeats(tmp_path: Path) 
     ) as one:
         assert spread(one).ranges == []
         assert spread(one, 0.1).ranges
+
+
+def test_of_documents_used_in_part_the_same_are_held_out(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(30):
+        lines = (f"Note {number}, line {line}: {line**3}\n" for line in range(3_000))
+        (folder / f"{number}.txt").write_text("".join(lines))
+    whole = find_sources([str(folder)], tmp_path, lambda *_: None)
+    part = take_part(whole, Reading(), 1_000_000)
+    held_out = []
+    for number, sources in enumerate((whole, part)):
+        (cache := tmp_path / f"cache-{number}").mkdir()
+        with read_corpus(sources, Reading(), cache) as corpus:
+            texts = [corpus.read(*range_).strip(MARK) for range_ in spread(corpus).ranges]
+            held_out.append([text.partition(b",")[0] for text in texts])
+    assert held_out[0] == held_out[1]
+    assert len(held_out[0]) > 2
