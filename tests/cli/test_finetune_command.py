@@ -118,7 +118,7 @@ def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli
     start = ("finetune", films, "--from", trained, "--out", "run", "--steps", 2)
     shown = cli(*start, "--train", "last-9")
     assert shown.returncode == 2
-    assert "the model has 1 layers; try --train all" in shown.stderr
+    assert "the model has 1 layer; try --train all" in shown.stderr
     shown = cli(*start, "--context", 99)
     assert shown.returncode == 2
     assert "looks back on 16 tokens at most" in shown.stderr
