@@ -266,8 +266,8 @@ def wants_words(
     teacher: Teacher | None,
     fresh: bool,
 ) -> bool:
-    """Whether the model gets tokens for the words of the labelled texts: asked for, or where the
-    n-grams of words predict the label, which are hard to learn from small pieces of words."""
+    """Whether to extend the model's vocabulary with words of the labelled texts: on request, or
+    when distilling an n-gram model, which is hard to learn from small pieces of words."""
     if base is None or isinstance(load_any_config(base), ClassifierConfig):
         return False
     if settings.vocab_size is not None:
@@ -286,8 +286,8 @@ def wants_words(
 def start_model(
     config: ClassifierConfig, base: Path | None, parts: list[list[int]] | None
 ) -> tuple[Classifier, nn.Module | None]:
-    """A classifier on the trained model, or a fresh one, and the layer that foretold tokens.
-    `parts` are the tokens of the model that each token of an extended vocabulary is made of."""
+    """A classifier on the pretrained model, or a new one, and the language-modeling head.
+    `parts` lists, for each token of an extended vocabulary, the model's tokens it consists of."""
     if base is None:
         model: Model = build_model(config.base)
     elif isinstance(load_any_config(base), ClassifierConfig):

@@ -175,7 +175,7 @@ class Labels(Task):
         return in_batches(compute, data, *how)
 
     def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
-        """The output layer of the language model, where foretelling tokens is learned too."""
+        """The language-modeling head, where there is a language-modeling loss."""
         if not self.settings.language_loss:
             return None
         config = self.classifier.config.base
@@ -261,8 +261,8 @@ class Labels(Task):
             every = self.classifier.score(prefix_pooled(x, self.classifier.config.pool)).float()
             loss = -(target[0] * every.log_softmax(dim=2)).sum() / len(ids)
         if self.language_head is not None and self.settings.language_loss:
-            foretold = self.language_head(x[:, :-1]).float().flatten(0, 1)
-            nats = F.cross_entropy(foretold, ids[:, 1:].flatten(), reduction="none")
+            scores = self.language_head(x[:, :-1]).float().flatten(0, 1)
+            nats = F.cross_entropy(scores, ids[:, 1:].flatten(), reduction="none")
             real = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
             real &= labelled[:, None]
             language = (nats * real.flatten()).sum() / real.sum().clamp(min=1)
@@ -287,9 +287,8 @@ class Labels(Task):
         # Next to a probe, a few validation texts more or less are luck, and the loss says more:
         # that after calibration, since the finished model is calibrated too.
         calibrated = score(logits, truth, self.split.labels, fit_temperature(logits, truth))
-        # What was trained has to be better than the probe by more than chance. While a teacher is
-        # learned from, the student becomes better with every step: an earlier one has to be better
-        # than the last by that much too.
+        # A checkpoint has to beat the probe by more than chance. With distillation the student
+        # keeps improving, so an earlier checkpoint has to beat the last one by as much.
         margin = MARGIN / len(truth) ** 0.5 if state.step else 0.0
         if self.distillation:
             margin *= 2 - min(1.0, progress)

@@ -59,7 +59,7 @@ TABLE: Table = {
         "tokenizer": ("|".join([*TRAINABLE, *NAMED, "PATH"]), "From scratch.  [default: bpe]"),
         "vocab_size": (
             "",
-            "Tokens that BPE learns; with --from, the model's and more from the labelled texts.",
+            "Vocabulary size; with --from, extends the model's with words of the labelled texts.",
         ),
     },
     "Budget (one of them)": {

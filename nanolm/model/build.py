@@ -21,8 +21,8 @@ def build_model(config: ModelConfig) -> Model:
 
 
 def with_vocabulary(model: Model, parts: Sequence[Sequence[int]]) -> Model:
-    """The same model with other tokens. Each is made of `parts`, tokens that the model knows, and
-    starts from the mean of their vectors."""
+    """The same model with another vocabulary. `parts` lists, for each new token, the old tokens it
+    consists of; its embedding is initialized with the mean of theirs."""
     state = model.state_dict()
     for name in ("token_embedding.weight", "head.weight"):
         state[name] = torch.stack([state[name][list(ids)].mean(dim=0) for ids in parts])

@@ -33,7 +33,7 @@ def learn(
 
     Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice: gluing together
     what was seen once would be learning by heart. Equal counts go to the smaller ids, so the
-    result depends on the counts alone. `known` merges come first, however often they occur.
+    result depends on the counts alone. `known` merges come first, regardless of their counts.
     """
     merges = list(known)
     if vocab_size is None or vocab_size > 256 + len(merges):

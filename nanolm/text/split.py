@@ -114,9 +114,8 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of how each document begins, white space around it aside, and where it stands.
-    A long document of which only a part is used begins as the whole one does, and stays on the
-    same side."""
+    """The hash of the first HEAD bytes of each document (surrounding white space ignored), and its
+    range. A document used in part starts like the whole one, so it stays on the same side."""
     head, start = b"", 0
     for place in range(0, corpus.length, PART):
         first, *others = corpus.read(place, min(place + PART, corpus.length)).split(MARK)
@@ -131,7 +130,7 @@ def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
 
 
 def longer(head: bytes, part: bytes) -> bytes:
-    """How a document begins, with another part of it."""
+    """The beginning of a document, extended by its next part."""
     return head if len(head) >= HEAD else (head + part).lstrip()[:HEAD]
 
 

@@ -170,11 +170,11 @@ class ByteLevel(Tiktoken):
         self.merges = merges
 
     def extended(self, texts: Iterable[str], vocab_size: int) -> "ByteLevel":
-        """With more merges, learned from these texts: what was a token stays one."""
+        """This tokenizer with more merges, learned from `texts`. Existing tokens keep their ids."""
         return ByteLevel(learn(count_words(texts), vocab_size - SPECIAL, known=self.merges))
 
     def parts(self, smaller: "ByteLevel") -> list[list[int]]:
-        """Of each token, the ids in the tokenizer that this one extends."""
+        """For each token, the ids it consists of in `smaller`, the tokenizer this one extends."""
         parts = [[id] for id in range(256 + len(smaller.merges))]
         for left, right in self.merges[len(smaller.merges) :]:
             parts.append(parts[left] + parts[right])

@@ -121,8 +121,8 @@ def best_threads(
     ways = []
     for threads in counts:
         side_by_side = {1} if alone else {1, min(threads, rows)}
-        # Threads that share an operation wait for each other. On a busy machine that can take
-        # longer than the operation, and a short trial does not always show it.
+        # Threads that share an operation wait for each other. On a busy machine the wait can take
+        # longer than the operation itself, which a short trial does not always show.
         if busy and max(side_by_side) > 1:
             side_by_side.remove(1)
         if settings.workers:
