@@ -23,10 +23,10 @@ from training import ROWS, SHAPES
 
 from nanolm.bench.turns import medians
 from nanolm.model.config import configure
+from nanolm.planning.trial import LR, Trial
 from nanolm.text.tokens import Batches, Store
 from nanolm.training.feed import OnDevice, Read, ReadAhead, Source
 from nanolm.training.loss import next_token_loss
-from nanolm.training.trial import LR, Trial
 
 BLOCK = 1 << 25  # tokens written at a time
 

@@ -55,16 +55,16 @@ def first_step(model: list[str], folder: str, caches: dict[str, str]) -> float:
 def child(typed: float) -> None:
     """The program itself, which ends when its first step has."""
     sys.argv[1:] = sys.argv[sys.argv.index("train") :]
-    from nanolm.training import loop
+    from nanolm.training import trainer
 
-    step = loop.Trainer.train_step
+    step = trainer.Trainer.train_step
 
-    def train_step(self: loop.Trainer, lr: float) -> Any:
+    def train_step(self: trainer.Trainer, lr: float) -> Any:
         numbers = step(self, lr).tolist()
         print(f"{time.time() - typed:.3f}", flush=True)
         os._exit(0 if numbers else 1)
 
-    loop.Trainer.train_step = train_step  # type: ignore[method-assign]
+    trainer.Trainer.train_step = train_step  # type: ignore[method-assign]
     from nanolm.cli.main import main
 
     main()

@@ -26,7 +26,7 @@ from nanolm.bench.turns import OnThreads, Runner, fastest, medians
 from nanolm.machine import available_threads
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import has_float8
-from nanolm.training.trial import Trial
+from nanolm.planning.trial import Trial
 
 SHAPES: dict[str, dict[str, int]] = {
     "gpt2": {"layers": 12, "heads": 12, "dim": 768, "context": 1024, "vocab_size": 50_304},

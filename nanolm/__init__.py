@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nanolm.classification import finetune as _finetune
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
+    from nanolm.pretraining.language import Result
     from nanolm.text.tokenizer import Tokenizer
-    from nanolm.training.language import Result
 
 __version__ = "0.2.0.dev0"
 __all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]
@@ -38,7 +38,7 @@ def train(
 
     `notify` is called with each event of the run (see nanolm.training.events); nothing is printed.
     """
-    from nanolm.training import language
+    from nanolm.pretraining import language
     from nanolm.training.settings import TrainSettings
 
     values = {"corpus": _listed(corpus), **_plain(settings)}

@@ -1,6 +1,8 @@
 """What several tests share: one thread, the program as a user runs it, and a trained model."""
 
 import contextlib
+import hashlib
+import json
 import os
 import random
 import signal
@@ -22,9 +24,9 @@ from loopback import Server
 import nanolm
 from nanolm import download
 from nanolm.files import commit
+from nanolm.pretraining import language
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
-from nanolm.training import language
 
 # One thread: two test processes share the cores, and results stay bit for bit the same.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -45,6 +47,15 @@ language.SAMPLE_TOKENS = 8
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY_MODEL: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
 
 pytest_plugins = ["servers"]
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from nanolm import files
-from nanolm.training.loop import Trainer
 from nanolm.training.step import Step
 from nanolm.training.task import Task
+from nanolm.training.trainer import Trainer
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -13,8 +13,8 @@ import nanolm
 from nanolm.classification import finetune
 from nanolm.classification.labels import Labels
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.pretraining.language import NextToken
 from nanolm.training.events import Event
-from nanolm.training.language import NextToken
 from nanolm.training.task import Task
 
 SETTINGS: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}

@@ -25,10 +25,10 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
+from nanolm.planning.trial import Trial
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
 from nanolm.training.optim import Optimizer
-from nanolm.training.trial import Trial
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from nanolm.bench.machine import processor
 from nanolm.errors import NanolmError
 from nanolm.machine import available_threads, cache_folder
 from nanolm.model.device import choose_device, choose_dtype, has_float8
-from nanolm.training.tuning import missing_compiler
+from nanolm.planning.tuning import missing_compiler
 
 NEEDED = ("numpy", "tiktoken", "safetensors", "click", "rich")
 EXTRA = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")

@@ -26,9 +26,9 @@ from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
 from nanolm.model.size import training_bytes
 from nanolm.model.stored import parameters_by_part
+from nanolm.planning.trial import Trial
+from nanolm.planning.tuning import threads_for
 from nanolm.text.tokenizer import ByteLevel
-from nanolm.training.trial import Trial
-from nanolm.training.tuning import threads_for
 
 FITTING = {"cpu": ("nano", "micro"), "cuda": ("mini", "small", "gpt2"), "mps": ("micro", "mini")}
 CPU_TOKENS = 2048  # a step at most, so that a round takes seconds and not minutes

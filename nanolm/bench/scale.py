@@ -18,8 +18,8 @@ from nanolm.bench.turns import medians
 from nanolm.model.config import GPTConfig
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.size import body_parameters
-from nanolm.training import recipe
-from nanolm.training.trial import Trial
+from nanolm.planning import recipe
+from nanolm.planning.trial import Trial
 
 NUMBER = 4  # bytes
 HIDES = 0.5  # of a step: the way back

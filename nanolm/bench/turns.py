@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from nanolm.training.tuning import threads_for
+from nanolm.planning.tuning import threads_for
 
 WARM_UP = 3  # steps: kernels are chosen, compiled and captured in the first ones
 ROUNDS = 10  # in the time there is

@@ -45,6 +45,16 @@ from nanolm.model.huggingface import (
     save_model,
     weights_fingerprint,
 )
+from nanolm.planning.tuning import repeatable, tell_of_threads, threads_for
+from nanolm.pretraining.prepare import (
+    ROOT,
+    begin,
+    choose_run,
+    refuse_finished,
+    reports,
+    resume_from,
+    with_absolute_paths,
+)
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
     Run,
@@ -59,19 +69,9 @@ from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.loop import Trainer, also_to_log, end
-from nanolm.training.prepare import (
-    ROOT,
-    begin,
-    choose_run,
-    refuse_finished,
-    reports,
-    resume_from,
-    with_absolute_paths,
-)
 from nanolm.training.settings import option
 from nanolm.training.task import State
-from nanolm.training.tuning import repeatable, tell_of_threads, threads_for
+from nanolm.training.trainer import Trainer, also_to_log, end
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints

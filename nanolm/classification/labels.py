@@ -36,10 +36,10 @@ from nanolm.model.huggingface import (
     save_model,
     save_partial,
 )
+from nanolm.planning.tuning import Probe, best_products, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.task import State, Task
-from nanolm.training.tuning import Probe, best_products, use_attention
 
 LANGUAGE_HEAD = "language_head.safetensors"
 BESIDE = ("base.token_embedding.weight", "score.weight", "language_head.weight")  # Muon's matrices:

@@ -10,7 +10,7 @@ from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.training import recipe
+from nanolm.planning import recipe
 from nanolm.training.settings import DEFAULT_FAMILY
 
 LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts

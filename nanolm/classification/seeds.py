@@ -10,9 +10,9 @@ from typing import Any
 
 from nanolm.classification.finetune import finetune, with_start
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.pretraining.prepare import ROOT, run_name, same_settings, with_absolute_paths
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
-from nanolm.training.prepare import ROOT, run_name, same_settings, with_absolute_paths
 
 MEASURES = ("accuracy", "macro_f1", "loss")
 

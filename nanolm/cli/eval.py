@@ -18,9 +18,9 @@ from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
+    from nanolm.evaluation import Score
     from nanolm.generation.language_model import LanguageModel
     from nanolm.text.tokenizer import Tokenizer
-    from nanolm.training.metrics import Score
 
 WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
 PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scrolls
@@ -111,10 +111,10 @@ def command(
         raise UsageError("\n".join(problems))
 
     from nanolm.cli.progress import TrainingView
+    from nanolm.evaluation import evaluate_texts
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
     from nanolm.runs.folder import is_classifier
-    from nanolm.training.metrics import evaluate_texts
 
     where, _ = choose_device(device)
     if Path(run).exists() and is_classifier(Path(run)):

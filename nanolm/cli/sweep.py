@@ -18,8 +18,8 @@ from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
+    from nanolm.sweep.sweep import Outcome, Trial, Tried
     from nanolm.training.events import Event
-    from nanolm.training.sweep import Outcome, Trial, Tried
 
 REASON = 60  # letters of why a trial failed, in the table
 FIXED = {heading: part for heading, part in TABLE.items() if heading != "Budget"}
@@ -75,7 +75,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
         raise UsageError(NO_CORPUS.replace("nanolm train", "nanolm sweep --over lr"))
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.training.sweep import Request, sweep
+    from nanolm.sweep.sweep import Request, sweep
 
     with TrainingView() as view:
         request = Request(settings, over, trials)
@@ -98,7 +98,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
             seeds = counted(len(best.trials), "seed")
             click.echo(f"chosen by the mean over {seeds}: {mean:.3f} ± {spread:.3f} bits per byte")
     if outcome.not_tried:
-        from nanolm.training.sweep import named
+        from nanolm.sweep.sweep import named
 
         note(f"not tried, for want of time: {named(outcome.not_tried)}")
     note(f"picture: {outcome.folder}/sweep.svg")
@@ -109,7 +109,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
 def show(view: "TrainingView", event: "Event | Tried") -> None:
     """A line for each trial; how far it is only where that does not stay."""
     from nanolm.cli.progress import clock
-    from nanolm.training.sweep import Tried
+    from nanolm.sweep.sweep import Tried
 
     if isinstance(event, Tried):
         found = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"

@@ -28,7 +28,7 @@ from nanolm.training.settings import (
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
-    from nanolm.training.language import Result
+    from nanolm.pretraining.language import Result
 
 TABLE: Table = {
     "Text": {
@@ -244,8 +244,8 @@ def command(
     settings.check()
 
     from nanolm.cli.progress import TrainingView, plan_lines
-    from nanolm.training import extend as extension
-    from nanolm.training import language
+    from nanolm.pretraining import extend as extension
+    from nanolm.pretraining import language
 
     if process()[0]:  # another one plans, tells and writes
         codes = {"interrupted": 75, TooLittleTime.stopped: TooLittleTime.exit_code}

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from nanolm.comparison.learning import Row, in_run
+from nanolm.pretraining.language import train
+from nanolm.pretraining.prepare import prepare_text
 from nanolm.report.curves import read_metrics
 from nanolm.runs.folder import Run
 from nanolm.runs.info import describe
 from nanolm.text.store import Prepared
 from nanolm.text.vocabulary import counted_bits
 from nanolm.training.events import Notify
-from nanolm.training.language import train
-from nanolm.training.prepare import prepare_text
 from nanolm.training.settings import TrainSettings
 
 LONGEST = 5  # tokens that are counted together

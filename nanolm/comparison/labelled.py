@@ -28,10 +28,10 @@ from nanolm.classification.settings import SCRATCH, FinetuneSettings
 from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.learning import Recipe, Row, Stopped, in_run, learn
 from nanolm.comparison.networks import Averaging, Convolution, Network, Perceptron, Recurrence
+from nanolm.planning.tuning import threads_for
+from nanolm.pretraining.prepare import reports
 from nanolm.training.events import Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.prepare import reports
-from nanolm.training.tuning import threads_for
 
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # of a fit to the texts, against small weights
 DIM = 128  # of all vectors, as of the Transformer that is compared

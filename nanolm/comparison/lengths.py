@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from nanolm.choice import Report
 from nanolm.model.config import configure
-from nanolm.training.trial import Trial
+from nanolm.planning.trial import Trial
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SHAPE = {"vocab_size": 512, "layers": 2, "heads": 4, "dim": 256}

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from nanolm.model.base import Embedding, Model
 from nanolm.model.cache import Cache, look_back
 from nanolm.model.config import GPTConfig
+from nanolm.model.cpu_ops import Gated, Normed
 from nanolm.model.positions import Rotation, rotate, rotation_table, sinusoidal_table
-from nanolm.model.way_back import Gated, Normed
 
 TABLE_STEP = 1024  # computed positions are made so many at a time, as they are needed
 

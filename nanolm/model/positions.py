@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.way_back import Turned
+from nanolm.model.cpu_ops import Turned
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
 

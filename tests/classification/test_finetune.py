@@ -33,7 +33,7 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.training.events import Note, Progressed, Started
-from nanolm.training.loop import Trainer
+from nanolm.training.trainer import Trainer
 
 FAST: dict[str, Any] = {"preset": "nano", "threads": 1, "batch": 8, "tokenizer": "byte"}
 WORDS = ("good", "fine", "great"), ("bad", "poor", "awful")

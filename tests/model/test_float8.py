@@ -7,8 +7,8 @@ from triton_here import DEVICE, GPU
 
 from nanolm.model import float8, fused
 from nanolm.model.config import configure
+from nanolm.planning.trial import Trial
 from nanolm.training import loss
-from nanolm.training.trial import Trial
 
 pytestmark = pytest.mark.gpu
 needs_products = pytest.mark.skipif(

@@ -20,7 +20,8 @@ from torch import Tensor
 import nanolm
 from nanolm.model import gpt
 from nanolm.model.positions import rotation_table
-from nanolm.training import language, tuning
+from nanolm.planning import tuning
+from nanolm.pretraining import language
 
 NAMES = ("loss", "lr", "grad_norm")
 FILE = Path(__file__).with_name("golden.json")

@@ -2,8 +2,8 @@ import pytest
 
 from nanolm.errors import UsageError
 from nanolm.model.config import FAMILIES, PRESETS, complete_shape
+from nanolm.planning.sizes import LADDER
 from nanolm.training.settings import TrainSettings
-from nanolm.training.sizes import LADDER
 
 
 def test_everything_wrong_is_named_at_once() -> None:

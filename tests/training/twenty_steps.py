@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from nanolm.model.build import build_model
+from nanolm.planning.planner import model_config
+from nanolm.pretraining.language import NextToken
+from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import Run
 from nanolm.text.store import Request, prepare_tokens
 from nanolm.training.distributed import World, collected, meet
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.language import NextToken
-from nanolm.training.loop import Trainer
-from nanolm.training.planner import model_config
-from nanolm.training.prepare import Job
 from nanolm.training.settings import TrainSettings
+from nanolm.training.trainer import Trainer
 
 
 def learn(folder: Path, world: World, sharded: bool) -> None:

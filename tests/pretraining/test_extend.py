@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_MODEL, Cli
+from conftest import TINY_MODEL, Cli, lines, weights
 from faults import Killed
-from test_loop import lines, weights
 
 import nanolm
 from nanolm.errors import DataError, UsageError
+from nanolm.pretraining.extend import extend
 from nanolm.training.events import Progressed
-from nanolm.training.extend import extend
 from nanolm.training.schedule import DECAY
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "threads": 1, "weight_decay": 0.1, "dropout": 0.1}

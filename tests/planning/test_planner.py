@@ -14,11 +14,11 @@ from nanolm.machine import available_threads, is_busy
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import body_parameters
-from nanolm.training import planner, recipe, sizes
-from nanolm.training.law import Forecast, Law
-from nanolm.training.planner import make_plan, model_config
+from nanolm.planning import planner, recipe, sizes
+from nanolm.planning.planner import make_plan, model_config
+from nanolm.planning.scaling_law import Forecast, Law
+from nanolm.planning.sizes import Text
 from nanolm.training.settings import TrainSettings
-from nanolm.training.sizes import Text
 
 OPEN = TrainSettings(corpus=("a.txt",), device="cpu")
 

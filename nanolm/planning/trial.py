@@ -13,12 +13,8 @@ from torch import Tensor
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_dtype
-from nanolm.training import recipe
-from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer
-from nanolm.training.settings import TrainSettings
-from nanolm.training.step import Step
-from nanolm.training.tuning import (
+from nanolm.planning import recipe
+from nanolm.planning.tuning import (
     attention_by,
     compile_model,
     fit_to_machine,
@@ -27,6 +23,10 @@ from nanolm.training.tuning import (
     use_attention,
     with_kernels,
 )
+from nanolm.training.loss import next_token_loss
+from nanolm.training.optim import Optimizer
+from nanolm.training.settings import TrainSettings
+from nanolm.training.step import Step
 
 BATCHES = 4  # different ones, so that nothing learns a single one by heart
 LR = 1e-4

@@ -15,10 +15,7 @@ import nanolm
 from nanolm.errors import DataError, UsageError
 from nanolm.report.sweep import Dot, spread, sweep_svg
 from nanolm.runs.folder import Run
-from nanolm.training.events import Event, Progressed
-from nanolm.training.interrupt import StopRequest
-from nanolm.training.settings import TrainSettings
-from nanolm.training.sweep import (
+from nanolm.sweep.sweep import (
     Request,
     State,
     Sweep,
@@ -38,6 +35,9 @@ from nanolm.training.sweep import (
     rungs,
     sweep,
 )
+from nanolm.training.events import Event, Progressed
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.settings import TrainSettings
 
 
 class Stop(Exception):

@@ -13,11 +13,11 @@ from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError, TooLittleTime, UsageError
+from nanolm.pretraining.language import Result, train
+from nanolm.pretraining.prepare import saved_settings
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
-from nanolm.training.language import Result, train
-from nanolm.training.prepare import saved_settings
 from nanolm.training.settings import TrainSettings, option
 
 BUDGETS = ("minutes", "steps", "tokens")

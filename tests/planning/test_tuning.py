@@ -24,8 +24,10 @@ from nanolm.errors import OutOfMemory, UsageError
 from nanolm.model import huggingface
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
+from nanolm.planning import planner, tuning
+from nanolm.pretraining import language
 from nanolm.runs import checkpoint
-from nanolm.training import language, loop, planner, tuning
+from nanolm.training import trainer
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
 
@@ -89,7 +91,7 @@ def test_compiling_is_decided_once_and_written_down(
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
-    monkeypatch.setattr(loop, "GAIN", {"cpu": gain})
+    monkeypatch.setattr(trainer, "GAIN", {"cpu": gain})
     notes: list[str] = []
     run = tmp_path / "run"
     train(run, notes)
@@ -111,16 +113,16 @@ def test_a_slow_first_step_is_no_reason_to_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What there is to gain is told by the steps after it."""
-    train_step, now = loop.Trainer.train_step, 0.0
+    train_step, now = trainer.Trainer.train_step, 0.0
 
-    def step(trainer: loop.Trainer, lr: float) -> torch.Tensor:
+    def step(trainer: trainer.Trainer, lr: float) -> torch.Tensor:
         nonlocal now
         now += 0.5 if trainer.state.step else 1_000
         return train_step(trainer, lr)
 
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-    monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(loop.Trainer, "train_step", step)
+    monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(trainer.Trainer, "train_step", step)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
     notes: list[str] = []
     train(tmp_path / "run", notes)
@@ -251,8 +253,8 @@ def test_what_a_step_frees_is_there_for_the_next() -> None:
     have an allocator of its own, as it does for ARM: one that keeps.)"""
     count = """
 import resource, sys, torch
-from nanolm.training.tuning import threads_for
-from nanolm.training import tuning
+from nanolm.planning.tuning import threads_for
+from nanolm.planning import tuning
 if sys.argv[1] == "given back":
     tuning.keep_memory = lambda: None
 with threads_for(1):

@@ -28,8 +28,8 @@ from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.report.page import write_report
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
-from nanolm.training.average import Average
 from nanolm.training.distributed import ALONE, World, collected, replicated
+from nanolm.training.ema import Average
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer, load_tensors

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import nanolm
-from nanolm.training.average import Average
-from nanolm.training.loop import Trainer
-from nanolm.training.metrics import evaluate
+from nanolm.evaluation import evaluate
+from nanolm.training.ema import Average
+from nanolm.training.trainer import Trainer
 
 
 def by_hand(seen: list[torch.Tensor], keep: float) -> torch.Tensor:

@@ -28,12 +28,12 @@ from nanolm.model.config import (
 )
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import body_parameters, training_bytes
+from nanolm.planning import recipe
+from nanolm.planning.scaling_law import Forecast, Law
+from nanolm.planning.sizes import A_TOKEN, CLOSE, FULL, Outlook, Text, pick
+from nanolm.planning.tuning import WIDE, fit_to_machine
 from nanolm.text.vocabulary import TINY
-from nanolm.training import recipe
-from nanolm.training.law import Forecast, Law
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
-from nanolm.training.sizes import A_TOKEN, CLOSE, FULL, Outlook, Text, pick
-from nanolm.training.tuning import WIDE, fit_to_machine
 
 MINUTES = 3.0  # a first try
 SHORT = 2.0  # seconds; too few to try anything,

@@ -3,9 +3,9 @@
     >>> pick(settings, text, seconds=170).outlook
     Outlook(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
-Each is trained on noise for about a second. What it would come to with as many steps as the time
-allows is told by a law (`nanolm.training.law`). Of those that come about as far, the smallest is
-taken: it writes faster, and needs less room.
+Each is trained on noise for about a second. The loss it would reach with as many steps as the time
+allows is predicted by `nanolm.planning.scaling_law`. Of those that come about as far, the smallest
+is taken: it writes faster, and needs less room.
 """
 
 import math
@@ -20,10 +20,10 @@ from nanolm.choice import Choice
 from nanolm.model.config import PRESETS, GPTConfig, complete_shape
 from nanolm.model.device import free_memory
 from nanolm.model.size import body_parameters, training_bytes
-from nanolm.training import recipe
-from nanolm.training.law import Law
+from nanolm.planning import recipe
+from nanolm.planning.scaling_law import Law
+from nanolm.planning.trial import Trial
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trial import Trial
 
 SHARE = {"cpu": 0.04}  # of the time may go into trying further sizes,
 SHARE_ON_GPU = 0.12  # where kernels are made for each of them at first,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanolm.errors import TooLittleTime
+from nanolm.evaluation import Score, evaluate
 from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import available_threads
@@ -22,11 +23,36 @@ from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import copied, load_model, save_model
 from nanolm.model.size import body_parameters
+from nanolm.planning import recipe
+from nanolm.planning.planner import BEFORE, Plan
+from nanolm.planning.scaling_law import Forecast
+from nanolm.planning.tuning import (
+    attention_by,
+    compile_model,
+    missing_compiler,
+    repeatable,
+    tell_of_threads,
+    threads_for,
+    use_attention,
+    with_kernels,
+)
+from nanolm.pretraining.prepare import (
+    Job,
+    choose_run,
+    find_base,
+    plan_for,
+    prepare,
+    prepare_text,
+    refuse_finished,
+    saved_settings,
+    taken_up,
+    text_deadline,
+    with_absolute_paths,
+)
 from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY
 from nanolm.text.store import Prepared
 from nanolm.text.tokens import Batches
-from nanolm.training import recipe
 from nanolm.training.distributed import (
     ALONE,
     World,
@@ -40,37 +66,11 @@ from nanolm.training.distributed import (
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.law import Forecast
-from nanolm.training.loop import LEAST_STEPS, Trainer, also_to_log, end
 from nanolm.training.loss import next_token_loss
-from nanolm.training.metrics import Score, evaluate
-from nanolm.training.planner import BEFORE, Plan
-from nanolm.training.prepare import (
-    Job,
-    choose_run,
-    find_base,
-    plan_for,
-    prepare,
-    prepare_text,
-    refuse_finished,
-    saved_settings,
-    taken_up,
-    text_deadline,
-    with_absolute_paths,
-)
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import LOW
 from nanolm.training.task import State, Task
-from nanolm.training.tuning import (
-    attention_by,
-    compile_model,
-    missing_compiler,
-    repeatable,
-    tell_of_threads,
-    threads_for,
-    use_attention,
-    with_kernels,
-)
+from nanolm.training.trainer import LEAST_STEPS, Trainer, also_to_log, end
 
 SLOWER = 0.7  # of the planned steps: fewer are worth a word
 COMPILE_SECONDS = 25.0  # that it takes, about

@@ -23,6 +23,10 @@ from nanolm.model.config import ModelConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import load_config, load_model
+from nanolm.planning.planner import BEFORE, MINUTES, Plan, make_plan, model_config
+from nanolm.planning.scaling_law import Forecast, how_hard
+from nanolm.planning.sizes import Text
+from nanolm.planning.tuning import fit_to_machine
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import NAMED, TRAINABLE
@@ -31,11 +35,7 @@ from nanolm.text.store import Prepared, Request, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Note, Notify, Planned, Preparing
-from nanolm.training.law import Forecast, how_hard
-from nanolm.training.planner import BEFORE, MINUTES, Plan, make_plan, model_config
 from nanolm.training.settings import DEFAULT_SPLIT, Settings, TrainSettings, option
-from nanolm.training.sizes import Text
-from nanolm.training.tuning import fit_to_machine
 
 ROOT = Path("runs")
 READ = 50_000  # bytes of text a second, about, on a CPU

@@ -1,6 +1,5 @@
 """Training, stopped and resumed: what comes out must be what an unbroken run gives."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -13,29 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY_MODEL
+from conftest import TINY_MODEL, lines, weights
 from faults import Killed, before_step, kill
 from torch import Tensor
 
 import nanolm
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.files import verify
+from nanolm.pretraining import language
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
-from nanolm.training import language, loop
+from nanolm.training import trainer
 from nanolm.training.events import Progressed, Started
 from nanolm.training.interrupt import StopRequest, interrupt
-from nanolm.training.loop import Trainer
+from nanolm.training.trainer import Trainer
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "dropout": 0.1, "threads": 1}
-
-
-def weights(run: Path) -> str:
-    return hashlib.sha256((run / "last" / "model.safetensors").read_bytes()).hexdigest()
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def without_time(run: Path) -> list[dict[str, Any]]:
@@ -400,7 +392,7 @@ def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     # Time passes in these two alone: how busy the computer is does not matter.
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(trainer, "time", clock)
     monkeypatch.setattr(Trainer, "train_step", slower_later)
     monkeypatch.setattr(language.NextToken, "evaluate", thoroughly)
     nanolm.train("embedded:tiny", out=tmp_path, **{**SETTINGS, "steps": 60, "evaluations": 6})

@@ -27,19 +27,20 @@ from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
+from nanolm.planning.planner import model_config
+from nanolm.planning.tuning import fit_to_machine
+from nanolm.pretraining import prepare
+from nanolm.pretraining.extend import extend
+from nanolm.pretraining.language import Result, stopwatch, train
 from nanolm.report.sweep import Dot, shown, sweep_svg
+from nanolm.runs import ledger
 from nanolm.runs.folder import Run
+from nanolm.runs.ledger import Ledger, read_ledger, working_on
 from nanolm.text.sources import STDIN
-from nanolm.training import ledger, prepare
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
-from nanolm.training.extend import extend
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.language import Result, stopwatch, train
-from nanolm.training.ledger import Ledger, read_ledger, working_on
-from nanolm.training.planner import model_config
 from nanolm.training.schedule import DECAY
 from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings, option
-from nanolm.training.tuning import fit_to_machine
 
 FILE = "sweep.json"
 FACTOR = 3  # one of so many goes on, for so many times as long
