@@ -22,7 +22,7 @@ from nanolm.generation.decoding import Cached, Network
 from nanolm.generation.knobs import Knobs
 from nanolm.generation.sampler import Sampler, Turned
 from nanolm.model.cache import zeros
-from nanolm.model.device import recording
+from nanolm.model.device import graph_capture
 
 AHEAD = 8  # steps that a GPU may be ahead of what was looked at, so that it never waits for it
 MOST_GRAPHS = 64  # kept; more are recorded anew
@@ -173,7 +173,7 @@ class Batch:
         if len(self.graphs) >= MOST_GRAPHS:
             self.graphs.clear()
         graph = torch.cuda.CUDAGraph()
-        with recording(graph):
+        with graph_capture(graph):
             drawn = self.compute(key[0])
         self.graphs[key] = (graph, drawn)
         graph.replay()

@@ -21,8 +21,8 @@ from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import copied, load_model, save_model
-from nanolm.model.size import body_parameters
+from nanolm.model.huggingface import load_model, save_model, snapshot
+from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
 from nanolm.planning.planner import BEFORE, Plan
 from nanolm.planning.scaling_law import Forecast
@@ -292,7 +292,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def matrices(self) -> dict[str, list[int]]:
-        return self.network.matrices() if self.settings.optimizer == "muon" else {}
+        return self.network.muon_parameters() if self.settings.optimizer == "muon" else {}
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None
@@ -303,7 +303,7 @@ class NextToken(Task):
         if not forecast or not forecast.steps or steps > SLOWER * forecast.steps:
             return forecast
         assert isinstance(self.network.config, GPTConfig)
-        return forecast.at(steps, body_parameters(self.network.config), self.job.text.size)
+        return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def tell_of_speed(self, steps: int) -> None:
         """Say so where far fewer steps than planned could be done in the time."""
@@ -338,7 +338,7 @@ class NextToken(Task):
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
-        x = self.network.body(ids[:, :-1])  # (batch, context, dim)
+        x = self.network.hidden_states(ids[:, :-1])  # (batch, context, dim)
         return next_token_loss(self.network.head, x, ids[:, 1:]), {}
 
     def compile(self, wanted: bool) -> None:
@@ -387,7 +387,7 @@ class NextToken(Task):
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""
-        return copied(self.network, whole) if self.sharded else self.network
+        return snapshot(self.network, whole) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
         """A sample of what the model has come to."""
@@ -417,7 +417,7 @@ class NextToken(Task):
             )
 
     def copied(self) -> Callable[[Path], None]:
-        copy = copied(self.network, collected)
+        copy = snapshot(self.network, collected)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
     def take_back(self, folder: Path) -> None:

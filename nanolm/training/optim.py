@@ -1,6 +1,6 @@
 """What turns gradients into better weights, and its state as plain tensors.
 
-    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.matrices())
+    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.muon_parameters())
     >>> optimizer.step(lr=1e-3)
 
 AdamW is for everything; the matrices inside a Transformer, if they are named, are for Muon. Weight

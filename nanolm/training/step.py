@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nanolm.model.device import recording
+from nanolm.model.device import graph_capture
 from nanolm.training.distributed import ALONE, World, whole
 from nanolm.training.optim import Optimizer
 
@@ -247,7 +247,7 @@ class Step:
         """Record an update without doing it."""
         inputs = tuple(part.to(self.device) for part in batch)
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, self.memory):
+        with graph_capture(graph, self.memory):
             numbers = self.update(inputs)
         self.memory = self.memory or graph.pool()
         return Captured(graph, inputs, numbers)

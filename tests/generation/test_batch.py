@@ -89,7 +89,7 @@ def test_sizes_leave_rows_idle() -> None:
     model = lively(configure("modern", **SHAPE), std=0.4)
     batch, rows = batch_of(model), rows_of(3, 4)
     network = Cached(model, MOST, LENGTH)
-    network.memory = model.remember(MOST, LENGTH, fixed=True)
+    network.memory = model.init_cache(MOST, LENGTH, fixed=True)
     batch = Batch(network, batch.sampler, LENGTH, sizes=(1, 4))
     batch.join(rows)
     found: dict[Row, list[int]] = {row: [] for row in rows}
