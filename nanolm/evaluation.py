@@ -150,10 +150,11 @@ def evaluate(
                 part[name] = value[: len(part)].numpy()
             kept.append(part)
             room -= len(part)
-    by_batch = torch.zeros(world.most(max(nats, default=-1) + 1), dtype=torch.float64)
+    by_batch = torch.zeros(world.all_reduce_max(max(nats, default=-1) + 1), dtype=torch.float64)
     for number, found in nats.items():
         by_batch[number] = found
-    world.add_up(by_batch, counts, text)  # of which all but one are zero: nothing is rounded
+    # All but one of what is added are zero: nothing is rounded.
+    world.all_reduce_sum(by_batch, counts, text)
     all_nats = sum(by_batch.tolist())
     size, characters = text.tolist()
     tokens, top_1, top_5 = counts.tolist()

@@ -140,9 +140,9 @@ def finetune(
                 notify(Note(in_words(probe)))
             spent = time.monotonic() - begin_time
             trainer = Trainer(run, job.settings, job, job.checkpoint, notify, spent)
-            stopped = trainer.loop(stop)
+            stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.take_best()
+                trainer.load_best()
             return finish(job, run, trainer.state, stopped, notify)
 
 

@@ -1,7 +1,7 @@
 """Learning labels: what the training loop does with a classifier.
 
 >>> task = Labels(settings, split, tokenizer, classifier, head, saved=None, progress=report)
->>> Trainer(run, settings, task, task.checkpoint, notify).loop(stop)
+>>> Trainer(run, settings, task, task.checkpoint, notify).train(stop)
 """
 
 from collections.abc import Callable
@@ -109,7 +109,7 @@ class Labels(Task):
         if base is not None:  # by the model as it was before training
             self.head_rate = min(1.0, HEAD_STEP / feature_size(self.classifier))
         if saved:
-            self.restore(saved)
+            self.load_checkpoint(saved)
         self.choices: list[Choice] = []
         if settings.dtype == "auto" and settings.train == "head":
             self.settings = settings = replace(settings, dtype="float32")
@@ -189,7 +189,7 @@ class Labels(Task):
             )
         return head.to(self.settings.device)
 
-    def started(self, run: Path, step: int) -> Started:
+    def start_event(self, run: Path, step: int) -> Started:
         counts = [f"{len(self.split.train):,} texts to learn from", f"{len(self.split.val):,} to"]
         labels = counted(len(self.split.labels), "label")
         data = f"{', '.join(counts)} validate on, {labels}"
@@ -211,7 +211,7 @@ class Labels(Task):
             named |= dict(self.language_head.named_parameters(prefix="language_head"))
         return named
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         """Layers nearer to the input learn more slowly."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
         if self.settings.optimizer == "muon" and name in BESIDE:
@@ -226,7 +226,7 @@ class Labels(Task):
             depth = config.layers
         return float(decay ** (config.layers + 1 - depth))
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         if self.settings.optimizer != "muon":
             return {}
         named = {
@@ -305,7 +305,7 @@ class Labels(Task):
             return super().saved_bytes()
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
-    def copied(self) -> Callable[[Path], None]:
+    def snapshot(self) -> Callable[[Path], None]:
         besides: dict[str, dict[str, Tensor]] = {TRAINED: {}, ADAPTERS: {}}
         if self.is_partial():
             trained = self.classifier.named_parameters()
@@ -342,7 +342,7 @@ class Labels(Task):
         with self.adapters.merged() if self.adapters and active else nullcontext():
             return snapshot(self.classifier)
 
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         if (folder / TRAINED).exists():
             self.classifier.load_state_dict(load_file(folder / TRAINED), strict=False)
             if self.adapters:
@@ -353,13 +353,13 @@ class Labels(Task):
             self.adapters.active = False
         self.classifier.load_state_dict(saved.state_dict())
 
-    def restore(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
             tensors = load_file(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)
         else:
-            self.take_back(folder)
+            self.load_weights(folder)
         if self.language_head and not self.classifier.config.base.tied:
             self.language_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
 

@@ -56,21 +56,21 @@ from nanolm.text.tokens import Batches
 from nanolm.training.distributed import (
     ALONE,
     World,
-    collected,
-    fill,
+    copy_full_tensor,
+    full_tensor,
+    gathered_copy,
+    join_world,
     local_rank,
-    meet,
-    sharded,
-    whole,
+    wrap_fsdp,
 )
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.loss import next_token_loss
 from nanolm.training.settings import TrainSettings
-from nanolm.training.step import LOW
+from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import State, Task
-from nanolm.training.trainer import LEAST_STEPS, Trainer, also_to_log, end
+from nanolm.training.trainer import MIN_STEPS, Trainer, also_to_log, end
 
 SLOWER = 0.7  # of the planned steps: fewer are worth a word
 COMPILE_SECONDS = 25.0  # that it takes, about
@@ -116,7 +116,7 @@ def train(
     """
     elapsed = stopwatch(started)
     settings.check()
-    with meet() as world, world.leading():
+    with join_world() as world, world.leading():
         settings = with_absolute_paths(settings)
         # What is not there is better told at once.
         device = choose_device(settings.device)[0]
@@ -137,7 +137,7 @@ def train(
                 refuse_finished(run)  # it may have ended between the choice and the lock
             notify = also_to_log(run, notify)
             job = prepare(settings, run, base, text, elapsed, notify, world.size)
-            world.tell(job.facts())
+            world.broadcast(job.facts())
             result = learn(job, world, elapsed, notify)
             if result.stopped != "interrupted":
                 end(run, asdict(result), notify)
@@ -146,8 +146,8 @@ def train(
 
 def follow() -> Result:
     """Do what the first of several processes has decided, and tell nothing."""
-    with meet() as world:
-        job = taken_up(world.hear())
+    with join_world() as world:
+        job = taken_up(world.receive())
         with repeatable(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
@@ -170,14 +170,14 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, busy)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        stopped = trainer.loop(stop)
-        if stopped == "minutes" and trainer.state.step < LEAST_STEPS:
+        stopped = trainer.train(stop)
+        if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":
             task.tell_of_speed(trainer.state.step)
         scores = trainer.state.scores
         if stopped != "interrupted":
-            trainer.take_best()
+            trainer.load_best()
             seen = task.all_seen and trainer.state.best_step == trainer.state.step
             if len(job.text.val) and not seen:
                 scores = as_metrics(task.score())  # of all that was held out
@@ -258,7 +258,7 @@ class NextToken(Task):
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
             # Kernels that reach from one layer into the next would miss what others have of it.
-            self.sharded = sharded(self.network, self.loss)
+            self.sharded = wrap_fsdp(self.network, self.loss)
         else:
             with_kernels(self.network, settings)
         use_attention(self.network, settings)
@@ -282,16 +282,16 @@ class NextToken(Task):
         elif settings.compile:
             notify(Note(f"--compile is left out: {missing}"))
 
-    def started(self, run: Path, step: int) -> Started:
+    def start_event(self, run: Path, step: int) -> Started:
         parameters = self.network.parameter_count()
         return Started(run, parameters, f"{len(self.job.text.train):,} training tokens", step)
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         if self.settings.start_from is not None or not isinstance(self.network, GPT):
             return 1.0
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         return self.network.muon_parameters() if self.settings.optimizer == "muon" else {}
 
     def expected(self, learned: float) -> float | None:
@@ -322,7 +322,7 @@ class NextToken(Task):
             cure = f"validate on text like the training text instead of --val {self.settings.val}"
         return f"the held-out text is unlike the training text, so it says little; {cure}"
 
-    def seconds_after(self) -> float:
+    def seconds_after_training(self) -> float:
         tokens = 0 if self.all_seen else len(self.job.text.val)
         once = ENDING + (0 if self.looked else FIRST_LOOK)
         return self.busy * once + self.scoring * tokens
@@ -366,7 +366,7 @@ class NextToken(Task):
             affordable = CHEAPER * share * state.tokens / progress
             if settings.minutes and self.scoring:  # much of it may have passed before the steps
                 affordable = max(affordable, share * 60 * settings.minutes / self.scoring)
-            affordable = self.world.same(affordable)
+            affordable = self.world.from_first(affordable)
             state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
         self.all_seen = state.evaluated_tokens == len(text.val)
         network = self.seen()
@@ -387,7 +387,7 @@ class NextToken(Task):
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""
-        return snapshot(self.network, whole) if self.sharded else self.network
+        return snapshot(self.network, full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
         """A sample of what the model has come to."""
@@ -404,7 +404,7 @@ class NextToken(Task):
         what `seen` gave, if anything."""
         assert self.settings.context
         text = self.job.text
-        low = LOW.get(self.settings.dtype) if self.settings.device != "cpu" else None
+        low = AUTOCAST_DTYPES.get(self.settings.dtype) if self.settings.device != "cpu" else None
         network = network or self.seen()
         with torch.autocast(self.settings.device, low, enabled=low is not None):
             return evaluate(
@@ -416,14 +416,14 @@ class NextToken(Task):
                 world=self.world,
             )
 
-    def copied(self) -> Callable[[Path], None]:
-        copy = snapshot(self.network, collected)
+    def snapshot(self) -> Callable[[Path], None]:
+        copy = snapshot(self.network, gathered_copy)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         saved = dict(load_model(folder).named_parameters())
         for name, parameter in self.network.named_parameters():
-            fill(parameter, saved[name])
+            copy_full_tensor(parameter, saved[name])
 
 
 def chooses(text: Prepared) -> bool:
