@@ -34,11 +34,11 @@ from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
 from nanolm.text.encoding import encode_part, token_type
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.sources import Source, Sources, find_sources, skipped_files
 from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
