@@ -22,7 +22,7 @@ from nanolm.comparison.learning import Row, Stopped
 from nanolm.comparison.lengths import step_times
 from nanolm.errors import DataError, UsageError, did_you_mean
 from nanolm.model.device import choose_device, choose_dtype, free_memory
-from nanolm.pretraining.prepare import choose_folder, reports, run_name, with_absolute_paths
+from nanolm.pretraining.begin import choose_folder, reports, run_name, with_absolute_paths
 from nanolm.report.bars import Bar, bars_svg
 from nanolm.report.curves import Line, Panel, curves_svg
 from nanolm.runs import ledger

@@ -29,9 +29,9 @@ from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
 from nanolm.planning.planner import model_config
 from nanolm.planning.tuning import fit_to_machine
-from nanolm.pretraining import prepare
+from nanolm.pretraining import begin, prepare
 from nanolm.pretraining.extend import extend
-from nanolm.pretraining.language import Result, stopwatch, train
+from nanolm.pretraining.train import TrainResult, stopwatch, train
 from nanolm.report.sweep import Dot, shown, sweep_svg
 from nanolm.runs import ledger
 from nanolm.runs.folder import Run
@@ -207,14 +207,14 @@ def sweep(
     """Try settings, or go on with a sweep that was not finished; the best is a run as any other."""
     clock = time.monotonic() if started is None else started
     request.check()
-    settings = prepare.with_absolute_paths(request.settings)
+    settings = begin.with_absolute_paths(request.settings)
     asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
 
     def fits(folder: Path) -> bool | None:
         state = read_ledger(folder / FILE, State)
         return None if state is None else state.asked == asked and not state.finished
 
-    folder = prepare.choose_folder(settings.corpus[0], "sweep", out, fits)
+    folder = begin.choose_folder(settings.corpus[0], "sweep", out, fits)
     with working_on(folder):
         state = read_ledger(folder / FILE, State) or State(asked)
         work = Sweep(folder, state, settings, watch, clock)
@@ -281,10 +281,10 @@ class Sweep(Ledger[State]):
             others = draw(values, own, min(size, MOST), settings.seed)
             self.state.waiting = [point for point in others if point not in points]
         rounds = len(rungs(len(points)))
-        begin = f"{counted(len(points), 'combination')} to begin with"
+        first = f"{counted(len(points), 'combination')} to begin with"
         if self.seeds:
-            begin += f", {counted(len(self.seeds), 'seed')} each"
-        self.watch(Note(f"{self.folder}: {begin}, {counted(rounds, 'round')}"))
+            first += f", {counted(len(self.seeds), 'seed')} each"
+        self.watch(Note(f"{self.folder}: {first}, {counted(rounds, 'round')}"))
         if size > len(points) and request.trials is None:
             needed = cost(size) * len(self.seeds or [1]) * (ASKED if by_value else LEAST)
             enough = math.ceil(needed / 60 + self.state.seconds / 60)
@@ -349,11 +349,11 @@ class Sweep(Ledger[State]):
             facts = run.facts() if run.exists() else {}
             begun = bool(facts) and len(facts.get("earlier", [])) == number
             if begun and "result" in facts:  # killed before that was in sweep.json
-                result = Result(**facts["result"])
+                result = TrainResult(**facts["result"])
             elif number == 0:
                 result = train(self.settings(trial), run.path, False, self.pass_on, start)
             elif trial.results[-1]["stopped"] in ENOUGH:
-                result = Result(**trial.results[-1])  # more would teach nothing new
+                result = TrainResult(**trial.results[-1])  # more would teach nothing new
             else:
                 result = extend(run.path, {"minutes": budget / 60}, self.pass_on, start)
             if result.stopped == "interrupted":
@@ -409,12 +409,12 @@ class Sweep(Ledger[State]):
     def finish(self, inside: bool) -> Outcome:
         """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
         state, trials = self.state, ranked(self.state.trials)
-        best, name = trials[0], prepare.run_name(self.asked.corpus[0])
+        best, name = trials[0], begin.run_name(self.asked.corpus[0])
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
             raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
         if state.run is None:
-            free = (path for path in prepare.numbered(name) if not path.exists())
+            free = (path for path in begin.numbered(name) if not path.exists())
             state.run = str(self.folder / "best" if inside else next(free))
             self.save()
         if self.folder_of(best).exists():
