@@ -24,6 +24,7 @@ from nanolm.training.settings import CHOICES
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
+    from nanolm.classification.finetune import FinetuneResult
     from nanolm.classification.seeds import Spread
 
 TABLE: Table = {

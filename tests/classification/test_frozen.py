@@ -16,7 +16,7 @@ from conftest import TINY_MODEL
 import nanolm
 from nanolm.classification.classifier import load
 from nanolm.classification.data import split_data
-from nanolm.classification.finetune import finetune
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import ModelError
 from nanolm.model.gpt import GPT, Block
