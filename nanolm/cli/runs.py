@@ -15,7 +15,7 @@ from nanolm.cli.options import Command, Group
 from nanolm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from nanolm.report.listing import Row
+    from nanolm.report.listing import RunSummary
     from nanolm.runs.folder import Run
 
 RUNS = "runs"
@@ -62,9 +62,9 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     if sort not in (*SORTED, "right"):  # as it was called before there were two of them
         raise UsageError(f"--sort {sort}: there is {', '.join(SORTED)}")
 
-    from nanolm.report.listing import listing
+    from nanolm.report.listing import list_runs
 
-    rows = in_order(listing(Path(folder), note), KEYS.get(sort, sort))
+    rows = in_order(list_runs(Path(folder), note), KEYS.get(sort, sort))
     if as_json:
         for row in rows:
             click.echo(json.dumps(asdict(row), ensure_ascii=False))
@@ -74,7 +74,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
         note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
 
 
-def in_order(rows: "list[Row]", key: str) -> "list[Row]":
+def in_order(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
     """The best, the largest or the newest first, names from A on; what has no such number last."""
     known = [row for row in rows if getattr(row, key) is not None]
     upwards = key in ("run", "corpus", "state", "bits_per_byte")
@@ -82,7 +82,7 @@ def in_order(rows: "list[Row]", key: str) -> "list[Row]":
     return known + [row for row in rows if getattr(row, key) is None]
 
 
-def show(rows: "list[Row]") -> None:
+def show(rows: "list[RunSummary]") -> None:
     """As a table; columns that no run has are left out."""
     used = [name for name in COLUMNS if any(getattr(row, name) is not None for row in rows)]
     table = [[COLUMNS[name][0] for name in used]]
@@ -123,12 +123,15 @@ def compare(run: tuple[str, ...]) -> None:
     if len(run) < 2:
         raise UsageError("give two runs or more")
 
-    from nanolm.report.page import columns, differing, distinct, summary, told
+    from nanolm.report.page import differing, distinct, summary, summary_columns
+    from nanolm.report.run_data import read_run
 
-    found = [told(existing(name)) for name in run]
+    data = [read_run(existing(name)) for name in run]
     table = [["", *distinct(list(run))]]
-    table += [[name, *(summary(one).get(name, "") for one in found)] for name in columns(found)]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(found)]
+    table += [
+        [name, *(summary(each).get(name, "") for each in data)] for name in summary_columns(data)
+    ]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data)]
     show_table(table, [True] * len(table[0]))
 
 

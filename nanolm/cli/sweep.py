@@ -127,9 +127,9 @@ def said(trial: "Trial") -> str:
 
 def typed(values: dict[str, Any]) -> dict[str, str]:
     """As one would type them."""
-    from nanolm.report.sweep import shown  # which help need not wait for
+    from nanolm.report.sweep import format_value  # which help need not wait for
 
-    return {name: shown(value) for name, value in values.items()}
+    return {name: format_value(value) for name, value in values.items()}
 
 
 def words(name: str) -> str:

@@ -18,7 +18,7 @@ from nanolm.inspect.decided import Decided
 from nanolm.inspect.heads import MIXED, Head
 from nanolm.inspect.look import Floats, Foretold, Seen
 from nanolm.inspect.vectors import Occurrences, between, similarities
-from nanolm.report.curves import Line, Panel, curves_svg
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
 from nanolm.text.page import SURPRISE_STYLE, legend, named, page, shade
 from nanolm.text.tokenizer import Tokenizer
 
@@ -218,7 +218,7 @@ def word_page(found: Occurrences, facts: dict[str, str]) -> str:
     cosines = similarities(found.vectors)  # (layers + 1, occurrences, occurrences)
     rows = "".join(f"<li>{escape(text)}</li>" for text in found.around)
     means = between(cosines)
-    panel = Panel("mean of all pairs", [Line("mean of all pairs", list(enumerate(means)))])
+    panel = Panel("mean of all pairs", [Series("mean of all pairs", list(enumerate(means)))])
     parts = [
         f"<ol>{rows}</ol>",
         '<p class="say">The cosine between the vectors of the word at each two places: 1 is the '
@@ -226,7 +226,7 @@ def word_page(found: Occurrences, facts: dict[str, str]) -> str:
         "everywhere, but for its position; what it means comes from where it stands.</p>",
     ]
     if len(found.around) > 1:
-        parts.append(curves_svg([panel], "Similarity by layer", "layer; 0 is the embedding"))
+        parts.append(curves_svg(Chart("Similarity by layer", [panel], "layer; 0 is the embedding")))
     for number, matrix in enumerate(cosines):
         parts.append(f"<h2>{f'After layer {number}' if number else 'Embedding'}</h2>")
         parts += cosine_table(matrix)

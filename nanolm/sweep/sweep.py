@@ -32,7 +32,7 @@ from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining import prepare
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.language import Result, stopwatch, train
-from nanolm.report.sweep import Dot, shown, sweep_svg
+from nanolm.report.sweep import Dot, format_value, sweep_svg
 from nanolm.runs import ledger
 from nanolm.runs.folder import Run
 from nanolm.runs.ledger import Ledger, read_ledger, working_on
@@ -543,7 +543,9 @@ def combinations(trials: list[Trial]) -> list[Combination]:
 
 def named(points: list[dict[str, Any]], most: int = 10) -> str:
     """Combinations in words."""
-    words = [" ".join(f"{name}={shown(value)}" for name, value in each.items()) for each in points]
+    words = [
+        " ".join(f"{name}={format_value(value)}" for name, value in each.items()) for each in points
+    ]
     more = f"; and {len(words) - most:,} more" if len(words) > most else ""
     return "; ".join(words[:most]) + more
 

@@ -17,7 +17,8 @@ from nanolm.inspect.page import inspection_page, positions_page, word_page
 from nanolm.inspect.vectors import occurrences, positions
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
-from nanolm.report.page import comparison_page, report_page, told
+from nanolm.report.page import comparison_page, report_page
+from nanolm.report.run_data import read_run
 from nanolm.runs.folder import Run
 from nanolm.text.tokenizer import train_tokenizer
 
@@ -66,7 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
         ),
         "word": word_page(words, {}),
         "positions": positions_page(kind, vectors, {}),
-        "report": report_page(told(run)),
+        "report": report_page(read_run(run)),
         "comparison": comparison_page([run, run]),
     }
     for name, page in made.items():

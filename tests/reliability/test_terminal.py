@@ -24,8 +24,9 @@ from nanolm.inspect.page import inspection_page, word_page
 from nanolm.inspect.vectors import Occurrences
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
-from nanolm.report.curves import Line, Panel, curves_svg
-from nanolm.report.page import Told, report_page
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.page import report_page
+from nanolm.report.run_data import RunData
 from nanolm.runs.folder import Run
 from nanolm.text.page import surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
@@ -91,7 +92,7 @@ def pages(text: str) -> dict[str, str]:
     heads = describe(seen.attention, ids)
     config = ClassifierConfig(base=model.config, labels=(text, f"no {text}"), window=512)
     what = decided(Classifier(config, of_family("gpt2", **asdict(model.config))), ids)
-    one = Told(
+    one = RunData(
         run=Run(Path("runs") / text.replace("/", "").replace("\0", "")),
         settings={"corpus": [text], text: text, "minutes": 1},
         facts={
@@ -118,7 +119,7 @@ def pages(text: str) -> dict[str, str]:
         "tokens": tokens_page(tokenizer, text, text),
         "surprise": surprise_page(tokenizer, rows, {text: text}, text),
         "samples": samples_page(tokenizer, [sample], {text: text}),
-        "curves": curves_svg([Panel(text, [Line(text, points)], (1.0, text))], text),
+        "curves": curves_svg(Chart(text, [Panel(text, [Series(text, points)], (1.0, text))])),
     }
 
 
