@@ -16,7 +16,7 @@ INNER_STYLE = re.compile("<style>(.*?)</style>", re.DOTALL)
 
 def beside(module: str, name: str) -> str:
     """The text of a file in the folder of a module: `beside(__file__, "page.css")`."""
-    return Path(module).with_name(name).read_text(encoding="utf-8")
+    return (Path(module).parent / name).read_text(encoding="utf-8")
 
 
 BASE_STYLE = beside(__file__, "webpage.css")

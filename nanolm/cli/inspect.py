@@ -19,8 +19,8 @@ from nanolm.training.settings import DEVICES
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
-    from nanolm.inspect.heads import Head
-    from nanolm.inspect.look import Foretold, Seen
+    from nanolm.inspect.heads import HeadPattern
+    from nanolm.inspect.inspection import Inspection, Predictions
     from nanolm.text.tokenizer import Tokenizer
 
 HEAD = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
@@ -152,13 +152,13 @@ class Inspector:
             png.mkdir(parents=True, exist_ok=True)
 
     def text(self, found: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import look
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import inspect_text
         from nanolm.inspect.page import inspection_page
 
         ids = cut(found.tokenizer.encode_prompt(text), found.model.window())
-        seen = look(found.model, ids, top)
-        heads = describe(seen.attention, ids)
+        seen = inspect_text(found.model, ids, top)
+        heads = describe_heads(seen.attention, ids)
         first = chosen(head, heads)
         if self.as_json:
             values = {"tokens": names(found.tokenizer, ids), **attention_json(seen, heads)}
@@ -168,7 +168,7 @@ class Inspector:
             facts = self.facts(seen)
             self.write(inspection_page(found.tokenizer, seen, heads, facts, first))
         if self.png is not None:
-            from nanolm.inspect.pictures import predictions_png
+            from nanolm.inspect.png import predictions_png
 
             spelled = partial(visible, found.tokenizer)
             self.attention(seen, heads, first, spelled(ids))
@@ -176,26 +176,26 @@ class Inspector:
             tell_of(self.png / "predictions.png")
 
     def decided(self, found: "TextClassifier", text: str, head: str | None) -> None:
-        from nanolm.inspect.decided import decided
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import Seen
+        from nanolm.inspect.attribution import attribute
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import Inspection
         from nanolm.inspect.page import inspection_page
 
         window = min(found.model.base.window() or MOST, found.model.config.window or MOST)
         ids = cut(found.tokenizer.encode_prompt(text.strip()), window)
-        what = decided(found.model, ids)
-        seen = Seen(ids, what.looks, [])
-        heads = describe(seen.attention, ids)
+        what = attribute(found.model, ids)
+        seen = Inspection(ids, what.attention, [])
+        heads = describe_heads(seen.attention, ids)
         first = chosen(head, heads)
         spelled = names(found.tokenizer, ids)
         if self.as_json:
-            chances = dict(zip(found.labels, rounded(what.chances), strict=True))
+            chances = dict(zip(found.labels, rounded(what.probabilities), strict=True))
             self.print(
                 {
                     "tokens": spelled,
                     "label": found.labels[what.label],
                     "probabilities": chances,
-                    "rollout": rounded(what.attention),
+                    "rollout": rounded(what.rollout),
                     "gradient_x_input": rounded(what.gradient),
                     **attention_json(seen, heads),
                 }
@@ -209,12 +209,12 @@ class Inspector:
 
     def attention(
         self,
-        seen: "Seen",
-        heads: "list[list[Head]]",
+        seen: "Inspection",
+        heads: "list[list[HeadPattern]]",
         first: tuple[int, int] | None,
         spelled: list[str],
     ) -> None:
-        from nanolm.inspect.pictures import attention_png, head_png
+        from nanolm.inspect.png import attention_png, head_png
 
         assert self.png is not None
         attention_png(self.png / "attention.png", seen, heads)
@@ -228,17 +228,17 @@ class Inspector:
 
     def word(self, found: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
-        from nanolm.inspect.vectors import between, occurrences, similarities
+        from nanolm.inspect.vectors import mean_similarities, occurrences, similarities
 
         where = occurrences(found.model, found.tokenizer, word, texts)
         cosines = similarities(where.vectors)
         if self.as_json:
-            values = {"word": word, "places": where.around, "cosines": rounded(cosines)}
-            self.print({**values, "means": rounded(between(cosines))})
+            values = {"word": word, "places": where.contexts, "cosines": rounded(cosines)}
+            self.print({**values, "means": rounded(mean_similarities(cosines))})
         else:
             self.write(word_page(where, {"model": self.run}))
         if self.png is not None:
-            from nanolm.inspect.pictures import matrices_png
+            from nanolm.inspect.png import matrices_png
 
             titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
             matrices_png(self.png / "word.png", list(zip(titles, cosines, strict=True)))
@@ -262,23 +262,23 @@ class Inspector:
 
     def positions(self, found: "LanguageModel") -> None:
         from nanolm.inspect.page import positions_page
-        from nanolm.inspect.vectors import positions, similarities
+        from nanolm.inspect.vectors import position_vectors, similarities
 
-        kind, vectors = positions(found.model)
+        kind, vectors = position_vectors(found.model)
         if self.as_json:
             self.print({"kind": kind, "vectors": rounded(vectors)})
         else:
             facts = {"model": self.run, "positions": f"{len(vectors):,}"}
             self.write(positions_page(kind, vectors, facts))
         if self.png is not None:
-            from nanolm.inspect.pictures import matrices_png
+            from nanolm.inspect.png import matrices_png
 
             largest = float(abs(vectors).max()) or 1.0
             pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
             matrices_png(self.png / "positions.png", pairs, aspect="auto")
             tell_of(self.png / "positions.png")
 
-    def facts(self, seen: "Seen") -> dict[str, str]:
+    def facts(self, seen: "Inspection") -> dict[str, str]:
         layers, heads = seen.attention.shape[:2]
         shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
         return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
@@ -301,7 +301,7 @@ def cut(ids: list[int], window: int | None) -> list[int]:
     return ids[:most]
 
 
-def chosen(head: str | None, heads: "list[list[Head]]") -> tuple[int, int] | None:
+def chosen(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
     match = HEAD.fullmatch(head or "")
     if not match:
         return None
@@ -330,15 +330,15 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def attention_json(seen: "Seen", heads: "list[list[Head]]") -> dict[str, Any]:
+def attention_json(seen: "Inspection", heads: "list[list[HeadPattern]]") -> dict[str, Any]:
     described = [[{**asdict(head), "words": head.words} for head in row] for row in heads]
     return {"heads": described, "attention": rounded(seen.attention)}
 
 
-def layer_json(tokenizer: "Tokenizer", found: "Foretold") -> dict[str, Any]:
+def layer_json(tokenizer: "Tokenizer", found: "Predictions") -> dict[str, Any]:
     return {
         "tokens": [names(tokenizer, row) for row in found.ids.tolist()],
-        "probabilities": rounded(found.chances),
-        "came": rounded(found.came),
+        "probabilities": rounded(found.probabilities),
+        "came": rounded(found.actual),
         "rank": found.rank.tolist(),
     }
