@@ -18,7 +18,8 @@ from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
-    from nanolm.sweep.sweep import Outcome, Trial, Tried
+    from nanolm.sweep.result import SweepResult, SweepTrial
+    from nanolm.sweep.sweep import TrialEnded
     from nanolm.training.events import Event
 
 REASON = 60  # letters of why a trial failed, in the table
@@ -75,10 +76,10 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
         raise UsageError(NO_CORPUS.replace("nanolm train", "nanolm sweep --over lr"))
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.sweep.sweep import Request, sweep
+    from nanolm.sweep.sweep import SweepRequest, sweep
 
     with TrainingView() as view:
-        request = Request(settings, over, trials)
+        request = SweepRequest(settings, over, trials)
         outcome = sweep(request, out, lambda event: show(view, event), started)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
@@ -98,20 +99,20 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
             seeds = counted(len(best.trials), "seed")
             click.echo(f"chosen by the mean over {seeds}: {mean:.3f} ± {spread:.3f} bits per byte")
     if outcome.not_tried:
-        from nanolm.sweep.sweep import named
+        from nanolm.sweep.result import in_words
 
-        note(f"not tried, for want of time: {named(outcome.not_tried)}")
+        note(f"not tried, for want of time: {in_words(outcome.not_tried)}")
     note(f"picture: {outcome.folder}/sweep.svg")
     note(f'next: nanolm sample {shlex.quote(outcome.run)} --prompt "..."')
     return 0
 
 
-def show(view: "TrainingView", event: "Event | Tried") -> None:
+def show(view: "TrainingView", event: "Event | TrialEnded") -> None:
     """A line for each trial; how far it is only where that does not stay."""
     from nanolm.cli.progress import clock
-    from nanolm.sweep.sweep import Tried
+    from nanolm.sweep.sweep import TrialEnded
 
-    if isinstance(event, Tried):
+    if isinstance(event, TrialEnded):
         found = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
         view.show_end(
             f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
@@ -121,7 +122,7 @@ def show(view: "TrainingView", event: "Event | Tried") -> None:
         view.show_within(event)
 
 
-def said(trial: "Trial") -> str:
+def said(trial: "SweepTrial") -> str:
     return ", ".join(f"{words(name)} {value}" for name, value in typed(trial.values).items())
 
 
@@ -136,7 +137,7 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def table(outcome: "Outcome") -> list[str]:
+def table(outcome: "SweepResult") -> list[str]:
     """By rank: what was tried, and the bits per byte that came of it in each round; of several
     seeds the mean and the standard deviation."""
     found = outcome.combinations()
