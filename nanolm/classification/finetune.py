@@ -69,9 +69,10 @@ from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import also_to_log, write_result
 from nanolm.training.settings import option
-from nanolm.training.task import State
-from nanolm.training.trainer import Trainer, also_to_log, end
+from nanolm.training.state import State
+from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
@@ -142,7 +143,7 @@ def finetune(
             trainer = Trainer(run, job.settings, job, job.checkpoint, notify, spent)
             stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.load_best()
+                trainer.checkpointer.load_best()
             return finish(job, run, trainer.state, stopped, notify)
 
 
@@ -362,7 +363,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
         uncalibrated=score(logits, truth, labels),
         mistakes=mistakes[:MISTAKES],
     )
-    end(run, result.to_json(), notify)
+    write_result(run, result.to_json(), notify)
     return result
 
 

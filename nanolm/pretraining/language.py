@@ -53,6 +53,7 @@ from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY
 from nanolm.text.store import Prepared
 from nanolm.text.tokens import Batches
+from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import (
     ALONE,
     World,
@@ -67,10 +68,12 @@ from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.loss import next_token_loss
+from nanolm.training.metrics_log import also_to_log, write_result
 from nanolm.training.settings import TrainSettings
+from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
-from nanolm.training.task import State, Task
-from nanolm.training.trainer import MIN_STEPS, Trainer, also_to_log, end
+from nanolm.training.task import Task
+from nanolm.training.trainer import Trainer
 
 SLOWER = 0.7  # of the planned steps: fewer are worth a word
 COMPILE_SECONDS = 25.0  # that it takes, about
@@ -140,7 +143,7 @@ def train(
             world.broadcast(job.facts())
             result = learn(job, world, elapsed, notify)
             if result.stopped != "interrupted":
-                end(run, asdict(result), notify)
+                write_result(run, asdict(result), notify)
             return result
 
 
@@ -177,7 +180,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
             task.tell_of_speed(trainer.state.step)
         scores = trainer.state.scores
         if stopped != "interrupted":
-            trainer.load_best()
+            trainer.checkpointer.load_best()
             seen = task.all_seen and trainer.state.best_step == trainer.state.step
             if len(job.text.val) and not seen:
                 scores = as_metrics(task.score())  # of all that was held out
@@ -189,7 +192,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
                             f"during training used {part:,} of them"
                         )
                     )
-            trainer.tick()
+            trainer.budget.tick()
         state = trainer.state
         return Result(
             run=str(job.run.path),
@@ -292,7 +295,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        return self.network.matrices() if self.settings.optimizer == "muon" else {}
+        return self.network.matrices()
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None

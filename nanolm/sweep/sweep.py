@@ -39,8 +39,9 @@ from nanolm.runs.ledger import Ledger, read_ledger, working_on
 from nanolm.text.sources import STDIN
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.schedule import DECAY
-from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings, option
+from nanolm.training.settings import RANGES, SIZES, SWITCHES, TrainSettings, option
 
 FILE = "sweep.json"
 FACTOR = 3  # one of so many goes on, for so many times as long
@@ -58,7 +59,10 @@ TIMES = {
     **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
 }
 PLUS = {"layers": (-1, 0, 1), "seed": (0, 1, 2)}
-THESE: dict[str, tuple[Any, ...]] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer": OPTIMIZERS}
+THESE: dict[str, tuple[Any, ...]] = {
+    "dropout": (0.0, 0.1, 0.2, 0.3),
+    "optimizer": tuple(OPTIMIZERS),
+}
 AROUND: dict[str, tuple[Any, ...]] = {**TIMES, **PLUS, **THESE}
 
 BUDGETS = ("steps", "epochs", "tokens")
