@@ -59,9 +59,10 @@ from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
-from nanolm.training.task import State
-from nanolm.training.trainer import Trainer, end
+from nanolm.training.state import State
+from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
@@ -120,7 +121,7 @@ def finetune(
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
             stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.load_best()
+                trainer.checkpointer.load_best()
             return finish(task, start.run, trainer.state, stopped, start.notify)
 
 
@@ -324,7 +325,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
         uncalibrated=score(logits, truth, labels),
         mistakes=mistakes[:MISTAKES],
     )
-    end(run, result.to_json(), notify)
+    write_result(run, result.to_json(), notify)
     return result
 
 

@@ -39,7 +39,8 @@ from nanolm.model.huggingface import (
 from nanolm.planning.tuning import Probe, best_products, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
-from nanolm.training.task import State, Task
+from nanolm.training.state import State
+from nanolm.training.task import Task
 
 LANGUAGE_HEAD = "language_head.safetensors"
 BESIDE = ("base.token_embedding.weight", "score.weight", "language_head.weight")  # Muon's matrices:
@@ -227,11 +228,8 @@ class Labels(Task):
         return float(decay ** (config.layers + 1 - depth))
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        if self.settings.optimizer != "muon":
-            return {}
-        named = {
-            f"base.{name}": rows for name, rows in self.classifier.base.muon_parameters().items()
-        }
+        base = self.classifier.base.muon_parameters()
+        named = {f"base.{name}": rows for name, rows in base.items()}
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning import recipe
+from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
 LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
@@ -21,8 +22,6 @@ SHORT = 300_000  # tokens in all; fitting the n-grams of more takes over a minut
 FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
 LEAST_EVALUATIONS, MOST_EVALUATIONS = 5, 50  # per run
 DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # what it takes to learn most of what a teacher knows
-DISTILLED = {"muon": 4e-3, "adamw": 3e-3}  # learning rates
-FRESH = {"muon": 2e-3, "adamw": 1e-3}  # learning rates
 PATIENCE = 5  # evaluations clearly worse than the best
 WIDE = 768  # a model; narrower ones knew less, and from many texts they learn it anew
 
@@ -156,12 +155,11 @@ def choose_settings(
 def learning_rate(
     settings: FinetuneSettings, base: ModelConfig | None, width: int, count: int
 ) -> tuple[float, str]:
+    rates = OPTIMIZERS[settings.optimizer or "adamw"]
     if base is None:
-        return FRESH[settings.optimizer or "adamw"], f"for fresh weights and {settings.optimizer}"
+        return rates.fresh_lr, f"for fresh weights and {settings.optimizer}"
     if settings.distill:
-        return DISTILLED[
-            settings.optimizer or "adamw"
-        ], f"for distillation with {settings.optimizer}"
+        return rates.distill_lr, f"for distillation with {settings.optimizer}"
     if settings.train == "head":
         return 1e-4, "for a head that starts from a linear probe"
     if settings.train == "lora":

@@ -12,12 +12,12 @@ import math
 
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.size import non_embedding_parameters
+from nanolm.training.optimizers import OPTIMIZERS
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
 HEAD_RATE = 0.6  # the last layer would run ahead of what it reads; also where it is the embedding
 WIDTH = 384
-RATE = {"muon": 3e-3, "adamw": 1.15e-3}  # for that width; wider ones want less
-BY_WIDTH = 0.75  # twice the width, so many halvings
+BY_WIDTH = 0.75  # twice the width, so many halvings of the learning rate
 RECURRENT = 2  # times as much
 STRONGEST = 0.05  # learning rate * weight decay: a step must not forget what the last ones found
 PULL = 0.08  # learning rate * weight decay * steps for one pass; twice the passes, four times it
@@ -53,7 +53,7 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
 
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:
-    rate = RATE[optimizer] * (WIDTH / config.dim) ** BY_WIDTH
+    rate = OPTIMIZERS[optimizer].lr * (WIDTH / config.dim) ** BY_WIDTH
     return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT):.2g}")
 
 

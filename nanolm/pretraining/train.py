@@ -25,11 +25,13 @@ from nanolm.pretraining.prepare import (
     prepare_text,
     text_deadline,
 )
+from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trainer import MIN_STEPS, Trainer, end
+from nanolm.training.trainer import Trainer
 
 MOST_BUSY = 4.0  # times as long, at most, on a busy machine
 
@@ -78,7 +80,7 @@ def train(
             world.broadcast(job.to_dict())
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
-                end(start.run, asdict(result), start.notify)
+                write_result(start.run, asdict(result), start.notify)
             return result
 
 
@@ -115,7 +117,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
             task.tell_of_speed(trainer.state.step)
         scores = trainer.state.scores
         if stopped != "interrupted":
-            trainer.load_best()
+            trainer.checkpointer.load_best()
             seen = task.all_seen and trainer.state.best_step == trainer.state.step
             if len(job.text.val) and not seen:
                 scores = as_metrics(task.score())  # of all that was held out
@@ -127,7 +129,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
                             f"during training used {part:,} of them"
                         )
                     )
-            trainer.tick()
+            trainer.budget.tick()
         state = trainer.state
         return TrainResult(
             run=str(job.run.path),
