@@ -20,7 +20,7 @@ from nanolm.classification.data import Split, split_data
 from nanolm.classification.distill import Teacher
 from nanolm.classification.labels import Labels
 from nanolm.classification.metrics import Scores, fit_temperature, majority, score
-from nanolm.classification.probe import FOLDS, Probe
+from nanolm.classification.probe import FOLDS, LinearProbe
 from nanolm.classification.recipe import (
     choose_fraction,
     choose_settings,
@@ -43,7 +43,7 @@ from nanolm.model.huggingface import (
     save_model,
     weights_fingerprint,
 )
-from nanolm.planning.tuning import tell_of_threads, threads_for
+from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
@@ -112,7 +112,7 @@ def finetune(
     with start.locked():
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
-            tell_of_threads(task.settings, start.notify)
+            warn_about_threads(task.settings, start.notify)
             begin = time.monotonic()
             if probe := task.start():
                 start.notify(Note(in_words(probe)))
@@ -214,7 +214,7 @@ def prepare(start: RunStart[FinetuneSettings], base: Path | None, split: Split) 
     return task
 
 
-def in_words(probe: Probe) -> str:
+def in_words(probe: LinearProbe) -> str:
     what = "the head starts from a linear probe of the model as it is"
     if not probe.accuracy:
         return what

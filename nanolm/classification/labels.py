@@ -21,8 +21,7 @@ from nanolm.classification.classifier import WIDTH, Logits, in_batches, predict
 from nanolm.classification.data import Batches, Cut, Encoded, Ints, Kept, Split, Texts, encode
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
-from nanolm.classification.probe import Probe as LinearProbe
-from nanolm.classification.probe import fit_probe
+from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
@@ -36,7 +35,7 @@ from nanolm.model.huggingface import (
     save_model,
     save_partial,
 )
-from nanolm.planning.tuning import Probe, best_products, use_attention
+from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.task import State, Task
@@ -114,8 +113,8 @@ class Labels(Task):
         if settings.dtype == "auto" and settings.train == "head":
             self.settings = settings = replace(settings, dtype="float32")
         elif settings.dtype == "auto":
-            probe = Probe(model.base, self.parameters(), self.loss, self.batch(0))
-            numbers, reason = best_products(settings, probe)
+            probe = SpeedProbe(model.base, self.parameters(), self.loss, self.batch(0))
+            numbers, reason = best_dtype(settings, probe)
             self.settings = settings = replace(settings, dtype=numbers)
             self.choices.append(Choice("dtype", numbers, reason))
         use_attention(model.base, settings)

@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """A fitted probe, and how it did on the rows that each fold left out."""
 
     weight: Tensor  # (labels, dim), float32
@@ -50,7 +50,7 @@ def fit_probe(
     groups: Ints | None = None,
     class_weights: Tensor | None = None,
     seed: int = 0,
-) -> Probe:
+) -> LinearProbe:
     """Fit on all rows. Rows of one group (the windows of one text) are in the same fold.
 
     A few hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
@@ -82,7 +82,7 @@ def fit_probe(
     weight = torch.zeros(1, labels, x.shape[1], dtype=torch.float64)
     weight = fit(x, y, weights, STRENGTHS[chosen], torch.ones(len(x), 1).double(), weight)[0]
     weight = weight @ basis.T / scale / temperature
-    return Probe(weight.float(), STRENGTHS[chosen], accuracy, loss)
+    return LinearProbe(weight.float(), STRENGTHS[chosen], accuracy, loss)
 
 
 def rotated(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,13 @@ from nanolm.errors import TooLittleTime
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.device import choose_device
-from nanolm.planning.planner import BEFORE, Plan
-from nanolm.planning.tuning import attention_by, repeatable, tell_of_threads, threads_for
+from nanolm.planning.planner import SETUP_SHARE, Plan
+from nanolm.planning.tuning import (
+    attention_by,
+    deterministic_algorithms,
+    threads_for,
+    warn_about_threads,
+)
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import (
@@ -86,7 +91,7 @@ def follow() -> TrainResult:
     """Do what the first of several processes has decided, and tell nothing."""
     with meet() as world:
         job = Job.from_dict(world.hear())
-        with repeatable(job.settings.deterministic):
+        with deterministic_algorithms(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
@@ -103,7 +108,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         attention_by(settings.attention),
         StopRequest() as stop,
     ):
-        tell_of_threads(settings, notify)
+        warn_about_threads(settings, notify)
         # On a busy machine everything takes longer, what comes after the steps too.
         busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, busy)
@@ -145,7 +150,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
 
 def what_to_type(result: TrainResult) -> str:
     """After a run that had too little time."""
-    needed = max(2 * result.seconds, result.setup_seconds / BEFORE) / 60
+    needed = max(2 * result.seconds, result.setup_seconds / SETUP_SHARE) / 60
     minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
     preparing = result.setup_seconds > result.seconds / 2
     less = ", or with less text (--max-bytes 250000)" if preparing else ""
