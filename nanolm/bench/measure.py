@@ -17,8 +17,8 @@ from nanolm.bench.peers import Transformers
 from nanolm.bench.request import Request
 from nanolm.bench.turns import OnThreads, R, Runner, fastest, medians, warm_up
 from nanolm.errors import UsageError
-from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
@@ -219,8 +219,8 @@ class Writing:
 
     def step(self) -> None:
         samples = [Sample("", number) for number in range(self.rows)]
-        knobs = Knobs(tokens=self.tokens, min_tokens=self.tokens, greedy=True)
-        for _ in self.writer.stream(samples, knobs):
+        params = SamplingParams(tokens=self.tokens, min_tokens=self.tokens, greedy=True)
+        for _ in self.writer.stream(samples, params):
             pass
 
     def wait(self) -> None:

@@ -118,9 +118,9 @@ def finetune(
                 start.notify(Note(in_words(probe)))
             spent = time.monotonic() - begin
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
-            stopped = trainer.loop(stop)
+            stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.take_best()
+                trainer.load_best()
             return finish(task, start.run, trainer.state, stopped, start.notify)
 
 

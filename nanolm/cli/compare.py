@@ -15,7 +15,8 @@ from nanolm.cli.console import note
 from nanolm.cli.options import LABELLED, MACHINE, READING, Command, Option, Table, options_of
 from nanolm.cli.scores import one_line, show, terminal_width
 from nanolm.errors import UsageError
-from nanolm.text import COMPRESSIONS, TABLES
+from nanolm.text.documents import TABLES
+from nanolm.text.source import COMPRESSIONS
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from nanolm.formats import counted, readable
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, complete_shape
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.model.size import body_parameters, training_bytes
+from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast, Law
 from nanolm.planning.sizes import (
@@ -126,7 +126,7 @@ def choose_sharding(plan: Plan, config: ModelConfig) -> None:
 
 def warn_of_little_text(plan: Plan, text: TextStats) -> None:
     config = model_config(plan.settings, text.vocab_size)
-    parameters = body_parameters(config) if isinstance(config, GPTConfig) else 0
+    parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else 0
     if text.size < TINY:
         reason = "tiny: good for seeing how it works, too little for a language"
     elif parameters > PARAMETERS_PER_TOKEN * text.tokens:
@@ -290,7 +290,7 @@ def predict_result(
     if ngram_bits is None:
         return
     law = Law(ngram_bits, text.size)
-    bits = law.bits_per_byte(body_parameters(config), passes * text.size, steps)
+    bits = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
     seconds = estimate.seconds if estimate else None
     plan.forecast = Forecast(bits, seconds, passes, steps)
     if estimate:

@@ -22,7 +22,7 @@ from nanolm.machine import available_threads, is_busy
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, complete_shape, configure
 from nanolm.model.device import free_memory
-from nanolm.model.size import body_parameters, training_bytes
+from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Law
 from nanolm.planning.trial import SpeedTrial
@@ -232,7 +232,7 @@ def suitable_context(layers: int, dim: int) -> int:
 
 def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
     """Whether a model is not too large for the text, and for the GPU."""
-    parameters = body_parameters(config)
+    parameters = non_embedding_parameters(config)
     if settings.device == "cuda":
         tokens = max(STEP_TOKENS_ON_GPU, (settings.batch or 1) * config.context)
         needed = training_bytes(config, parameters + 2 * config.vocab_size * config.dim, tokens)
@@ -249,14 +249,14 @@ def predict(
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
     passes = steps * tokens / text.tokens
-    bits = law.bits_per_byte(body_parameters(config), passes * text.size, steps)
+    bits = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
     return SizeEstimate(config, batch, step, steps, steps * step, passes, bits)
 
 
 def arithmetic(config: GPTConfig) -> float:
     """Multiplications for a token."""
     attended = config.layers * config.context * config.dim
-    return float(body_parameters(config) + config.vocab_size * config.dim + attended)
+    return float(non_embedding_parameters(config) + config.vocab_size * config.dim + attended)
 
 
 def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: float) -> float:

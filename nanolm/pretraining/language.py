@@ -12,8 +12,8 @@ from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import copied, load_model, save_model
-from nanolm.model.size import body_parameters
+from nanolm.model.huggingface import load_model, save_model, snapshot
+from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.tuning import (
@@ -30,15 +30,15 @@ from nanolm.text.tokens import Batches
 from nanolm.training.distributed import (
     ALONE,
     World,
-    collected,
-    fill,
-    sharded,
-    whole,
+    copy_full_tensor,
+    full_tensor,
+    gathered_copy,
+    wrap_fsdp,
 )
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.loss import next_token_loss
-from nanolm.training.step import LOW
+from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import State, Task
 
 SLOWER = 0.7  # of the planned steps: fewer are worth a word
@@ -74,7 +74,7 @@ class NextToken(Task):
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
             # Kernels that reach from one layer into the next would miss what others have of it.
-            self.sharded = sharded(self.network, self.loss)
+            self.sharded = wrap_fsdp(self.network, self.loss)
         else:
             with_kernels(self.network, settings)
         use_attention(self.network, settings)
@@ -98,17 +98,17 @@ class NextToken(Task):
         elif settings.compile:
             notify(Note(f"--compile is left out: {missing}"))
 
-    def started(self, run: Path, step: int) -> Started:
+    def start_event(self, run: Path, step: int) -> Started:
         parameters = self.network.parameter_count()
         return Started(run, parameters, f"{len(self.job.text.train):,} training tokens", step)
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         if self.settings.start_from is not None or not isinstance(self.network, GPT):
             return 1.0
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
-    def matrices(self) -> dict[str, list[int]]:
-        return self.network.matrices() if self.settings.optimizer == "muon" else {}
+    def muon_parameters(self) -> dict[str, list[int]]:
+        return self.network.muon_parameters() if self.settings.optimizer == "muon" else {}
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None
@@ -119,7 +119,7 @@ class NextToken(Task):
         if not forecast or not forecast.steps or steps > SLOWER * forecast.steps:
             return forecast
         assert isinstance(self.network.config, GPTConfig)
-        return forecast.at(steps, body_parameters(self.network.config), self.job.text.size)
+        return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def tell_of_speed(self, steps: int) -> None:
         """Say so where far fewer steps than planned could be done in the time."""
@@ -138,7 +138,7 @@ class NextToken(Task):
             cure = f"validate on text like the training text instead of --val {self.settings.val}"
         return f"the held-out text is unlike the training text, so it says little; {cure}"
 
-    def seconds_after(self) -> float:
+    def seconds_after_training(self) -> float:
         tokens = 0 if self.all_seen else len(self.job.text.val)
         once = ENDING + (0 if self.looked else FIRST_LOOK)
         return self.busy * once + self.scoring * tokens
@@ -154,7 +154,7 @@ class NextToken(Task):
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
-        x = self.network.body(ids[:, :-1])  # (batch, context, dim)
+        x = self.network.hidden_states(ids[:, :-1])  # (batch, context, dim)
         return next_token_loss(self.network.head, x, ids[:, 1:]), {}
 
     def compile(self, wanted: bool) -> None:
@@ -182,7 +182,7 @@ class NextToken(Task):
             affordable = CHEAPER * share * state.tokens / progress
             if settings.minutes and self.scoring:  # much of it may have passed before the steps
                 affordable = max(affordable, share * 60 * settings.minutes / self.scoring)
-            affordable = self.world.same(affordable)
+            affordable = self.world.from_first(affordable)
             state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
         self.all_seen = state.evaluated_tokens == len(text.val)
         network = self.seen()
@@ -203,7 +203,7 @@ class NextToken(Task):
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""
-        return copied(self.network, whole) if self.sharded else self.network
+        return snapshot(self.network, full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
         """A sample of what the model has come to."""
@@ -220,7 +220,7 @@ class NextToken(Task):
         what `seen` gave, if anything."""
         assert self.settings.context
         text = self.job.text
-        low = LOW.get(self.settings.dtype) if self.settings.device != "cpu" else None
+        low = AUTOCAST_DTYPES.get(self.settings.dtype) if self.settings.device != "cpu" else None
         network = network or self.seen()
         with torch.autocast(self.settings.device, low, enabled=low is not None):
             return evaluate(
@@ -232,14 +232,14 @@ class NextToken(Task):
                 world=self.world,
             )
 
-    def copied(self) -> Callable[[Path], None]:
-        copy = copied(self.network, collected)
+    def snapshot(self) -> Callable[[Path], None]:
+        copy = snapshot(self.network, gathered_copy)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         saved = dict(load_model(folder).named_parameters())
         for name, parameter in self.network.named_parameters():
-            fill(parameter, saved[name])
+            copy_full_tensor(parameter, saved[name])
 
 
 def chooses(text: Prepared) -> bool:

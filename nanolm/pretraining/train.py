@@ -30,11 +30,11 @@ from nanolm.pretraining.prepare import (
     prepare_text,
     text_deadline,
 )
-from nanolm.training.distributed import World, local_rank, meet
+from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trainer import LEAST_STEPS, Trainer, end
+from nanolm.training.trainer import MIN_STEPS, Trainer, end
 
 MOST_BUSY = 4.0  # times as long, at most, on a busy machine
 
@@ -70,7 +70,7 @@ def train(
     """
     elapsed = stopwatch(started)
     settings.check()
-    with meet() as world, world.leading():
+    with join_world() as world, world.leading():
         if world.joined and choose_device(settings.device)[0] == "cuda":
             local_rank()  # or say what is missing
         start = RunStart(settings, out, resume, notify)
@@ -80,7 +80,7 @@ def train(
         text = prepare_text(start.settings, base, notify, until)
         with start.locked():
             job = prepare(start, base, text, elapsed, world.size)
-            world.tell(job.to_dict())
+            world.broadcast(job.to_dict())
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
                 end(start.run, asdict(result), start.notify)
@@ -89,8 +89,8 @@ def train(
 
 def follow() -> TrainResult:
     """Do what the first of several processes has decided, and tell nothing."""
-    with meet() as world:
-        job = Job.from_dict(world.hear())
+    with join_world() as world:
+        job = Job.from_dict(world.receive())
         with deterministic_algorithms(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
@@ -113,14 +113,14 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, busy)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        stopped = trainer.loop(stop)
-        if stopped == "minutes" and trainer.state.step < LEAST_STEPS:
+        stopped = trainer.train(stop)
+        if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":
             task.tell_of_speed(trainer.state.step)
         scores = trainer.state.scores
         if stopped != "interrupted":
-            trainer.take_best()
+            trainer.load_best()
             seen = task.all_seen and trainer.state.best_step == trainer.state.step
             if len(job.text.val) and not seen:
                 scores = as_metrics(task.score())  # of all that was held out

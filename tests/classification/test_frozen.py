@@ -102,7 +102,7 @@ def test_kept_states_are_what_the_body_computes(base: Path) -> None:
     with torch.inference_mode():
         states = model.frozen_states(ids, 1)
         assert states is not None
-        torch.testing.assert_close(model.body_from(states, 1), model.body(ids))
+        torch.testing.assert_close(model.hidden_states_from(states, 1), model.hidden_states(ids))
 
 
 @pytest.mark.parametrize("train", ["head", "last-1", "lora", "all"])

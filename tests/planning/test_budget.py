@@ -50,7 +50,7 @@ def too_short(text: Path, tmp_path: Path) -> Path:
     """A run whose time was over before it began."""
     run = tmp_path / "runs/text"
     result = nanolm.train(text, out=run, minutes=0.001, **SMALL)
-    assert (result.stopped, result.steps < trainer.LEAST_STEPS) == ("too little time", True)
+    assert (result.stopped, result.steps < trainer.MIN_STEPS) == ("too little time", True)
     return run
 
 
@@ -97,7 +97,7 @@ def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path
     settings = TrainSettings((str(text),), **SMALL)
     result = pretraining.train(replace(settings, minutes=0.1), too_short, False, seen.append)
     assert (result.run, result.stopped) == (str(too_short), "minutes")
-    assert result.steps >= trainer.LEAST_STEPS
+    assert result.steps >= trainer.MIN_STEPS
     assert "encoding" not in prepared(seen)
     assert [row.state for row in listing(too_short.parent, print)] == ["finished"]
     with pytest.raises(nanolm.errors.DataError, match="finished"):
@@ -111,7 +111,7 @@ def test_a_part_of_the_text_is_saved_and_kept(
     monkeypatch.setattr(store, "LEAST_PART", 70_000)
     run, seen = tmp_path / "run", list[object]()
     result = nanolm.train(text, out=run, minutes=0.05, notify=seen.append, **SMALL)
-    assert result.steps >= trainer.LEAST_STEPS
+    assert result.steps >= trainer.MIN_STEPS
     assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
     choices = json.loads((run / "run.json").read_text())["choices"]
     assert "stretches from all over it" in choices[0]["reason"]
