@@ -20,8 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from nanolm.choice import Report
-from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
-from nanolm.classification.metrics import Scores, score, softmax, worst_mistakes
+from nanolm.classification.data import Encoded, Ints, Texts, Truncation, encode, known_labels
+from nanolm.classification.metrics import (
+    ClassifierScores,
+    Mistake,
+    score,
+    softmax,
+    worst_mistakes,
+)
 from nanolm.errors import DataError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
@@ -30,10 +36,10 @@ from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
-TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # computed together, filling included
-TOGETHER = 8192  # texts that are sorted by length together
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # padding included
+MOST_SORTED = 8192  # texts that are sorted by length together
 MISTAKES = 10  # that are part of a result; mistakes.csv has all of them
-WIDTH = {"cpu": 1, "cuda": 8, "mps": 1}  # what the length of a batch is a multiple of
+LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # of which the length of a batch is one
 
 Logits = npt.NDArray[np.float32]
 
@@ -76,9 +82,9 @@ def in_batches(
     done, found = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
-        some = order[done : done + TOKENS[device.type]]
+        some = order[done : done + BATCH_TOKENS[device.type]]
         sizes = data.lengths[some] * np.arange(1, len(some) + 1)
-        rows = some[: max(1, int(np.searchsorted(sizes, TOKENS[device.type], side="right")))]
+        rows = some[: max(1, int(np.searchsorted(sizes, BATCH_TOKENS[device.type], side="right")))]
         ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             found.append((rows, compute(ids, lengths).float()))
@@ -88,32 +94,12 @@ def in_batches(
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A text that was taken for something else."""
-
-    text: str
-    label: str
-    predicted: str
-    probability: float
-
-
-@dataclass(frozen=True)
 class Measured:
     """How right a classifier is, and what to know about the texts."""
 
-    scores: Scores
+    scores: ClassifierScores
     mistakes: tuple[Mistake, ...]  # all of them, the most confident first
     notes: list[str]
-
-
-def worst(
-    texts: list[str], logits: Logits, truth: Ints, labels: tuple[str, ...], temperature: float = 1.0
-) -> tuple[Mistake, ...]:
-    """All mistakes, the most confident first."""
-    return tuple(
-        Mistake(texts[row], labels[truth[row]], labels[predicted], probability)
-        for row, predicted, probability in worst_mistakes(logits, truth, None, temperature)
-    )
 
 
 def mistakes_csv(mistakes: Iterable[Mistake]) -> str:
@@ -141,8 +127,8 @@ class TextClassifier:
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
         """(texts, labels)."""
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
-        multiple = WIDTH[self.model.device.type]
-        cut = Cut(self.model.config.window, self.model.config.long)
+        multiple = LENGTH_MULTIPLE[self.model.device.type]
+        cut = Truncation(self.model.config.window, self.model.config.long)
         data = encode(unknown, self.tokenizer, cut, report, multiple)
         return predict(self.model, len(self.labels), data, self.low, report)
 
@@ -165,7 +151,7 @@ class TextClassifier:
         truth = np.array([ids[label] for label in read.labels], dtype=np.int64)
         logits = self.logits(read.texts, report)
         scores = score(logits, truth, self.labels)
-        mistakes = worst(read.texts, logits, truth, self.labels)
+        mistakes = worst_mistakes(read.texts, logits, truth, self.labels)
         return Measured(scores, mistakes, [read.how, *read.notes])
 
     def on(self, device: str, dtype: str) -> Self:
@@ -210,7 +196,7 @@ def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
     left, size = iter(texts), 64
     while part := list(islice(left, size)):
         yield part
-        size = min(TOGETHER, 2 * size)
+        size = min(MOST_SORTED, 2 * size)
 
 
 def load(

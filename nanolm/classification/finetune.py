@@ -15,12 +15,18 @@ from torch import nn
 
 from nanolm import files
 from nanolm.choice import Choice
-from nanolm.classification.classifier import MISTAKES, Mistake, mistakes_csv, worst
-from nanolm.classification.data import Split, split_data
+from nanolm.classification.classifier import MISTAKES, mistakes_csv
+from nanolm.classification.data import LabelSplit, split_data
 from nanolm.classification.distill import Teacher
-from nanolm.classification.labels import Labels
-from nanolm.classification.metrics import Scores, fit_temperature, majority, score
-from nanolm.classification.probe import FOLDS, LinearProbe
+from nanolm.classification.metrics import (
+    ClassifierScores,
+    Mistake,
+    fit_temperature,
+    majority,
+    score,
+    worst_mistakes,
+)
+from nanolm.classification.probe import PROBE_FOLDS, LinearProbe
 from nanolm.classification.recipe import (
     choose_fraction,
     choose_settings,
@@ -28,6 +34,7 @@ from nanolm.classification.recipe import (
     wants_teacher,
 )
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
+from nanolm.classification.task import ClassifierTask
 from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model, with_vocabulary
@@ -82,9 +89,9 @@ class FinetuneResult:
     stopped: str  # "steps", "minutes", "enough" or "interrupted"
     majority: float  # what always the commonest label would get on the validation texts
     temperature: float | None = None  # what the scores were divided by
-    val: Scores | None = None
-    test: Scores | None = None
-    uncalibrated: Scores | None = None  # on the validation texts, before that division
+    val: ClassifierScores | None = None
+    test: ClassifierScores | None = None
+    uncalibrated: ClassifierScores | None = None  # on the validation texts, before that division
     mistakes: tuple[Mistake, ...] = ()  # on the validation texts, the most confident first
     test_mistakes: tuple[Mistake, ...] = ()
 
@@ -142,7 +149,9 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     return replace(settings, start_from=str(newest))
 
 
-def prepare(start: RunStart[FinetuneSettings], base: Path | None, split: Split) -> Labels:
+def prepare(
+    start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
+) -> ClassifierTask:
     """Plan what was left open and build the task with its model, or resume both."""
     settings, fresh = choose_fraction(start.settings), start.fresh
     _, progress = reports(start.notify)
@@ -204,7 +213,7 @@ def prepare(start: RunStart[FinetuneSettings], base: Path | None, split: Split) 
     reference = None
     if base:
         reference = BaseModel(base.resolve(), fingerprints["model to start from"])
-    task = Labels(
+    task = ClassifierTask(
         settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
     )
     if fresh:  # and nothing is wrong with the settings
@@ -218,7 +227,7 @@ def in_words(probe: LinearProbe) -> str:
     what = "the head starts from a linear probe of the model as it is"
     if not probe.accuracy:
         return what
-    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {FOLDS}-fold cross-validation)"
+    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold cross-validation)"
 
 
 def wants_words(
@@ -274,7 +283,7 @@ def choose_tokenizer(
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 
-def fingerprint(split: Split) -> str:
+def fingerprint(split: LabelSplit) -> str:
     """Of every text and label, and of which part each is in."""
     digest = hashlib.sha256()
     for part in (split.train, split.val, split.test):
@@ -283,7 +292,9 @@ def fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> FinetuneResult:
+def finish(
+    task: ClassifierTask, run: Run, state: State, stopped: str, notify: Notify
+) -> FinetuneResult:
     """Measure the best model, calibrate it, and write all that is left behind."""
     split, labels = task.split, task.split.labels
     result = FinetuneResult(
@@ -306,11 +317,11 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)
-    mistakes = worst(split.val.texts, logits, truth, labels, temperature)
+    mistakes = worst_mistakes(split.val.texts, logits, truth, labels, temperature)
     files.write_atomically(run.path / MISTAKES_FILE, mistakes_csv(mistakes))
     if task.test and split.test:
         test_logits = task.logits(task.test)  # by the calibrated model
-        test_mistakes = worst(split.test.texts, test_logits, split.test.truth, labels)
+        test_mistakes = worst_mistakes(split.test.texts, test_logits, split.test.truth, labels)
         files.write_atomically(run.path / TEST_MISTAKES_FILE, mistakes_csv(test_mistakes))
         result = replace(
             result,
@@ -328,7 +339,7 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
     return result
 
 
-def save_final(task: Labels, run: Run, state: State) -> None:
+def save_final(task: ClassifierTask, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
         save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}

@@ -1,6 +1,6 @@
-"""Logistic regression: a weight for each word and label, added up. Fitted to the end.
+"""LogisticModel regression: a weight for each word and label, added up. Fitted to the end.
 
->>> model = Logistic.fit(bags, truth, labels=2, words=5000, strength=1.0)
+>>> model = LogisticModel.fit(bags, truth, labels=2, words=5000, strength=1.0)
 >>> model.logits(bags)
 """
 
@@ -13,13 +13,13 @@ import torch
 
 from nanolm.classification.words import Bags, Ints
 
-STEPS = 200
-ENOUGH = 1e-4  # the largest slope of the mean loss of a text at which it is done
+MOST_ITERATIONS = 200
+TOLERANCE = 1e-4  # the largest slope of the mean loss of a text at which it is done
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Logistic:
+class LogisticModel:
     """A column of weights for each label; of two labels, only the second has one."""
 
     weight: Floats  # (words, columns)
@@ -33,7 +33,7 @@ class Logistic:
         labels: int,
         words: int,
         strength: float,
-        enough: float = ENOUGH,
+        enough: float = TOLERANCE,
     ) -> Self:
         """The least of all losses times `strength`, and half the squares of all weights; the bias
         goes free. It is a bowl with one lowest place, which L-BFGS finds."""
@@ -42,7 +42,7 @@ class Logistic:
         found = both.numpy()  # the same numbers
         optimizer = torch.optim.LBFGS(
             [both],
-            max_iter=STEPS,
+            max_iter=MOST_ITERATIONS,
             tolerance_grad=enough * strength * len(truth),
             line_search_fn="strong_wolfe",
         )

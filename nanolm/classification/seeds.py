@@ -18,7 +18,7 @@ MEASURES = ("accuracy", "macro_f1", "loss")
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedResults:
     """One result for each seed."""
 
     run: str
@@ -56,7 +56,7 @@ def free_folder(settings: FinetuneSettings) -> Path:
 
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
-) -> Spread:
+) -> SeedResults:
     """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
@@ -71,6 +71,6 @@ def finetune_seeds(
             continue
         result = finetune(each, run.path, notify=notify)
         if result.stopped == "interrupted":
-            return Spread(str(folder), results, interrupted=True)
+            return SeedResults(str(folder), results, interrupted=True)
         results.append(result.to_json())
-    return Spread(str(folder), results, interrupted=False)
+    return SeedResults(str(folder), results, interrupted=False)

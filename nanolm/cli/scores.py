@@ -13,7 +13,7 @@ from nanolm.cli.console import note, printable, styled
 from nanolm.formats import counted
 
 if TYPE_CHECKING:
-    from nanolm.classification.metrics import Scores
+    from nanolm.classification.metrics import ClassifierScores
 
 MATRIX = 12  # classes; a larger matrix is read by programs
 LONGEST = 24  # letters of a label in a table
@@ -23,7 +23,7 @@ ROOM = 30  # letters of a text that are worth a place beside its labels
 Style = Callable[[int, int, str], str]  # of a cell in a row and column
 
 
-def show_scores(name: str, scores: "Scores") -> None:
+def show_scores(name: str, scores: "ClassifierScores") -> None:
     """One line for all, a table of the classes, and what was taken for what."""
     width = terminal_width()
     summary = (

@@ -9,11 +9,17 @@ import torch
 from faults import Killed, before_step, kill
 from models import lively
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticModel
 
-from nanolm.classification.classifier import WIDTH, load
-from nanolm.classification.data import Batches, Cut, Texts, encode, split_data
-from nanolm.classification.distill import IGNORED, LABELLED, LENGTHS, Distillation, Teacher
+from nanolm.classification.classifier import LENGTH_MULTIPLE, load
+from nanolm.classification.data import LengthBatches, Texts, Truncation, encode, split_data
+from nanolm.classification.distill import (
+    IGNORED_LABEL,
+    LABELLED_WEIGHT,
+    SYNTHETIC_WORDS,
+    Distillation,
+    Teacher,
+)
 from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.recipe import choose_settings, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
@@ -71,7 +77,7 @@ def test_a_teacher_is_weighted_by_cross_validation(data: Path) -> None:
     assert 0.8 < teacher.accuracy < 0.95
     assert 0.4 <= teacher.weight() <= 0.5
     features = TfidfVectorizer().fit(train.texts)
-    theirs = LogisticRegression(C=5).fit(features.transform(train.texts), train.truth)
+    theirs = LogisticModel(C=5).fit(features.transform(train.texts), train.truth)
     new = ["a lovely hero", "stale dialogue", "joyfully superb", "the dreadful film"]
     assert (
         teacher.probabilities(new).argmax(axis=1) == theirs.predict(features.transform(new))
@@ -113,21 +119,23 @@ def test_batches_are_labelled_and_synthetic_texts(kind: str, data: Path) -> None
     train = train_texts(str(data))
     teacher = Teacher.fit(train, 2, seed=1)
     tokenizer = train_tokenizer(train.texts, kind, None)
-    encoded = encode(train, tokenizer, Cut(256, "windows"), lambda *_: None, WIDTH["cpu"])
-    batches = Batches(encoded.lengths, 4, seed=1)
+    encoded = encode(
+        train, tokenizer, Truncation(256, "windows"), lambda *_: None, LENGTH_MULTIPLE["cpu"]
+    )
+    batches = LengthBatches(encoded.lengths, 4, seed=1)
     source = Distillation(teacher, 0.4, train, encoded, batches, tokenizer)
     ids, lengths, truth, target = source.batch(3)
     assert target.shape == (*ids.shape, 2)
     assert ids.shape[0] == len(lengths) == len(truth) == 8
     weights = target.sum(axis=2)  # (texts, time)
-    np.testing.assert_allclose(weights[::2].sum(), LABELLED * weights[1::2].sum(), rtol=1e-5)
+    np.testing.assert_allclose(weights[::2].sum(), LABELLED_WEIGHT * weights[1::2].sum(), rtol=1e-5)
     for row in range(8):
         (places,) = np.nonzero(weights[row])
         prefixes = [tokenizer.decode(ids[row, : place + 1].tolist()) for place in places]
         expected = target[row, places] / weights[row, places][:, None]
         if row % 2:
-            assert truth[row] == IGNORED
-            assert LENGTHS[0] <= len(prefixes) <= LENGTHS[1]
+            assert truth[row] == IGNORED_LABEL
+            assert SYNTHETIC_WORDS[0] <= len(prefixes) <= SYNTHETIC_WORDS[1]
             assert all(len(one.split()) == count for count, one in enumerate(prefixes, start=1))
             np.testing.assert_allclose(expected, teacher.probabilities(prefixes), atol=1e-6)
         else:

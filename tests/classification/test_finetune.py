@@ -16,17 +16,17 @@ import transformers
 from conftest import TINY_MODEL
 from faults import Killed, before_step, kill
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticModel
 
 import nanolm
 from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune
-from nanolm.classification.labels import trained_names
 from nanolm.classification.recipe import choose_settings, evaluations_for
 from nanolm.classification.seeds import finetune_seeds
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.classification.task import trained_names
 from nanolm.errors import DataError, UsageError
 from nanolm.files import verify
 from nanolm.model.classifier import Classifier
@@ -380,7 +380,7 @@ def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
 def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:
     split = split_data(FinetuneSettings(val_fraction=0.2), lambda *_: None)
     counts = TfidfVectorizer()
-    model = LogisticRegression(max_iter=1000)
+    model = LogisticModel(max_iter=1000)
     model.fit(counts.fit_transform(split.train.texts), split.train.truth)
     assert model.score(counts.transform(split.val.texts), split.val.truth) < 0.65
 
