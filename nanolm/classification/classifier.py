@@ -55,15 +55,15 @@ def predict(
 
     `model` takes ids, (batch, time), and the length of each row.
     """
-    found = np.empty((len(data.lengths), labels), dtype=np.float32)
+    logits = np.empty((len(data.lengths), labels), dtype=np.float32)  # of each window
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    for rows, logits in in_batches(model, data, device, low, report):
-        found[rows] = logits.cpu().numpy()
+    for rows, batch in in_batches(model, data, device, low, report):
+        logits[rows] = batch.cpu().numpy()
     model.train(was_training)
-    totals = np.zeros((data.count, found.shape[1]), dtype=np.float32)
-    np.add.at(totals, data.text, found)
+    totals = np.zeros((data.count, labels), dtype=np.float32)
+    np.add.at(totals, data.text, logits)
     windows: Logits = np.bincount(data.text, minlength=data.count).astype(np.float32)
     return totals / windows[:, None]
 
@@ -79,7 +79,7 @@ def in_batches(
 ) -> list[tuple[Ints, Tensor]]:
     """What `compute` makes of ids and lengths, in float32, with the windows each result is of."""
     order = np.argsort(data.lengths, kind="stable")
-    done, found = 0, []
+    done, batches = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
         some = order[done : done + BATCH_TOKENS[device.type]]
@@ -87,10 +87,10 @@ def in_batches(
         rows = some[: max(1, int(np.searchsorted(sizes, BATCH_TOKENS[device.type], side="right")))]
         ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
-            found.append((rows, compute(ids, lengths).float()))
+            batches.append((rows, compute(ids, lengths).float()))
         done += len(rows)
         report(what, done, len(order))
-    return found
+    return batches
 
 
 @dataclass(frozen=True)
@@ -175,20 +175,20 @@ class TrueLabels:
         """Whether all are labels of the classifier; together they may tell what one alone does not:
         0 may be negative or neutral, -1, 0 and 1 cannot be taken wrongly."""
         try:
-            self.known = known_labels(self.written | values, self.labels, self.where)
+            self.add(values)
         except DataError:
             return False
-        self.written |= values
         return bool(values)
+
+    def add(self, values: set[str]) -> None:
+        self.known = known_labels(self.written | values, self.labels, self.where)
+        self.written |= values
 
     def __getitem__(self, value: str) -> str:
         """The name of a label; empty where there is none. DataError if it is not known."""
-        if not value:
-            return ""
-        if value not in self.written:
-            self.known = known_labels(self.written | {value}, self.labels, self.where)
-            self.written.add(value)
-        return self.labels[self.known[value]]
+        if value and value not in self.written:
+            self.add({value})
+        return self.labels[self.known[value]] if value else ""
 
 
 def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:

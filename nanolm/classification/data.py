@@ -132,15 +132,9 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
     """Which of the `known` labels each one that is `written` is: by its name, or as sentiment is
     usually labelled, where that can mean one thing only."""
     usual = [names for names, means in SENTIMENTS.items() if means == known]
-    fitting = [
-        {name: id for id, name in enumerate(names)}
-        for names in (known, *usual)
-        if written <= set(names)
-    ]
-    if fitting and all(
-        one[name] == other[name] for one in fitting for other in fitting for name in written
-    ):
-        return fitting[0]
+    fitting = [names for names in (known, *usual) if written <= set(names)]
+    if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
+        return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
         raise DataError(
             f"{where}: {', '.join(sorted(written))} can mean several of {', '.join(known)}; write "

@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained language model learns to tell labels.
+"""Fine-tuning: a trained language model learns to classify texts.
 
 >>> finetune(FinetuneSettings(data=("embedded:reviews",), start_from="none"), out="runs/reviews")
 """
@@ -22,6 +22,7 @@ from nanolm.classification.metrics import (
     ClassifierScores,
     Mistake,
     fit_temperature,
+    json_value,
     majority,
     score,
     worst_mistakes,
@@ -96,11 +97,8 @@ class FinetuneResult:
     test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        for name in ("val", "test", "uncalibrated"):
-            if found := getattr(self, name):
-                values[name] = found.to_json()
-        return values
+        values = json_value(asdict(self))
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def finetune(
@@ -136,17 +134,17 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
-    if given:
-        notify(Note(f"training from scratch, since {given[0]} is given (--from for another start)"))
-        return replace(settings, start_from=SCRATCH)
     newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
-    if newest is None:
-        notify(
-            Note(f"no run of a language model under {ROOT}/ to start from: training from scratch")
-        )
-        return replace(settings, start_from=SCRATCH)
-    notify(Note(f"starting from {newest}, the newest run of a language model (--from for another)"))
-    return replace(settings, start_from=str(newest))
+    start = SCRATCH
+    if given:
+        why = f"training from scratch, since {given[0]} is given (--from for another start)"
+    elif newest is None:
+        why = f"no run of a language model under {ROOT}/ to start from: training from scratch"
+    else:
+        start = str(newest)
+        why = f"starting from {newest}, the newest run of a language model (--from for another)"
+    notify(Note(why))
+    return replace(settings, start_from=start)
 
 
 def prepare(
@@ -190,14 +188,12 @@ def prepare(
     settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
     choices = vocabulary + choices
     assert settings.context and settings.long and settings.dropout is not None
-    if config is not None:
-        base_config = replace(config, dropout=settings.dropout)
-        if parts:
-            base_config = replace(base_config, vocab_size=len(parts))
-    else:
-        base_config = fresh_config(settings, tokenizer.vocab_size)
+    if config is None:
+        config = fresh_config(settings, tokenizer.vocab_size)
+    elif parts:
+        config = replace(config, vocab_size=len(parts))
     classifier_config = ClassifierConfig(
-        base=base_config,
+        base=replace(config, dropout=settings.dropout),
         labels=split.labels,
         pool=settings.pool,  # type: ignore[arg-type]
         window=settings.context,

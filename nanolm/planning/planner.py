@@ -230,7 +230,7 @@ def fill_batch(plan: Plan, tokens: int) -> None:
 def choose_optimizer(
     plan: Plan, text: TextStats, base: ModelConfig | None, estimate: SizeEstimate | None
 ) -> None:
-    """The optimizer, its hyperparameters, and how often the text is seen."""
+    """The optimizer, its hyperparameters, how often the text is seen, and what comes of it."""
     assert plan.settings.batch is not None and plan.settings.context is not None
     step_tokens = plan.settings.batch * plan.settings.context
     config = base or model_config(plan.settings, text.vocab_size)
@@ -273,26 +273,13 @@ def choose_optimizer(
         reason = "the mean of about 50 steps: dropout makes them jump"
         plan.choose("average", recipe.EMA_DECAY, reason)
     plan.fill(average=0.0)
-    if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
-        predict_result(plan, text, config, passes, steps, estimate)
-
-
-def predict_result(
-    plan: Plan,
-    text: TextStats,
-    config: GPTConfig,
-    passes: float,
-    steps: int,
-    estimate: SizeEstimate | None,
-) -> None:
-    """The forecast, where there is time to see how hard the text is."""
-    ngram_bits = text.ngram_bits()
-    if ngram_bits is None:
+    if base is not None or not isinstance(config, GPTConfig) or text.size < TINY:
         return
-    law = Law(ngram_bits, text.size)
-    bits = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
-    seconds = estimate.seconds if estimate else None
-    plan.forecast = Forecast(bits, seconds, passes, steps)
+    if (ngram_bits := text.ngram_bits()) is None:
+        return
+    law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
+    bits = law.bits_per_byte(parameters, passes * text.size, steps)
+    plan.forecast = Forecast(bits, estimate.seconds if estimate else None, passes, steps)
     if estimate:
         after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", f"held-out bits per byte, {after}"))

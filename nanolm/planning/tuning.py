@@ -100,17 +100,14 @@ def best_threads(
     settings: TrainSettings, model: Model, seconds: float = math.inf
 ) -> tuple[tuple[int, int], str]:
     """How many threads, on how many parts of a batch at once; and why."""
-    rows = settings.batch or 1
-    most = settings.threads or available_threads()
-    counts = [settings.threads] if settings.threads else []
-    while not settings.threads and most >= 1:
-        counts.insert(0, most)
-        most //= 2
-    alone = settings.dropout  # what drops out is one sequence of numbers
+    counts = [settings.threads or available_threads()]
+    while not settings.threads and counts[0] > 1:
+        counts.insert(0, counts[0] // 2)
     busy = is_busy()
     ways = []
     for threads in counts:
-        side_by_side = {1} if alone else {1, min(threads, rows)}
+        # Dropout draws one sequence of random numbers: no parts side by side.
+        side_by_side = {1} if settings.dropout else {1, min(threads, settings.batch or 1)}
         # Threads that share an operation wait for each other. On a busy machine the wait can take
         # longer than the operation itself, which a short trial does not always show.
         if busy and max(side_by_side) > 1:

@@ -36,7 +36,7 @@ from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 from nanolm.training.trainer import MIN_STEPS, Trainer, end
 
-MOST_BUSY = 4.0  # times as long, at most, on a busy machine
+MOST_SLOWDOWN = 4.0  # of what comes after the steps, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def train(
 
 
 def follow() -> TrainResult:
-    """Do what the first of several processes has decided, and tell nothing."""
+    """Do what the first of several processes has decided, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
         with deterministic_algorithms(job.settings.deterministic):
@@ -110,30 +110,25 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
     ):
         warn_about_threads(settings, notify)
         # On a busy machine everything takes longer, what comes after the steps too.
-        busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
-        task = NextToken(job, notify, world, busy)
+        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
+        task = NextToken(job, notify, world, slowdown)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
         stopped = trainer.train(stop)
         if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":
-            task.tell_of_speed(trainer.state.step)
-        scores = trainer.state.scores
+            task.report_slow_steps(trainer.state.step)
+        state, held_out = trainer.state, len(job.text.val)
+        scores = state.scores
         if stopped != "interrupted":
             trainer.load_best()
-            seen = task.all_seen and trainer.state.best_step == trainer.state.step
-            if len(job.text.val) and not seen:
+            if held_out and not (task.evaluated_all and state.best_step == state.step):
                 scores = as_metrics(task.score())  # of all that was held out
-                if not task.all_seen and trainer.state.evaluated_tokens:
-                    part, whole_ = trainer.state.evaluated_tokens, len(job.text.val)
-                    notify(
-                        Note(
-                            f"final validation on all {whole_:,} held-out tokens; the evaluations "
-                            f"during training used {part:,} of them"
-                        )
-                    )
+                if not task.evaluated_all and state.evaluated_tokens:
+                    text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
+                    text += f"during training used {state.evaluated_tokens:,} of them"
+                    notify(Note(text))
             trainer.tick()
-        state = trainer.state
         return TrainResult(
             run=str(job.run.path),
             steps=state.step,

@@ -9,7 +9,7 @@ import torch
 from faults import Killed, before_step, kill
 from models import lively
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticModel
+from sklearn.linear_model import LogisticRegression
 
 from nanolm.classification.classifier import LENGTH_MULTIPLE, load
 from nanolm.classification.data import LengthBatches, Texts, Truncation, encode, split_data
@@ -77,7 +77,7 @@ def test_a_teacher_is_weighted_by_cross_validation(data: Path) -> None:
     assert 0.8 < teacher.accuracy < 0.95
     assert 0.4 <= teacher.weight() <= 0.5
     features = TfidfVectorizer().fit(train.texts)
-    theirs = LogisticModel(C=5).fit(features.transform(train.texts), train.truth)
+    theirs = LogisticRegression(C=5).fit(features.transform(train.texts), train.truth)
     new = ["a lovely hero", "stale dialogue", "joyfully superb", "the dreadful film"]
     assert (
         teacher.probabilities(new).argmax(axis=1) == theirs.predict(features.transform(new))

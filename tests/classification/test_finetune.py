@@ -16,7 +16,7 @@ import transformers
 from conftest import TINY_MODEL
 from faults import Killed, before_step, kill
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticModel
+from sklearn.linear_model import LogisticRegression
 
 import nanolm
 from nanolm.classification.adapters import Adapters
@@ -380,7 +380,7 @@ def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
 def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:
     split = split_data(FinetuneSettings(val_fraction=0.2), lambda *_: None)
     counts = TfidfVectorizer()
-    model = LogisticModel(max_iter=1000)
+    model = LogisticRegression(max_iter=1000)
     model.fit(counts.fit_transform(split.train.texts), split.train.truth)
     assert model.score(counts.transform(split.val.texts), split.val.truth) < 0.65
 

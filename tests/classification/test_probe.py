@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticModel
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -32,7 +32,7 @@ def test_a_fit_is_that_of_scikit_learn(rows: int, dim: int, labels: int, strengt
     ours = fit(z, torch.from_numpy(truth), weights, strength, every_row, start)[0] @ basis.T
     # Two labels are one vector to scikit-learn: the difference, whose penalty is half as large.
     penalty = strength / 2 if labels == 2 else strength
-    theirs = LogisticModel(C=1 / penalty, fit_intercept=False, tol=1e-9, max_iter=10_000)
+    theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-9, max_iter=10_000)
     theirs.fit(x.numpy(), truth)
     expected = theirs.decision_function(x.numpy())
     logits = (x @ ours.T).numpy()
@@ -49,7 +49,7 @@ def test_it_does_as_well_as_a_probe_with_an_intercept(labels: int) -> None:
     x, truth = some_features(1200, 40, labels)
     train, test = slice(0, 200), slice(200, None)
     probe = fit_probe(x[train].float(), truth[train], labels)
-    theirs = make_pipeline(StandardScaler(), LogisticModel(C=0.1))
+    theirs = make_pipeline(StandardScaler(), LogisticRegression(C=0.1))
     expected = theirs.fit(x[train].numpy(), truth[train]).score(x[test].numpy(), truth[test])
     right = ((x[test].float() @ probe.weight.T).argmax(dim=1).numpy() == truth[test]).mean()
     assert expected > 1.2 / labels
