@@ -1,4 +1,4 @@
-"""What was chosen automatically and why, which the user is told and run.json keeps."""
+"""Automatic choices with their reasons, as they are reported and kept in run.json."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

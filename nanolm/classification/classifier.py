@@ -172,8 +172,8 @@ class TrueLabels:
         self.known: dict[str, int] = {}
 
     def are_known(self, values: set[str]) -> bool:
-        """Whether all are labels of the classifier; together they may tell what one alone does not:
-        0 may be negative or neutral, -1, 0 and 1 cannot be taken wrongly."""
+        """Whether all are labels of the classifier; together they may say what one alone does not:
+        0 may be negative or neutral, -1, 0 and 1 mean one thing only."""
         try:
             self.add(values)
         except DataError:
@@ -204,6 +204,6 @@ def load(
 ) -> TextClassifier:
     """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
     folder = find_named(path, note, progress)
-    load_classifier_config(folder)  # what is no classifier is told at once
+    load_classifier_config(folder)  # what is no classifier is refused at once
     tokenizer = model_tokenizer(folder)
     return TextClassifier(load_classifier(folder), tokenizer)

@@ -19,10 +19,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from nanolm.classification.bag_of_words import LogisticModel, Vocabulary, subwords
 from nanolm.classification.data import Encoded, Ints, LengthBatches, Texts, Truncation, packed
-from nanolm.classification.linear import LogisticModel
 from nanolm.classification.metrics import majority, softmax
-from nanolm.classification.words import Vocabulary, subwords
 from nanolm.text.tokenizer import Tokenizer
 
 TEACHER_FOLDS = 4  # of cross-validation
@@ -144,10 +143,10 @@ class Distillation:
         sizes = np.array([len(word.encode()) + 1 for word in words])
         ends = np.cumsum(sizes) - 1  # in bytes
         reached = np.cumsum(self.byte_lengths[ids[begin:length]])
-        found = np.searchsorted(reached, ends)
+        positions = np.searchsorted(reached, ends)
         known = [
             (count, begin + int(position))
-            for count, (position, end) in enumerate(zip(found, ends, strict=True), start=1)
+            for count, (position, end) in enumerate(zip(positions, ends, strict=True), start=1)
             if position < len(reached) and reached[position] == end
         ]
         return known or [(len(words), length - 1)]

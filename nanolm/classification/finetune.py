@@ -151,47 +151,45 @@ def prepare(
     start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
 ) -> ClassifierTask:
     """Plan what was left open and build the task with its model, or resume both."""
-    settings, fresh = choose_fraction(start.settings), start.fresh
+    settings, texts = choose_fraction(start.settings), split.train.texts
     _, progress = reports(start.notify)
-    tokenizer = choose_tokenizer(settings, base, split.train.texts, start.notify)
-    fingerprints = {"data": fingerprint(split)}
+    tokenizer = choose_tokenizer(settings, base, texts, start.notify)
+    fingerprints, reference = {"data": fingerprint(split)}, None
     config: ModelConfig | None = None
     parameters = 0
     if base:
-        found = load_any_config(base)
-        config = found.base if isinstance(found, ClassifierConfig) else found
-        with checked(base, found) as (model, _):
+        loaded = load_any_config(base)
+        config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
+        with checked(base, loaded) as (model, _):
             parameters = model.parameter_count()
         check_context(settings, config.context)
-        headless = isinstance(found, ClassifierConfig) and not config.tied
+        headless = isinstance(loaded, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
         fingerprints["model to start from"] = weights_fingerprint(base)
-    lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
-    teacher, parts, vocabulary = None, None, []
-    if not fresh and settings.distill is None:  # begun by version 0.1
+        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
+    lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
+    teacher, parts, choices = None, None, []
+    if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
     if wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    if wants_words(settings, base, tokenizer, teacher, fresh):
-        assert isinstance(tokenizer, ByteLevel)
+    if wants_words(settings, base, tokenizer, teacher, start.fresh):
+        assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
-        tokenizer = known.extended(split.train.texts, settings.vocab_size or VOCABULARY)
+        tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
         parts, added = tokenizer.parts(known), tokenizer.vocab_size - known.vocab_size
-        lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
+        lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
+        config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
         reason = f"the model's {known.vocab_size:,}, and {added:,} learned from the labelled texts"
-        vocabulary = [Choice("vocabulary", tokenizer.vocab_size, reason)]
+        choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
-    settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
-    choices = vocabulary + choices
+    settings, more = choose_settings(settings, config, parameters, lengths, teacher)
     assert settings.context and settings.long and settings.dropout is not None
-    if config is None:
-        config = fresh_config(settings, tokenizer.vocab_size)
-    elif parts:
-        config = replace(config, vocab_size=len(parts))
+    config = config or fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
         base=replace(config, dropout=settings.dropout),
         labels=split.labels,
@@ -206,16 +204,12 @@ def prepare(
         saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
         if saved != classifier_config:
             raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
-    reference = None
-    if base:
-        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
     task = ClassifierTask(
         settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
     )
-    if fresh:  # and nothing is wrong with the settings
-        for text in (split.how, *split.examples, *split.notes):
-            start.notify(Note(text))
-    start.record(task.settings, choices + task.choices, fingerprints, classifier)
+    for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
+        start.notify(Note(text))  # now that nothing is wrong with the settings
+    start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
     return task
 
 

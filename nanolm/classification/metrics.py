@@ -80,10 +80,10 @@ def score(
     predicted = logits.argmax(axis=1)
     pairs = np.bincount(truth.astype(np.int64) * classes + predicted, minlength=classes**2)
     confusion = pairs.reshape(classes, classes)  # (truth, predicted)
-    right, support, taken = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision = right / np.maximum(1, taken)
+    right, support, predictions = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision = right / np.maximum(1, predictions)
     recall = right / np.maximum(1, support)
-    f1 = 2 * right / np.maximum(1, support + taken)
+    f1 = 2 * right / np.maximum(1, support + predictions)
     columns = [column.tolist() for column in (precision, recall, f1, support)]
     error, bins = calibration(np.exp(logs.max(axis=1)), predicted == truth)
     some = max(1, count)

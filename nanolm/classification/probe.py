@@ -115,15 +115,15 @@ def cross_validate(
     left_out = torch.from_numpy(fold[:, None] == np.arange(PROBE_FOLDS)[:, None]).flatten(0, 1)
     learned = (~left_out).double().T  # (rows, problems)
     weight = torch.zeros(problems, len(weights), x.shape[1], dtype=torch.float64)
-    found = np.empty((len(STRENGTHS), repeats * len(rows), len(weights)))
+    held_out = np.empty((len(STRENGTHS), repeats * len(rows), len(weights)))
     where = torch.from_numpy(fold + PROBE_FOLDS * np.arange(repeats)[:, None])  # (repeats, rows)
     for place, strength in enumerate(STRENGTHS):
         weight = fit(x, y, weights, strength, learned, weight)
         logits = (x @ weight.flatten(0, 1).T).view(len(x), problems, -1)
         for repeat in range(repeats):
             mine = logits[torch.arange(len(x)), where[repeat]]  # (rows, labels)
-            found[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
-    return np.tile(rows, repeats), found
+            held_out[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
+    return np.tile(rows, repeats), held_out
 
 
 def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:

@@ -1,4 +1,4 @@
-"""Every setting of a fine-tuning run. As in nanolm.training.settings, None is: chosen, and told.
+"""Every setting of a fine-tuning run. As in nanolm.training.settings, None means: chosen for you.
 
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from nanolm.classification import classifier
+from nanolm.classification.bag_of_words import Bags, LogisticModel, Vocabulary
 from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, predict
 from nanolm.classification.data import (
     Encoded,
@@ -29,11 +30,9 @@ from nanolm.classification.data import (
     split_data,
 )
 from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
-from nanolm.classification.linear import LogisticModel
 from nanolm.classification.metrics import score
 from nanolm.classification.recipe import FEW_TEXTS, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
-from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.learning import Recipe, Row, Stopped, in_run, learn
 from nanolm.comparison.networks import Averaging, Convolution, Network, Perceptron, Recurrence
 from nanolm.planning.tuning import threads_for

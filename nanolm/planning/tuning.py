@@ -1,8 +1,8 @@
-"""What only a measurement can tell: threads, the numbers to compute with, the attention kernel.
+"""What only a measurement can decide: threads, dtype, the attention kernel.
 
 >>> fit_to_machine(settings, model)  # the settings, with the choices and their reasons
 
-A second or two before the first step of a run; what is found is saved with its settings.
+A second or two before the first step of a run; the choices are saved with its settings.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-DETERMINISTIC_KERNELS = ("flash", "math")  # those that can be told to sum in one order
+DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def fit_to_machine(
         chosen.settings = replace(chosen.settings, workers=workers)
     if chosen.open("dtype"):
         left = end - time.perf_counter()
-        found = best_dtype(chosen.settings, make_probe([chosen.settings], model), left)
-        chosen.choose("dtype", *found)
+        probe = make_probe([chosen.settings], model)
+        chosen.choose("dtype", *best_dtype(chosen.settings, probe, left))
     return chosen.settings, chosen.choices
 
 
@@ -170,9 +170,9 @@ def step_seconds(
         with threads_for(way.threads, shares):
             start = time.perf_counter()
             step.gradients(probe.batch)
-            taken = time.perf_counter() - start
+            seconds = time.perf_counter() - start
         step.optimizer.zero_grad()
-        return taken
+        return seconds
 
     steps = []
     for way, shares in zip(ways, workers, strict=True):
@@ -267,9 +267,9 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
 def warn_about_threads(settings: Settings, notify: Notify) -> None:
     """Where threads are not what they were when the run began, inside `threads_for`."""
     workers = getattr(settings, "workers", None) or 1
-    wanted, found = settings.threads or 1, torch.get_num_threads()
-    if found < wanted // workers and settings.device == "cpu":
-        text = f"{wanted} threads cannot be had, only {found * workers}"
+    wanted, threads = settings.threads or 1, torch.get_num_threads()
+    if threads < wanted // workers and settings.device == "cpu":
+        text = f"{wanted} threads cannot be had, only {threads * workers}"
         notify(Note(f"{text}: the last bits will be others than with {wanted}"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))

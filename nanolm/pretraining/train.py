@@ -98,7 +98,7 @@ def follow() -> TrainResult:
 def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
     """All steps of a run, or what is left of them."""
     settings = job.settings
-    if world.joined:  # what was found for one process may be too much for each of several
+    if world.joined:  # what suits one process may be too much for each of several
         threads = min(settings.threads or 1, available_threads())
         job = replace(job, settings=replace(settings, workers=1, threads=threads))
         settings = job.settings

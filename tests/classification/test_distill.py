@@ -11,6 +11,7 @@ from models import lively
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
+from nanolm.classification.bag_of_words import Vocabulary, subwords
 from nanolm.classification.classifier import LENGTH_MULTIPLE, load
 from nanolm.classification.data import LengthBatches, Texts, Truncation, encode, split_data
 from nanolm.classification.distill import (
@@ -23,7 +24,6 @@ from nanolm.classification.distill import (
 from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.recipe import choose_settings, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
-from nanolm.classification.words import Vocabulary, subwords
 from nanolm.errors import UsageError
 from nanolm.model.build import with_vocabulary
 from nanolm.model.classifier import pooled, prefix_pooled
@@ -68,7 +68,7 @@ def test_subwords_are_the_character_ngrams_of_scikit_learn_and_whole_words() -> 
         whole = {f" {word} " for word in text.lower().split()}
         assert set(subwords(text)) == set(theirs(text)) | whole
         assert all(text.lower().count(ngram.strip()) > 0 for ngram in subwords(text))
-    assert "boring" not in Vocabulary.of(texts, analyze=subwords).numbers  # but " boring " is
+    assert "boring" not in Vocabulary.of(texts, analyze=subwords).ids  # but " boring " is
 
 
 def test_a_teacher_is_weighted_by_cross_validation(data: Path) -> None:
