@@ -66,7 +66,7 @@ from nanolm.runs.folder import (
 )
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import option
@@ -308,7 +308,7 @@ def choose_tokenizer(
     if settings.tokenizer not in (None, *TRAINABLE):
         return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
-    vocabulary = settings.vocab_size or (None if size < TINY else VOCABULARY)
+    vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 

@@ -32,7 +32,7 @@ from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast, Law
 from nanolm.planning.sizes import A_TOKEN, CLOSE, FULL, Outlook, Text, pick
 from nanolm.planning.tuning import WIDE, fit_to_machine
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 
 MINUTES = 3.0  # a first try
@@ -99,7 +99,7 @@ def make_plan(
     else:
         plan.fill(family=DEFAULT_FAMILY)
         asked = 60 * (1 - AFTERWARDS) * (plan.settings.minutes or 0)
-        trying = text.size >= TINY and undecided(plan)
+        trying = text.size >= TINY_CORPUS and undecided(plan)
         if trying and asked - elapsed() >= SHORT:
             before = 60 * BEFORE * (plan.settings.minutes or 0)
             outlook = choose_size(
@@ -117,7 +117,7 @@ def make_plan(
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_learning(plan, text, base, outlook)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
-    if text.size >= TINY:  # else the time is just a limit
+    if text.size >= TINY_CORPUS:  # else the time is just a limit
         plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / A_LOOK))))
     plan.fill(evaluations=EVALUATIONS)
     if base is None:
@@ -144,7 +144,7 @@ def choose_sharding(plan: Plan, config: ModelConfig) -> None:
 def warn_of_little_text(plan: Plan, text: Text) -> None:
     config = model_config(plan.settings, text.vocab_size)
     size = f"{text.size:,} bytes"
-    if text.size < TINY:
+    if text.size < TINY_CORPUS:
         reason = "tiny: good for seeing how it works, too little for a language"
         plan.choices.append(Choice("text", size, reason))
     elif isinstance(config, GPTConfig):
@@ -161,7 +161,7 @@ def choose_device_and_budget(plan: Plan, text: Text) -> None:
     if plan.settings.dtype == "auto" and device != "cpu":  # there it is measured
         plan.choose("dtype", *choose_dtype("auto", device))
     if all(plan.open(name) for name in ("steps", "epochs", "tokens")):
-        if text.size < TINY:
+        if text.size < TINY_CORPUS:
             plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
         elif plan.open("minutes"):
             plan.choose("minutes", MINUTES, f"a first try; {OR_SAY}")
@@ -246,8 +246,8 @@ def choose_preset(plan: Plan, text: Text) -> None:
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
     chosen = plan.open("preset") and any(plan.open(name) for name in needed)
     if chosen:
-        if text.size < TINY:
-            plan.choose("preset", "nano", f"under {TINY // 1000} kB of text")
+        if text.size < TINY_CORPUS:
+            plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
         elif small:
             plan.choose("preset", "micro", "the most a CPU can train in minutes")
         else:
@@ -258,7 +258,7 @@ def choose_preset(plan: Plan, text: Text) -> None:
         plan.choose("context", recipe.TINY_CONTEXT, reason)
         plan.fill(batch=max(plan.processes, recipe.TINY_BATCH))
     narrow = (plan.settings.dim or preset.dim) < WIDE
-    if text.size < TINY and small and narrow and plan.open("threads"):
+    if text.size < TINY_CORPUS and small and narrow and plan.open("threads"):
         # The same number on every machine, however busy: the same steps then give the same model.
         plan.choose("threads", 1, "so small a model gains little from more")
         plan.fill(workers=1)
@@ -338,7 +338,7 @@ def choose_learning(
             "average", recipe.AVERAGE, "the mean of about 50 steps: dropout makes them jump"
         )
     plan.fill(average=0.0)
-    if base is None and isinstance(config, GPTConfig) and text.size >= TINY:
+    if base is None and isinstance(config, GPTConfig) and text.size >= TINY_CORPUS:
         hard = text.hard()
         if hard is None:
             return

@@ -31,7 +31,6 @@ from nanolm.errors import DataError, ModelError, NanolmError
 from nanolm.formats import counted
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
 from nanolm.text.encoding import encode_part, token_type
 from nanolm.text.partial import take_part, text_size
@@ -41,25 +40,22 @@ from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
-from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
+from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
+from nanolm.text.workers import HAS_PREAD, Range, WorkerPool, map_in_order
 
-LEAST = 3  # bytes of text that can be trained on
+LEAST_TEXT = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
-ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
+ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
-PROBE = 65_536  # bytes that tell how long preparing a text takes,
+PROBE_BYTES = 65_536  # that tell how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
 LEAST_PART = 1_000_000  # bytes: so much of it takes a second, and smaller texts stay whole
-SAMPLES = (SAMPLE, 1_000_000, 250_000)  # bytes that a vocabulary may be measured on,
-MEASURING = 2.5  # times as long as preparing them,
+MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # that a vocabulary may be measured on,
+MEASURING_COST = 2.5  # times as long as preparing them,
 MEASURED_SHARE = 0.35  # of the time, where there is not enough for all
 
 Note = Callable[[str], None]
-
-
-def _silent(*progress: object) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Request:
     tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
     vocab_size: int | None = None
     most_doublings: int | None = None  # of it, where the text is too long for the time,
-    measured: int = SAMPLE  # bytes to find out its size on; 0: no time for that
+    measured: int = MEASURED_BYTES  # bytes to find out its size on; 0: no time for that
     max_bytes: int | None = None  # of text; a larger one is used in part
 
 
@@ -135,15 +131,15 @@ def within(request: Request, sources: Sources, size: int, seconds: float, cache:
     each = _seconds_a_byte(request, sources, cache)
     if each is None:
         return request
-    if size > ALONE:  # several processes share the work
+    if size > ENCODED_ALONE:  # several processes share the work
         each /= (1 + available_threads()) / 2
     most = float(given or max(LEAST_PART, seconds / each))
     size = min(size, given or size)
     # Where there is time to spare, all of it can go into the vocabulary.
-    spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING * each)
-    measured = next((some for some in SAMPLES if min(some, size, most) <= spare), 0)
+    spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING_COST * each)
+    measured = next((some for some in MEASURED_CHOICES if min(some, size, most) <= spare), 0)
     if size > most:
-        most = max(LEAST_PART, most - MEASURING * measured)
+        most = max(LEAST_PART, most - MEASURING_COST * measured)
         # On a coarse grid, so that the same command finds what it prepared before.
         most = LEAST_PART << int(math.log2(most / LEAST_PART))
         request = replace(request, max_bytes=int(most))
@@ -153,14 +149,14 @@ def within(request: Request, sources: Sources, size: int, seconds: float, cache:
 def _seconds_a_byte(request: Request, sources: Sources, cache: Path) -> float | None:
     """What preparing a text takes, tried on a sample."""
     tokenizer = request.tokenizer
-    sample = take_part(sources, request.reading, PROBE)
+    sample = take_part(sources, request.reading, PROBE_BYTES)
     start = time.monotonic()
     try:
         with read_corpus(sample, request.reading, cache) as corpus:
             all_ = 0, corpus.length
             if not isinstance(tokenizer, Tokenizer):
                 vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
-                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, _silent)
+                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, lambda *_: None)
             for part in corpus.parts(*all_, whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
@@ -227,11 +223,11 @@ def find_texts(
     enough = None if until is None else now + max(0.0, until - now) / 3
     sources = find_sources(request.corpus, cache, report, encoding, enough)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
-    for found in filter(None, (sources, validation)):
-        for text in found.notes:
+    for each in filter(None, (sources, validation)):
+        for text in each.notes:
             note(text)
-        if found.skipped.total():
-            note(f"{counted(len(found.files), 'file')} to read; {skipped_files(found.skipped)}")
+        if each.skipped.total():
+            note(f"{counted(len(each.files), 'file')} to read; {skipped_files(each.skipped)}")
     return sources, validation
 
 
@@ -241,10 +237,10 @@ def _key(
     """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
     found out, the name by that size."""
 
-    def identity(found: Sources) -> str:
-        total, done = found.size(), 0
+    def identity(texts: Sources) -> str:
+        total, done = texts.size(), 0
         rows: list[Any] = [asdict(request.reading)]
-        for source in found.files:
+        for source in texts.files:
             with blamed_on(source.name):
                 rows.append((source.suffix, source.separator, source.digest()))
             done += source.size()
@@ -298,7 +294,7 @@ def _prepare(
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
         train = (0, corpus.length)
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
-        if not start or corpus.size < LEAST:
+        if not start or corpus.size < LEAST_TEXT:
             raise DataError(
                 f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
                 "give at least a few sentences"
@@ -348,7 +344,7 @@ def encode_corpus(
     threads = threads or available_threads()
     start, stop = part
     # Two processes encode a third faster than two threads, but take half a second to start.
-    together = isinstance(tokenizer, ByteLevel) and stop - start > ALONE and threads > 1
+    together = isinstance(tokenizer, ByteLevel) and stop - start > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)
     parts = corpus.parts(start, stop, whole=not tokenizer.cuttable)
     written = 0
@@ -357,15 +353,16 @@ def encode_corpus(
         # Held-out text may begin in the middle of a document.
         if start < stop and corpus.read(start, start + 1) != MARK:
             written += stream.write(encode(MARK))
-        if together and POSSIBLE:
+        if together and HAS_PREAD:
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
             copy.write(tokenizer.to_json())
             copy.flush()
-            crew = Crew("nanolm.text.encoding", corpus.file, threads, copy.name)
-            answers = stack.enter_context(crew).work(parts)
+            workers = WorkerPool("nanolm.text.encoding", corpus.file, threads, copy.name)
+            answers = stack.enter_context(workers).map(parts)
         else:
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            answers = in_order(pool, threads, lambda range_: encode(corpus.read(*range_)), parts)
+            read = corpus.read
+            answers = map_in_order(pool, threads, lambda range_: encode(read(*range_)), parts)
         for (_, done), ids in answers:
             written += stream.write(ids)
             report("encoding", done - start, stop - start)

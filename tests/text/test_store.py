@@ -47,7 +47,7 @@ def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
 def test_ids_are_those_of_whole_documents(
     kind: str, size: int, alone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "ALONE", alone)
+    monkeypatch.setattr(store, "ENCODED_ALONE", alone)
     monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
