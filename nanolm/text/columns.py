@@ -26,7 +26,7 @@ TEXT_NAMES = (
 )
 WEAK_LABELS = ("rating", "stars", "score", "tag", "type")  # where there is nothing better
 INDICES = {"id", "ids", "idx", "index"}
-KNOWN = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
+COLUMN_NAMES = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
@@ -67,7 +67,7 @@ class Table:
                 )
             yield cells
 
-    def story(self, text: int, label: int) -> str:
+    def summary(self, text: int, label: int) -> str:
         if self.obvious:
             return self.kind
         if self.names:
@@ -145,8 +145,8 @@ def repeats(values: Counter[str], times: int) -> bool:
 def is_column_name(name: str) -> bool:
     """Is this a name for a column, and nothing that a text might be?"""
     words = _words(name)
-    return bool(KNOWN.intersection(words)) and (
-        KNOWN.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
+    return bool(COLUMN_NAMES.intersection(words)) and (
+        COLUMN_NAMES.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
     )
 
 
@@ -227,21 +227,21 @@ def _named(
         lambda c: bool(words.intersection(_words(c.name)[-1:])) and similar(c),
         lambda c: bool(words.intersection(_words(c.name))) and similar(c),
     ]
-    return next((found for test in tests if (found := list(filter(test, columns)))), [])
+    return next((fitting for test in tests if (fitting := list(filter(test, columns)))), [])
 
 
 def _label_by_name(columns: list[Column], table: Table) -> Column | None:
     if table.names is None:
         return None
-    found = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
-    found = found or [c for c in columns if c.name.lower() in WEAK_LABELS and c.is_label(2)]
-    return _only(found, "label", table) if found else None
+    labels = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
+    labels = labels or [c for c in columns if c.name.lower() in WEAK_LABELS and c.is_label(2)]
+    return _only(labels, "label", table) if labels else None
 
 
 def _label_by_content(columns: list[Column], table: Table) -> Column:
-    found = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
-    found = [column for column in found if len(column.filled) > 1] or found
-    if not found:
+    labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
+    labels = [column for column in labels if len(column.filled) > 1] or labels
+    if not labels:
         why = (
             "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
             "table (--label-column NAME), or give --label-file FILE if they are elsewhere"
@@ -253,29 +253,29 @@ def _label_by_content(columns: list[Column], table: Table) -> Column:
             f"{table.source.name} ({table.kind}) has no labels: {why}. Texts without labels are "
             "for `nanolm classify --file`"
         )
-    return _only(found, "label", table)
+    return _only(labels, "label", table)
 
 
 def _find_text(columns: list[Column], table: Table) -> Column:
     """By its name, else the one with the longest texts."""
-    if table.names and (found := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
-        return _only(found, "text", table)
-    found = [column for column in columns if column.may_be_text()]
-    found = [column for column in found if column.is_text()] or found
-    found = [column for column in found if column.wordy] or found
-    if not found:
+    if table.names and (texts := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
+        return _only(texts, "text", table)
+    texts = [column for column in columns if column.may_be_text()]
+    texts = [column for column in texts if column.is_text()] or texts
+    texts = [column for column in texts if column.wordy] or texts
+    if not texts:
         raise UsageError(
             f"{table.source.name} ({table.kind}): no column looks like text; its columns are "
             f"{_listed(table.columns())}; name one with --text-column"
         )
-    longest = max(column.length for column in found)
-    return _only([column for column in found if 2 * column.length > longest], "text", table)
+    longest = max(column.length for column in texts)
+    return _only([column for column in texts if 2 * column.length > longest], "text", table)
 
 
-def _only(found: list[Column], what: str, table: Table) -> Column:
-    if len(found) == 1:
-        return found[0]
-    names = " and ".join(repr(column.name) for column in found[:5])
+def _only(columns: list[Column], what: str, table: Table) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    names = " and ".join(repr(column.name) for column in columns[:5])
     raise UsageError(
         f"{table.source.name} ({table.kind}): {names} may each be the {what}; say which with "
         f"--text-column and --label-column. Its columns are {_listed(table.columns())}"
