@@ -197,7 +197,7 @@ class Bigrams(Recurrent):
         self.table = torch.zeros(size, size)
         self.head = Same()
 
-    def body(self, ids: Tensor, memory: object = None) -> Tensor:
+    def hidden_states(self, ids: Tensor, memory: object = None) -> Tensor:
         return self.table[ids]
 
 
