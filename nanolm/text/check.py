@@ -14,7 +14,7 @@ from pathlib import Path
 from nanolm.choice import Choice, Report
 from nanolm.machine import cache_folder
 from nanolm.text.corpus import Corpus, read_corpus, read_with_problems
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus
 from nanolm.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.text.source import Source
+from nanolm.text.source import TextSource
 
 # Better names first; of each group all are as good.
 LABEL_NAMES = (
@@ -38,7 +38,7 @@ Row = tuple[int, list[str]]  # the number of its line, its cells
 class Table:
     """A file as rows of cells."""
 
-    source: Source
+    source: TextSource
     kind: str
     names: list[str] | None  # of the columns, where it says them
     sample: list[Row]  # its first rows

@@ -21,8 +21,9 @@ from typing import IO, Self
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
-from nanolm.text.documents import Reading, TextBlocks, documents
-from nanolm.text.source import READ_BYTES, Source
+from nanolm.text.decoding import Reading
+from nanolm.text.documents import TextBlocks, documents
+from nanolm.text.source import READ_BYTES, TextSource
 from nanolm.text.sources import Sources, raise_all
 from nanolm.text.words import MARK
 from nanolm.text.workers import HAS_PREAD, Range
@@ -218,7 +219,7 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
             limit -= len(text)
 
 
-def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> NanolmError:
+def _explained(source: TextSource, folder: Path, error: NanolmError | OSError) -> NanolmError:
     if isinstance(error, NanolmError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -231,7 +232,9 @@ def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> Na
     return DataError(f"{source.name} cannot be read: {error.strerror}")
 
 
-def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[int], None]) -> None:
+def _copy(
+    source: TextSource, reading: Reading, corpus: Corpus, report: Callable[[int], None]
+) -> None:
     stamp = source.stamp()
     blank, begun = "", False  # what a document began with, until something is seen in it
     written, reported = 0, 0

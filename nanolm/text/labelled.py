@@ -25,9 +25,9 @@ from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.machine import cache_folder
 from nanolm.text.columns import Row, label_column, label_value, text_and_label_columns, text_column
-from nanolm.text.decoding import decoded, lines
-from nanolm.text.documents import TABLES, Reading
-from nanolm.text.source import Source, blamed_on
+from nanolm.text.decoding import Reading, decoded, lines
+from nanolm.text.documents import TABLES
+from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import find_sources, skipped_files
 from nanolm.text.tables import read_table
 
@@ -180,7 +180,7 @@ def _labelled_rows(
                 yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
 
 
-def _reported(files: list[Source], report: Report) -> Iterator[Source]:
+def _reported(files: list[TextSource], report: Report) -> Iterator[TextSource]:
     """The files one by one, while progress is reported."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
@@ -190,13 +190,13 @@ def _reported(files: list[Source], report: Report) -> Iterator[Source]:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[IO[bytes]]:
+def _opened(source: TextSource) -> Iterator[IO[bytes]]:
     with blamed_on(source.name), source.open() as stream:
         yield stream
 
 
 def _text_lines(
-    source: Source, stream: IO[bytes], reading: LabelReading, log: _Log
+    source: TextSource, stream: IO[bytes], reading: LabelReading, log: _Log
 ) -> Iterator[str]:
     mended = partial(log.broken.__setitem__, source.name)
     return lines(decoded(source, stream, reading.encoding, mended))
@@ -206,7 +206,7 @@ def _text_lines(
 
 
 def _side_by_side(
-    files: list[Source], reading: LabelReading, report: Report, log: _Log
+    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
     """Lines of the files, each with its line of the file of labels."""
     name = str(reading.label_file)
@@ -228,7 +228,7 @@ def _side_by_side(
         )
 
 
-def _folder_classes(folder: Path, files: list[Source]) -> dict[Path, str]:
+def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
     """The class of each file, where the folders in `folder` are one class each; "" is none."""
     inside = [source for source in files if folder in source.path.parents]
     parts = {source.path: source.path.relative_to(folder).parts for source in inside}
@@ -248,10 +248,10 @@ def _folder_classes(folder: Path, files: list[Source]) -> dict[Path, str]:
     }
 
 
-def _by_turns(files: list[Source], classes: dict[Path, str], log: _Log) -> list[Source]:
+def _by_turns(files: list[TextSource], classes: dict[Path, str], log: _Log) -> list[TextSource]:
     """Files of each class in turn, so that the first few are of all classes; then the others."""
     turns: Counter[str] = Counter()
-    order: list[tuple[int, Source]] = []
+    order: list[tuple[int, TextSource]] = []
     for source in files:
         label = classes.get(source.path)
         turns[label or ""] += label is not None

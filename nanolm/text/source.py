@@ -1,6 +1,6 @@
 """One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
 
->>> source = Source("news.jsonl.gz", Path("news.jsonl.gz"))
+>>> source = TextSource("news.jsonl.gz", Path("news.jsonl.gz"))
 >>> source.suffix, source.compressed()
 ('.jsonl', True)
 """
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 20  # at once
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One file to be read, or a stream that was copied to a temporary file."""
 
     name: str  # as messages call it
@@ -157,7 +157,7 @@ def compression_of(stream: IO[bytes]) -> Compression | None:
     return next((each for each in COMPRESSIONS.values() if start.startswith(each.magic)), None)
 
 
-def decompressed(source: Source, stream: IO[bytes]) -> Iterator[bytes]:
+def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it begins like an archive."""
     compression = compression_of(stream)
     named = COMPRESSIONS.get(source.path.suffix.lower())

@@ -20,7 +20,7 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
-from nanolm.text.source import COMPRESSIONS, Source
+from nanolm.text.source import COMPRESSIONS, TextSource
 
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
@@ -38,7 +38,7 @@ SNIFFED = 8192  # bytes of a file that tell whether it is text
 class Sources:
     """The files to be read, in order, and what was left out."""
 
-    files: list[Source] = field(default_factory=list)
+    files: list[TextSource] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # why: how many
     notes: list[str] = field(default_factory=list)
     until: float | None = None  # when to stop reading a pipe
@@ -83,7 +83,7 @@ def raise_all(problems: list[NanolmError]) -> None:
 
 def _expand(
     name: str, found: Sources, cache: Path, report: Report, encoding: str
-) -> Iterator[Source]:
+) -> Iterator[TextSource]:
     if name == STDIN:
         yield _copied("stdin", 0, cache, found)
     elif name.startswith(SCHEME):
@@ -92,13 +92,13 @@ def _expand(
         from nanolm.text.datasets import dataset_files  # takes a while to import
 
         for file in dataset_files(name, cache / "downloads", report):
-            yield Source(f"{name} ({file.name})", file)
+            yield TextSource(f"{name} ({file.name})", file)
     elif name.startswith(ADDRESSES):
         from nanolm.download import checksum, fetch
 
         file = fetch(name, cache / "downloads", report)
         found.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")
-        yield Source(name, file)
+        yield TextSource(name, file)
     elif not name.isprintable():
         raise UsageError(f"{name!r}: rename the file; its name is not plain text")
     elif os.path.isdir(name):
@@ -118,10 +118,10 @@ def _expand(
         raise UsageError(f"{name} does not exist{hint}")
 
 
-def _file(path: Path, cache: Path, found: Sources) -> Source:
+def _file(path: Path, cache: Path, found: Sources) -> TextSource:
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
-        return Source(str(path), path)
+        return TextSource(str(path), path)
     # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
     # since nobody may ever write to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -131,7 +131,7 @@ def _file(path: Path, cache: Path, found: Sources) -> Source:
         os.close(descriptor)
 
 
-def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> Source:
+def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> TextSource:
     """A stream kept in a file that vanishes with this process."""
     cache.mkdir(parents=True, exist_ok=True)
     copy = tempfile.TemporaryFile(dir=cache)  # noqa: SIM115
@@ -150,15 +150,15 @@ def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> Source:
             break
         copy.write(part)
     copy.flush()
-    return Source(name, Path(name), copy=copy)
+    return TextSource(name, Path(name), copy=copy)
 
 
-def _embedded(name: str) -> Source:
+def _embedded(name: str) -> TextSource:
     if name not in EMBEDDED:
         known = ", ".join(SCHEME + name for name in EMBEDDED)
         raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
     file, separator, _ = EMBEDDED[name]
-    return Source(SCHEME + name, embedded_file(file), separator)
+    return TextSource(SCHEME + name, embedded_file(file), separator)
 
 
 def embedded_file(name: str) -> Path:
@@ -168,7 +168,7 @@ def embedded_file(name: str) -> Path:
     return installed if installed.exists() else package.parent / "data" / name
 
 
-def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
+def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[TextSource]:
     """Everything below `folder` that looks like text, by name; links to folders stay closed."""
 
     def fail(error: OSError) -> None:
@@ -180,7 +180,7 @@ def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
         found.skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden))
         for name in sorted(set(files) - set(hidden)):
-            source = Source(os.path.join(parent, name), Path(parent, name))
+            source = TextSource(os.path.join(parent, name), Path(parent, name))
             reason = _not_text(source, encoding)
             if reason:
                 found.skipped[reason] += 1
@@ -191,7 +191,7 @@ def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
         raise DataError(f"{folder} has no text in it; {skipped_files(found.skipped)}")
 
 
-def _not_text(source: Source, encoding: str) -> str | None:
+def _not_text(source: TextSource, encoding: str) -> str | None:
     """Why a file found in a folder is left out, if it is."""
     if not source.name.isprintable():
         return "oddly named"

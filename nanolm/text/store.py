@@ -1,6 +1,6 @@
 """From the names of texts to token ids on the disk, once: afterwards they are only mapped.
 
-    >>> prepared = prepare_tokens(Request(corpus=("embedded:tiny",)))
+    >>> prepared = prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
     >>> prepared.train[:8], prepared.tokenizer.decode(prepared.train[:8])
 
 What was prepared is kept in the cache under a key made of everything it depends on: the contents
@@ -31,7 +31,7 @@ from nanolm.errors import DataError, ModelError, NanolmError
 from nanolm.formats import counted
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.encoding import encode_part, token_type
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.source import blamed_on
@@ -59,7 +59,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class TextRequest:
     """Which text, and how it becomes tokens."""
 
     corpus: tuple[str, ...]
@@ -93,7 +93,7 @@ class Prepared:
 
 
 def prepare_tokens(
-    request: Request,
+    request: TextRequest,
     report: Report = lambda *_: None,
     note: Note = lambda text: None,
     cache: Path | None = None,
@@ -121,7 +121,9 @@ def prepare_tokens(
     )
 
 
-def within(request: Request, sources: Sources, size: int, seconds: float, cache: Path) -> Request:
+def within(
+    request: TextRequest, sources: Sources, size: int, seconds: float, cache: Path
+) -> TextRequest:
     """As much of `size` bytes of text as can be prepared in so many seconds, and its vocabulary
     measured on as much of it, by how long a sample takes on this machine as it is now."""
     given = request.max_bytes
@@ -146,7 +148,7 @@ def within(request: Request, sources: Sources, size: int, seconds: float, cache:
     return replace(request, measured=measured)
 
 
-def _seconds_a_byte(request: Request, sources: Sources, cache: Path) -> float | None:
+def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> float | None:
     """What preparing a text takes, tried on a sample."""
     tokenizer = request.tokenizer
     sample = take_part(sources, request.reading, PROBE_BYTES)
@@ -175,7 +177,7 @@ def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
 
 
 def _prepared(
-    request: Request,
+    request: TextRequest,
     sources: Sources,
     validation: Sources | None,
     cache: Path,
@@ -214,7 +216,7 @@ def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int
 
 
 def find_texts(
-    request: Request, cache: Path, report: Report, note: Note, until: float | None = None
+    request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
 ) -> tuple[Sources, Sources | None]:
     """The files of a request, training and validation; what comes by a pipe is read for a third of
     the time `until` then."""
@@ -232,7 +234,7 @@ def find_texts(
 
 
 def _key(
-    request: Request, sources: Sources, validation: Sources | None, report: Report
+    request: TextRequest, sources: Sources, validation: Sources | None, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
     """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
     found out, the name by that size."""
@@ -266,7 +268,7 @@ def _key(
 
 
 def _prepare(
-    request: Request,
+    request: TextRequest,
     sources: Sources,
     validation: Sources | None,
     folder: Path,

@@ -14,7 +14,7 @@ from typing import IO, Any
 from nanolm.errors import DataError
 from nanolm.text.columns import NUMBER, Row, Table, is_column_name, repeats
 from nanolm.text.documents import Rows, csv_rows, format_of
-from nanolm.text.source import Source
+from nanolm.text.source import TextSource
 
 SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
 SAMPLE_ROWS = 10_000  # to find its columns
@@ -30,7 +30,7 @@ TEXT_AT_LABEL = re.compile(r"(.*)@([^\s@]+)[ \t]*")
 
 
 def read_table(
-    source: Source,
+    source: TextSource,
     stream: IO[bytes],
     text_lines: Iterator[str],
     certain: bool = False,
@@ -42,8 +42,8 @@ def read_table(
     that: texts are to be classified as they are.
     """
     known = format_of(source.suffix)
-    if known.objects:
-        return _object_table(source, known.name, known.objects(source, stream, text_lines))
+    if known.rows:
+        return _object_table(source, known.name, known.rows(source, stream, text_lines))
     sample, cut = _first(text_lines)
     everything = chain(sample, text_lines)
     full = [line.lstrip() for line in sample if line.strip()]
@@ -57,12 +57,16 @@ def read_table(
 
 
 def _table(
-    source: Source, kind: str, names: list[str] | None, rows: Iterator[Row], obvious: bool = False
+    source: TextSource,
+    kind: str,
+    names: list[str] | None,
+    rows: Iterator[Row],
+    obvious: bool = False,
 ) -> Table:
     return Table(source, kind, names, list(islice(rows, SAMPLE_ROWS)), rows, obvious)
 
 
-def _object_table(source: Source, kind: str, objects: Rows) -> Table:
+def _object_table(source: TextSource, kind: str, objects: Rows) -> Table:
     """Objects as rows, with a column for whatever the first of them have."""
 
     def flattened(number: int, value: Any) -> dict[str, str]:
@@ -106,7 +110,7 @@ def _first(text_lines: Iterator[str]) -> tuple[list[str], bool]:
     return sample, False
 
 
-def _fasttext_rows(source: Source, text_lines: Iterable[str]) -> Iterator[Row]:
+def _fasttext_rows(source: TextSource, text_lines: Iterable[str]) -> Iterator[Row]:
     for number, line in enumerate(text_lines, start=1):
         if not line.strip():
             continue
@@ -122,7 +126,7 @@ def _fasttext_rows(source: Source, text_lines: Iterable[str]) -> Iterator[Row]:
 
 
 def _separator(
-    source: Source, sample: list[str], cut: bool, times: int, certain: bool
+    source: TextSource, sample: list[str], cut: bool, times: int, certain: bool
 ) -> tuple[str, bool] | None:
     """What parts the cells of a file, and whether they are quoted as in CSV."""
     if source.suffix == ".csv":
@@ -146,7 +150,7 @@ def _separator(
 
 
 def _even_rows(
-    source: Source, sample: list[str], cut: bool, delimiter: str, quoted: bool
+    source: TextSource, sample: list[str], cut: bool, delimiter: str, quoted: bool
 ) -> list[Row] | None:
     """The rows of a sample, if all of them have as many cells."""
     rows: list[Row] = []
@@ -162,7 +166,7 @@ def _even_rows(
 
 
 def _separated_rows(
-    source: Source, text_lines: Iterable[str], delimiter: str, quoted: bool
+    source: TextSource, text_lines: Iterable[str], delimiter: str, quoted: bool
 ) -> Iterator[Row]:
     for number, cells in csv_rows(source, text_lines, delimiter, quoted):
         if len(cells) > 1 or (cells and cells[0].strip()):
@@ -175,7 +179,7 @@ def _looks_quoted(rows: list[Row]) -> bool:
     return any('""' in cell[1:-1] for cell in cells) and all(map(QUOTED.fullmatch, cells))
 
 
-def _looks_like_a_table(source: Source, rows: list[Row], times: int) -> bool:
+def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool:
     """Has it a header that we know, or a column that repeats?"""
     table = _with_header(Table(source, "", None, rows, iter(())))
     if table.names and any(is_column_name(name) for name in table.names):
@@ -185,7 +189,7 @@ def _looks_like_a_table(source: Source, rows: list[Row], times: int) -> bool:
 
 
 def _separated_table(
-    source: Source, delimiter: str, quoted: bool, text_lines: Iterable[str]
+    source: TextSource, delimiter: str, quoted: bool, text_lines: Iterable[str]
 ) -> Table:
     kinds = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}
     kind = kinds.get(delimiter, f"{delimiter!r} csv")
@@ -226,7 +230,7 @@ def _is_header(table: Table) -> bool:
 
 
 def _line_table(
-    source: Source, sample: list[str], text_lines: Iterable[str], cautious: bool
+    source: TextSource, sample: list[str], text_lines: Iterable[str], cautious: bool
 ) -> Table:
     """Lines with their label at either end, or just texts."""
     full = [line for line in sample if line.strip()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nanolm.errors import DataError
 from nanolm.text.corpus import MOST_HELD_OUT, SAFE_CUT, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import Sources, find_sources
 from nanolm.text.words import MARK, SPLIT
 

@@ -15,15 +15,14 @@ from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text import documents, source
-from nanolm.text.decoding import lines
-from nanolm.text.documents import Reading
-from nanolm.text.source import Source
+from nanolm.text.decoding import Reading, lines
+from nanolm.text.source import TextSource
 
 
 def read(file: Path, **how: str) -> list[str]:
     """The documents of a file, put together."""
     found: list[str] = []
-    for begins, text in documents.documents(Source(str(file), file), Reading(**how)):
+    for begins, text in documents.documents(TextSource(str(file), file), Reading(**how)):
         if begins:
             found.append("")
         found[-1] += text

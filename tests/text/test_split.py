@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.partial import take_part
 from nanolm.text.sources import find_sources
 from nanolm.text.split import LEAST_TEXT, at_the_end, spread, take_out
