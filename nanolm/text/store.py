@@ -56,6 +56,7 @@ MEASURING_COST = 2.5  # times as long as preparing them,
 MEASURED_SHARE = 0.35  # of the time, where there is not enough for all
 
 Note = Callable[[str], None]
+Texts = tuple[Sources, Sources | None]  # to train on and, where it is named, for validation
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def prepare_tokens(
     sources = take_part(sources, request.reading, request.max_bytes)
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
-    prepared = _prepared(request, sources, validation, cache, report, note)
+    prepared = _prepared(request, (sources, validation), cache, report, note)
     choices = [part_used(sources, total, by_time)] if request.max_bytes else []
     return replace(
         prepared, choices=choices + prepared.choices, max_bytes=request.max_bytes, total=total
@@ -177,15 +178,10 @@ def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
 
 
 def _prepared(
-    request: TextRequest,
-    sources: Sources,
-    validation: Sources | None,
-    cache: Path,
-    report: Report,
-    note: Note,
+    request: TextRequest, texts: Texts, cache: Path, report: Report, note: Note
 ) -> Prepared:
-    stamps = _stamps(sources, validation)
-    key, fingerprints, resolved = _key(request, sources, validation, report)
+    stamps = _stamps(texts)
+    key, fingerprints, resolved = _key(request, texts, report)
     parent = cache / "tokens"
     alias = parent / f"{key}.alias"
     if alias.is_file() and (parent / (same := alias.read_text(encoding="utf-8"))).is_dir():
@@ -198,8 +194,8 @@ def _prepared(
         _remove_old(parent)
 
         def write(temporary: Path) -> None:
-            _prepare(request, sources, validation, temporary, cache, report)
-            if _stamps(sources, validation) != stamps:  # then the key is not that of this text
+            _prepare(request, texts, temporary, cache, report)
+            if _stamps(texts) != stamps:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
         files.commit(parent, key, write)
@@ -210,14 +206,13 @@ def _prepared(
         return prepared
 
 
-def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
-    files_ = sources.files + (validation.files if validation else [])
-    return [source.stamp() for source in files_]
+def _stamps(texts: Texts) -> list[tuple[int, int]]:
+    return [source.stamp() for each in filter(None, texts) for source in each.files]
 
 
 def find_texts(
     request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
-) -> tuple[Sources, Sources | None]:
+) -> Texts:
     """The files of a request, training and validation; what comes by a pipe is read for a third of
     the time `until` then."""
     encoding = request.reading.encoding
@@ -234,21 +229,22 @@ def find_texts(
 
 
 def _key(
-    request: TextRequest, sources: Sources, validation: Sources | None, report: Report
+    request: TextRequest, texts: Texts, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
     """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
     found out, the name by that size."""
 
-    def identity(texts: Sources) -> str:
-        total, done = texts.size(), 0
+    def identity(sources: Sources) -> str:
+        total, done = sources.size(), 0
         rows: list[Any] = [asdict(request.reading)]
-        for source in texts.files:
+        for source in sources.files:
             with blamed_on(source.name):
                 rows.append((source.suffix, source.separator, source.digest()))
             done += source.size()
             report("looking at the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
+    sources, validation = texts
     corpus = identity(sources)
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # which 0.1.0 always took
@@ -267,14 +263,8 @@ def _key(
     return named(kind, request.vocab_size), fingerprints, None
 
 
-def _prepare(
-    request: TextRequest,
-    sources: Sources,
-    validation: Sources | None,
-    folder: Path,
-    cache: Path,
-    report: Report,
-) -> None:
+def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, report: Report) -> None:
+    sources, validation = texts
     with contextlib.ExitStack() as stack:
         corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
         choices: list[Choice] = []
@@ -286,8 +276,8 @@ def _prepare(
             if not held_out.ranges:
                 share, reason = "nothing", "the last weights are kept"
                 if request.val_fraction is None:
-                    reason = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
-                    reason += "; the last weights are kept"
+                    few = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
+                    reason = f"{few}; {reason}"
             elif held_out.size < TO_CHOOSE_BY:
                 reason += "; too little to choose a step by, so the last weights are kept"
             choices.append(Choice("held out", share, reason))
@@ -304,14 +294,9 @@ def _prepare(
         if isinstance(request.tokenizer, Tokenizer):
             tokenizer = request.tokenizer
         else:
+            kind, limits = request.tokenizer, (request.most_doublings, request.measured)
             tokenizer, chosen = make_tokenizer(
-                corpus,
-                train,
-                request.tokenizer,
-                request.vocab_size,
-                report,
-                request.most_doublings,
-                request.measured,
+                corpus, train, kind, request.vocab_size, report, *limits
             )
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -375,12 +360,12 @@ def _whole(folder: Path, note: Note) -> bool:
     """Has it been prepared before, and is it still as it was?"""
     try:
         files.verify(folder)
+        return True
     except ModelError as error:
         if folder.exists():
             note(f"{error}; preparing the text again")
             files.discard(folder)
         return False
-    return True
 
 
 def open_tokens(
@@ -398,9 +383,7 @@ def open_tokens(
         tokenizer=tokenizer,
         train=mapped(folder / "train.bin", tokenizer),
         val=mapped(folder / "val.bin", tokenizer),
-        size=facts["size"],
-        documents=facts["documents"],
-        prompt=facts["prompt"],
+        **{name: facts[name] for name in ("size", "documents", "prompt")},
         shift=facts.get("shift", 1.0),
         choices=[Choice(**choice) for choice in facts["choices"]],
         fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},

@@ -10,14 +10,15 @@ once more. Bytes are all that passes between them.
 
 import contextlib
 import os
-import queue
 import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
@@ -46,10 +47,9 @@ class WorkerPool:
             )
             for _ in range(size)
         ]
-        self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        for worker in self.workers:
-            self.idle.put(worker)
-        self.threads = ThreadPoolExecutor(size)
+        self.own, workers = threading.local(), iter(self.workers)  # each thread has a process
+        own = partial(setattr, self.own, "worker")
+        self.threads = ThreadPoolExecutor(size, initializer=lambda: own(next(workers)))
 
     def __enter__(self) -> Self:
         return self
@@ -69,15 +69,12 @@ class WorkerPool:
         return map_in_order(self.threads, len(self.workers), self._ask, parts)
 
     def _ask(self, part: Range) -> bytes:
-        worker = self.idle.get()
+        worker: subprocess.Popen[bytes] = self.own.worker
         assert worker.stdin
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
-                worker.stdin.write(b"%d %d\n" % part)
-                worker.stdin.flush()
-            return self._answer(worker)
-        finally:
-            self.idle.put(worker)
+        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
+            worker.stdin.write(b"%d %d\n" % part)
+            worker.stdin.flush()
+        return self._answer(worker)
 
     def finish(self) -> list[bytes]:
         """The last answer of each, when there are no more parts."""
