@@ -23,7 +23,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.message import Message
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -164,7 +163,9 @@ def _receive(url: str, file: Path, shown: str, report: Report) -> None:
         headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
     try:
         with _open(url, shown, headers) as response:
-            validator = _validator(response.headers)
+            # What `If-Range` takes: an ETag that stands for the very bytes, or else the date.
+            tag = response.headers.get("ETag", "")
+            validator = tag if tag.startswith('"') else response.headers.get("Last-Modified")
             if response.status == 206:
                 size = record.get("size") or 0
                 rest = f"bytes {done}-{size - 1}/{size}"
@@ -191,12 +192,6 @@ def _receive(url: str, file: Path, shown: str, report: Report) -> None:
 
 def _resumable(record: dict[str, Any]) -> bool:
     return bool(record.get("validator") and record.get("size"))
-
-
-def _validator(headers: Message) -> str | None:
-    """What `If-Range` takes: an ETag that stands for the very bytes, or else the date."""
-    tag = headers.get("ETag", "")
-    return tag if tag.startswith('"') else headers.get("Last-Modified")
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -92,9 +92,6 @@ class FileRanges(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Only to the beginning, which is all that readers of text ask for."""
         if offset or whence != io.SEEK_SET:

@@ -55,7 +55,7 @@ def find_sources(
     encoding: str = "utf-8",
     until: float | None = None,
 ) -> Sources:
-    """Every file that `names` stand for; all that is wrong with them is told at once. A pipe is
+    """Every file that `names` stand for; all that is wrong with them is one error. A pipe is
     read to its end, or `until` then, by `time.monotonic`."""
     sources = Sources(until=until)
     problems: list[NanolmError] = []

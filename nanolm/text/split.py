@@ -20,14 +20,14 @@ from nanolm.text.corpus import MOST_HELD_OUT, PART_BYTES, Corpus
 from nanolm.text.words import MARK
 from nanolm.text.workers import Range
 
-LEAST_TEXT = 1_000  # bytes; with less, nothing is held out
+LEAST_TO_SPLIT = 1_000  # bytes; with less, nothing is held out
 SMALL_TEXT = 10_000  # bytes, of which hardly a part can be spared
 REPEATED_SHARE = 0.8  # of held-out words, at least, occur in the rest of so small a text
 LONG_WORD = 40  # bytes, on average, that are no words
 TO_CHOOSE_BY = 1_000  # bytes of held-out text; with less, a run keeps its last weights
 MANY_DOCUMENTS = 20  # with fewer, one may be unlike the others, so all of them are sampled
 HASHED_BYTES = 4_000  # at the beginning of a document; less than partial.SHORTEST_STRETCH
-MOST_STRETCHES = 32
+HELD_OUT_STRETCHES = 32
 SAMPLE_BYTES = 1 << 16  # read at a time to see how long paragraphs, lines and sentences are
 # Where a text may be cut, the best place first, and how many of these units must fit into what is
 # held out. A blank belongs to the word after it, as tokenizers have it.
@@ -64,7 +64,7 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     if fraction is None:
         held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
         few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
-        return NOTHING if few or corpus.size < LEAST_TEXT else held_out
+        return NOTHING if few or corpus.size < LEAST_TO_SPLIT else held_out
     size = round(fraction * corpus.size)
     if not size:
         return NOTHING
@@ -133,7 +133,7 @@ def stretches(corpus: Corpus, size: int) -> HeldOut:
     """About `size` bytes in stretches at even distances, cut between the largest units that fit."""
     kind, unit = cut_between(corpus, size)
     pattern = CUTS[kind][0]
-    count = max(1, min(MOST_STRETCHES, round(size / unit)))
+    count = max(1, min(HELD_OUT_STRETCHES, round(size / unit)))
     ranges: list[Range] = []
     for number in range(count):
         # The end of one in `count` equal parts, so that every text begins with training text.
@@ -150,7 +150,7 @@ def stretches(corpus: Corpus, size: int) -> HeldOut:
 
 def cut_between(corpus: Corpus, size: int) -> tuple[str, float]:
     """The kind of unit to cut a text between, and how many bytes such a unit has on average."""
-    places = range(0, corpus.length, max(SAMPLE_BYTES, corpus.length // MOST_STRETCHES))
+    places = range(0, corpus.length, max(SAMPLE_BYTES, corpus.length // HELD_OUT_STRETCHES))
     parts = [corpus.read(place, min(place + SAMPLE_BYTES, corpus.length)) for place in places]
     length = sum(map(len, parts))
     for kind, (pattern, least) in CUTS.items():
@@ -184,7 +184,8 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
     corpus.length = copied
     for part in (corpus, taken):
         part.file.flush()
-        part.documents = count_documents(part)
+        places = range(0, part.length, PART_BYTES)
+        part.documents = sum(part.read(at, at + PART_BYTES).count(MARK) for at in places)
     return taken
 
 
@@ -199,8 +200,3 @@ def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
         target.file.write(block)
         target.file.flush()  # `read` does not see what is still in the buffer
     return stop - start
-
-
-def count_documents(corpus: Corpus) -> int:
-    blocks = range(0, corpus.length, PART_BYTES)
-    return sum(corpus.read(place, place + PART_BYTES).count(MARK) for place in blocks)

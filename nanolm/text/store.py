@@ -44,7 +44,7 @@ from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
 from nanolm.text.workers import HAS_PREAD, Range, WorkerPool, map_in_order
 
-LEAST_TEXT = 3  # bytes that can be trained on
+LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
 ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
@@ -286,7 +286,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
         train = (0, corpus.length)
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
-        if not start or corpus.size < LEAST_TEXT:
+        if not start or corpus.size < LEAST_TO_TRAIN_ON:
             raise DataError(
                 f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
                 "give at least a few sentences"
