@@ -19,8 +19,8 @@ from nanolm.training.settings import DEVICES
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
-    from nanolm.inspect.heads import Head
-    from nanolm.inspect.look import Foretold, Seen
+    from nanolm.inspect.heads import HeadPattern
+    from nanolm.inspect.inspection import Inspection, Predictions
     from nanolm.text.tokenizer import Tokenizer
 
 HEAD_NAME = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
@@ -143,15 +143,15 @@ class Inspector:
             png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import look
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import inspect_text
         from nanolm.inspect.page import inspection_page
-        from nanolm.inspect.pictures import predictions_png
+        from nanolm.inspect.png import predictions_png
 
         tokenizer = loaded.tokenizer
         ids = cut(tokenizer.encode_prompt(text), loaded.model.window())
-        seen = look(loaded.model, ids, top)
-        heads = describe(seen.attention, ids)
+        seen = inspect_text(loaded.model, ids, top)
+        heads = describe_heads(seen.attention, ids)
         shown = head_indices(head, heads)
         if self.as_json:
             values = {"tokens": names(tokenizer, ids), **attention_json(seen, heads)}
@@ -163,25 +163,27 @@ class Inspector:
         self.draw("predictions.png", predictions_png, seen, partial(visible, tokenizer))
 
     def decision(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
-        from nanolm.inspect.decided import decided
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import Seen
+        from nanolm.inspect.attribution import attribute
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import Inspection
         from nanolm.inspect.page import inspection_page
 
         model, tokenizer, labels = classifier.model, classifier.tokenizer, classifier.labels
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         ids = cut(tokenizer.encode_prompt(text.strip()), window)
-        decision = decided(model, ids)
-        seen = Seen(ids, decision.looks, [])
-        heads = describe(seen.attention, ids)
+        decision = attribute(model, ids)
+        seen = Inspection(ids, decision.attention, [])
+        heads = describe_heads(seen.attention, ids)
         shown = head_indices(head, heads)
         if self.as_json:
             self.print(
                 {
                     "tokens": names(tokenizer, ids),
                     "label": labels[decision.label],
-                    "probabilities": dict(zip(labels, rounded(decision.chances), strict=True)),
-                    "rollout": rounded(decision.attention),
+                    "probabilities": dict(
+                        zip(labels, rounded(decision.probabilities), strict=True)
+                    ),
+                    "rollout": rounded(decision.rollout),
                     "gradient_x_input": rounded(decision.gradient),
                     **attention_json(seen, heads),
                 }
@@ -193,14 +195,14 @@ class Inspector:
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
-        from nanolm.inspect.pictures import matrices_png
-        from nanolm.inspect.vectors import between, occurrences, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import mean_similarities, occurrences, similarities
 
         places = occurrences(loaded.model, loaded.tokenizer, word, texts)
         cosines = similarities(places.vectors)
         if self.as_json:
-            values = {"word": word, "places": places.around, "cosines": rounded(cosines)}
-            self.print({**values, "means": rounded(between(cosines))})
+            values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
+            self.print({**values, "means": rounded(mean_similarities(cosines))})
         else:
             self.write(word_page(places, {"model": self.run}))
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
@@ -222,10 +224,10 @@ class Inspector:
 
     def positions(self, loaded: "LanguageModel") -> None:
         from nanolm.inspect.page import positions_page
-        from nanolm.inspect.pictures import matrices_png
-        from nanolm.inspect.vectors import positions, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import position_vectors, similarities
 
-        kind, vectors = positions(loaded.model)
+        kind, vectors = position_vectors(loaded.model)
         if self.as_json:
             self.print({"kind": kind, "vectors": rounded(vectors)})
         else:
@@ -235,7 +237,7 @@ class Inspector:
         pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
         self.draw("positions.png", matrices_png, pairs, "auto")
 
-    def facts(self, seen: "Seen") -> dict[str, str]:
+    def facts(self, seen: "Inspection") -> dict[str, str]:
         layers, heads = seen.attention.shape[:2]
         shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
         return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
@@ -258,12 +260,12 @@ class Inspector:
     def draw_attention(
         self,
         tokenizer: "Tokenizer",
-        seen: "Seen",
-        heads: "list[list[Head]]",
+        seen: "Inspection",
+        heads: "list[list[HeadPattern]]",
         shown: tuple[int, int] | None,
     ) -> None:
         """All heads, and the one that is shown large."""
-        from nanolm.inspect.pictures import attention_png, head_png
+        from nanolm.inspect.png import attention_png, head_png
 
         self.draw("attention.png", attention_png, seen, heads)
         if shown is not None:
@@ -282,7 +284,7 @@ def cut(ids: list[int], window: int | None) -> list[int]:
     return ids[:most]
 
 
-def head_indices(head: str | None, heads: "list[list[Head]]") -> tuple[int, int] | None:
+def head_indices(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
     """Of --head LAYER.HEAD, from 0."""
     match = HEAD_NAME.fullmatch(head or "")
     if not match:
@@ -312,15 +314,15 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def attention_json(seen: "Seen", heads: "list[list[Head]]") -> dict[str, Any]:
+def attention_json(seen: "Inspection", heads: "list[list[HeadPattern]]") -> dict[str, Any]:
     described = [[{**asdict(head), "words": head.words} for head in row] for row in heads]
     return {"heads": described, "attention": rounded(seen.attention)}
 
 
-def layer_json(tokenizer: "Tokenizer", layer: "Foretold") -> dict[str, Any]:
+def layer_json(tokenizer: "Tokenizer", layer: "Predictions") -> dict[str, Any]:
     return {
         "tokens": [names(tokenizer, row) for row in layer.ids.tolist()],
-        "probabilities": rounded(layer.chances),
-        "came": rounded(layer.came),
+        "probabilities": rounded(layer.probabilities),
+        "came": rounded(layer.actual),
         "rank": layer.rank.tolist(),
     }
