@@ -7,6 +7,7 @@ user is shown the columns and asked.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -172,30 +173,25 @@ def text_and_label_columns(
     return text.number, label.number
 
 
-def text_column(table: Table, name: str | None) -> int:
-    """Where the text stands in a table that need not have labels."""
+def text_and_maybe_label(
+    table: Table, text_name: str | None, label_name: str | None
+) -> tuple[int, int | None]:
+    """The same for a table that need not have labels: as `label_name` says, else by a name that is
+    clear enough."""
     columns = table.columns()
-    if text := _asked(table, columns, name, "--text-column"):
-        return text.number
-    if table.obvious:
-        return len(columns) - 1
-    labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
-    return _find_text([column for column in columns if column not in labels[:1]], table).number
-
-
-def label_column(table: Table, text: int, name: str | None) -> int | None:
-    """Where the label stands in a table that need not have one: as `name` says, else by a name that
-    is clear enough."""
-    columns = table.columns()
-    if label := _asked(table, columns, name, "--label-column"):
-        return label.number
-    if table.obvious:
-        return 0 if len(columns) == 2 else None
-    try:
-        label = _label_by_name([column for column in columns if column.number != text], table)
-    except UsageError:  # several may be meant
-        return None
-    return label.number if label else None
+    text = _asked(table, columns, text_name, "--text-column")
+    if text is None and table.obvious:
+        text = columns[-1]
+    elif text is None:
+        labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
+        text = _find_text([column for column in columns if column not in labels[:1]], table)
+    label = _asked(table, columns, label_name, "--label-column")
+    if label is None and table.obvious:
+        label = columns[0] if len(columns) == 2 else None
+    elif label is None:
+        with suppress(UsageError):  # several may be meant
+            label = _label_by_name([column for column in columns if column is not text], table)
+    return text.number, label.number if label else None
 
 
 def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:

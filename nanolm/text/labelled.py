@@ -24,7 +24,7 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.machine import cache_folder
-from nanolm.text.columns import Row, label_column, label_value, text_and_label_columns, text_column
+from nanolm.text.columns import Row, label_value, text_and_label_columns, text_and_maybe_label
 from nanolm.text.decoding import Reading, decoded, lines
 from nanolm.text.documents import TABLES
 from nanolm.text.source import TextSource, blamed_on
@@ -122,8 +122,8 @@ def read_texts(
             text_lines = _text_lines(source, stream, reading, _Log())
             table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
             if table.sample:
-                text = text_column(table, reading.text_column)
-                label = label_column(table, text, reading.label_column)
+                asked = (reading.text_column, reading.label_column)
+                text, label = text_and_maybe_label(table, *asked)
                 if label is None or not (
                     are_labels(_values(table.sample, label)) or reading.label_column
                 ):
