@@ -268,3 +268,10 @@ def test_lines_are_lines_whatever_the_blocks(texts: list[str], size: int) -> Non
     if not expected[-1]:
         expected.pop()
     assert list(lines(blocks)) == expected
+
+
+def test_a_suffix_belongs_to_one_format() -> None:
+    suffixes = documents.KNOWN_SUFFIXES
+    assert len(set(suffixes)) == len(suffixes)
+    assert documents.format_of(".parquet").table and documents.format_of(".jsonl").any_line
+    assert documents.format_of(".log") is documents.format_of("") is documents.PLAIN_TEXT
