@@ -64,7 +64,7 @@ from nanolm.runs.folder import (
 )
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import write_result
@@ -270,7 +270,7 @@ def choose_tokenizer(
     if settings.tokenizer not in (None, *TRAINABLE):
         return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
-    vocabulary = settings.vocab_size or (None if size < TINY else VOCABULARY)
+    vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 
