@@ -17,7 +17,7 @@ from nanolm.cli.columns import Columns, colour, short, show_table, visible, visi
 from nanolm.cli.console import finite, note, show_text
 from nanolm.cli.options import Command, Table, options_of, unwritable
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.generation.sampling_params import SamplingParams
+from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, SamplingParams
 from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
@@ -25,27 +25,10 @@ if TYPE_CHECKING:
     from nanolm.generation.words import Word
     from nanolm.text.tokenizer import Tokenizer
 
-TABLE: Table = {
-    "How much": {
-        "tokens": ("", "At most so many new tokens."),
-        "min_tokens": ("", "No end of text and no stop text before so many."),
-        "stop": ("TEXT", "End before TEXT would be written; as often as you like."),
-    },
-    "How": {
-        "temperature": ("", "Lower is safer, higher is wilder, 0 is greedy."),
-        "top_k": ("", "Choose among the k likeliest tokens only."),
-        "top_p": ("", "Choose among the likeliest that together reach p only."),
-        "min_p": ("", "Choose among those at least p times as likely as the likeliest only."),
-        "greedy": ("", "Always the likeliest token."),
-        "beams": ("", "The likeliest whole text, following so many at once; no chance in it."),
-    },
-    "What not": {
-        "repetition_penalty": ("", "Above 1: less of what is in the prompt or the text."),
-        "frequency_penalty": ("", "Above 0: less of a token for every time it was written."),
-        "presence_penalty": ("", "Above 0: less of a token once it was written."),
-        "ban": ("TEXT", "Never write TEXT, not within a word either; as often as you like."),
-    },
-}
+TABLE: Table = {group: {} for group in GROUPS}
+for name, about in DECLARATIONS.items():
+    if name != "seed":  # random here, if it is not given
+        TABLE[about.group][name] = ("TEXT" if TYPES[name] is str else "", about.help)
 
 
 @click.command("sample", cls=Command)
@@ -61,7 +44,7 @@ TABLE: Table = {
 @click.option("--each-line", is_flag=True, help="Each line of file or stdin is a prompt.")
 @click.option("--interactive", is_flag=True, help="Ask for one prompt after the other.")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Samples of each prompt.")
-@click.option("--seed", type=int, help="The same seed, the same text.  [default: random]")
+@click.option("--seed", type=int, help=f"{DECLARATIONS['seed'].help}  [default: random]")
 @click.option(
     "--show",
     metavar="probs|top=N|words|words=N",

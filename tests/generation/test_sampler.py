@@ -108,7 +108,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
     sampler.scores = lambda logits: scores  # type: ignore[method-assign]  # the first step's, always
     for _ in range(steps):
         sampler.prepare(rows)
-        ids, _ = sampler.draw(scores)
+        ids, _ = sampler.sample(scores)
         counts += torch.bincount(ids, minlength=SIZE)
     wanted = expected.double() * rows * steps
     assert counts[wanted == 0].sum() == 0
@@ -183,9 +183,9 @@ def test_rows_draw_the_same_whatever_is_beside_them() -> None:
     for _ in range(RANDOM_BLOCK + 20):
         for sampler in (together, alone, other):
             sampler.prepare(sampler.rows)
-        found = together.draw(logits)[0][2]
-        same.append(found == alone.draw(logits[2:3])[0][0])
-        different.append(found == other.draw(logits[2:3])[0][0])
+        found = together.sample(logits)[0][2]
+        same.append(found == alone.sample(logits[2:3])[0][0])
+        different.append(found == other.sample(logits[2:3])[0][0])
     assert all(same)
     assert not all(different)
 
@@ -201,7 +201,7 @@ def test_rows_draw_the_same_whatever_is_beside_them() -> None:
 def test_greedy(params: SamplingParams) -> None:
     logits = torch.zeros(1, SIZE)
     logits[0, 77] = 1e-3
-    assert sampler_of(params, [[1]]).draw(logits)[0].tolist() == [77]
+    assert sampler_of(params, [[1]]).sample(logits)[0].tolist() == [77]
 
 
 def test_what_is_known_of_a_draw_is_the_models_own() -> None:
@@ -209,7 +209,7 @@ def test_what_is_known_of_a_draw_is_the_models_own() -> None:
     params = SamplingParams(temperature=0.3, top_k=3, repetition_penalty=1.5)
     sampler = sampler_of(params, [[1], [2]], top=6)
     sampler.prepare(2)
-    ids, known = sampler.draw(logits)
+    ids, known = sampler.sample(logits)
     own = logits[:, :SIZE].log_softmax(-1)
     best = own.topk(6)
     assert known[:, 0].tolist() == ids.tolist()
@@ -264,7 +264,7 @@ def test_a_model_that_has_diverged_still_gives_tokens(params: SamplingParams) ->
     sampler = sampler_of(params, [[1]])
     sampler.prepare(1)
     for value in (torch.nan, -torch.inf):
-        ids, _ = sampler.draw(torch.full((1, SIZE), value))
+        ids, _ = sampler.sample(torch.full((1, SIZE), value))
         assert 0 <= ids.item() < SIZE
 
 
@@ -272,7 +272,7 @@ def test_nothing_waits_for_the_cpu() -> None:
     """A step reads no value of a tensor, or a GPU would stop for it."""
     params = SamplingParams(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
     sampler = sampler_of(params, [PROMPT])
-    assert sampler.turned.drawn  # seen before a step, as a batch does
+    assert sampler.active.sampled  # seen before a step, as a batch does
     sampler.prepare(1)
 
     def refuse(tensor: Tensor) -> Any:
@@ -281,7 +281,7 @@ def test_nothing_waits_for_the_cpu() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
             patch.setattr(torch.Tensor, name, refuse)
-        sampler.draw(torch.randn(1, SIZE))
+        sampler.sample(torch.randn(1, SIZE))
 
 
 def test_every_row_has_knobs_of_its_own() -> None:
@@ -301,7 +301,7 @@ def test_every_row_has_knobs_of_its_own() -> None:
     for _ in range(40):
         logits = 3 * torch.randn(len(every), SIZE, generator=generator)
         together.prepare(len(every))
-        found = together.draw(logits)[0].tolist()
+        found = together.sample(logits)[0].tolist()
         for row, sampler in enumerate(alone):
             sampler.prepare(1)
-            assert sampler.draw(logits[row : row + 1])[0].item() == found[row], every[row]
+            assert sampler.sample(logits[row : row + 1])[0].item() == found[row], every[row]
