@@ -18,7 +18,7 @@ from nanolm.training.settings import DEVICES, DTYPES
 if TYPE_CHECKING:
     from nanolm.serve.models import ServedModel
 
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("pydantic", "starlette", "uvicorn")
 # oneDNN keeps a kernel for each shape that it has met, of prompts of every length: an LSTM's take
 # 0.3 MB each. It would keep 1,024, for as long as the server runs.
 ONEDNN_CACHE_CAPACITY = "32"
