@@ -78,6 +78,18 @@ def keep_min_p(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
     return logits.masked_fill(probabilities < least, -math.inf)
 
 
+def keep_typical(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666)."""
+    logprobs = logits.log_softmax(dim=-1, dtype=p.dtype)
+    probabilities = logprobs.exp()
+    entropy = -(logprobs * probabilities).nansum(dim=-1, keepdim=True)
+    distance = (-logprobs - entropy).abs()
+    nearest, order = distance.sort(dim=-1)
+    reached = probabilities.gather(1, order).cumsum(dim=-1)
+    last = (reached < p).sum(dim=-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill((distance > nearest.gather(1, last)) & (p < 1), -math.inf)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """All there is to know of a parameter besides its name, type and default."""
@@ -212,6 +224,17 @@ class SamplingParams:
         off=0.0,
         filter=keep_min_p,
         slider=(0, 0.5, 0.01),
+    )
+    typical_p: float | None = declare(
+        None,
+        "Keep the tokens of most typical surprisal that together reach probability p.",
+        SAMPLING,
+        0,
+        1,
+        above=True,
+        off=1.0,
+        filter=keep_typical,
+        slider=(0.05, 1, 0.01),
     )
     greedy: bool = declare(False, "Always take the most likely token.", SAMPLING, served=False)
     beams: int = declare(

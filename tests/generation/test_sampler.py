@@ -16,6 +16,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from nanolm.generation.banned_texts import BannedTexts
@@ -35,6 +36,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.8},
     "tiny top-p": {"temperature": 1.0, "top_p": 1e-6},
     "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "typical-p": {"temperature": 1.0, "typical_p": 0.7},
+    "tiny typical-p": {"temperature": 1.0, "typical_p": 1e-6},
+    "typical-p after others": {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "typical_p": 0.4},
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
     "less than one": {"temperature": 1.0, "repetition_penalty": 0.6},
     "ban": {"temperature": 1.0, "ban": ("A", "BC", "\x02D")},
@@ -44,6 +48,7 @@ FILTERS: dict[str, dict[str, Any]] = {
         "top_k": 40,
         "top_p": 0.9,
         "min_p": 0.02,
+        "typical_p": 0.9,
         "repetition_penalty": 1.3,
         "ban": ("A", "\x02D"),
         "min_tokens": 2,
@@ -79,6 +84,8 @@ def by_transformers(params: SamplingParams) -> LogitsProcessorList:
         parts.append(TopPLogitsWarper(params.top_p))
     if params.min_p is not None:
         parts.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p is not None:
+        parts.append(TypicalLogitsWarper(params.typical_p))
     return LogitsProcessorList(parts)
 
 
@@ -231,12 +238,14 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
         top_k=0,
         top_p=1.5,
         min_p=-0.1,
+        typical_p=0,
         beams=0,
         seed=-1,
     )
     named = [problem.split()[0].rstrip(":") for problem in wrong.problems()]
     fields = (
-        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams seed"
+        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p typical-p "
+        "beams seed"
     )
     expected = [f"--{name}" for name in fields.split()]
     expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
@@ -258,7 +267,12 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1, top_k=2)]
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(min_p=0.1, top_k=2, typical_p=0.5),
+    ],
 )
 def test_a_model_that_has_diverged_still_gives_tokens(params: SamplingParams) -> None:
     sampler = sampler_of(params, [[1]])

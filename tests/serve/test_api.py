@@ -55,7 +55,9 @@ def test_answers_on_one_connection_come_at_once(served: Served) -> None:
     assert statistics.median(taken) < 0.03  # 0.04 if one waits for the last to be confirmed
 
 
-@pytest.mark.parametrize("arguments", [{"temperature": 0}, {"seed": 7}, {"seed": 1, "top_p": 0.7}])
+@pytest.mark.parametrize(
+    "arguments", [{"temperature": 0}, {"seed": 7}, {"seed": 1, "typical_p": 0.4}]
+)
 def test_a_completion_is_what_sample_writes(
     served: Served, cli: Cli, arguments: dict[str, Any]
 ) -> None:
