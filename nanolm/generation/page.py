@@ -6,6 +6,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 
 from nanolm.generation.language_model import Sample
 from nanolm.generation.words import Word
@@ -23,16 +24,7 @@ from nanolm.text.page import (
 from nanolm.text.tokenizer import Tokenizer
 
 SIGNS = str.maketrans(PICTURES)
-STYLE = """
-section { margin: 0 0 3rem; }
-.scroll { overflow-x: auto; margin-top: 1.5rem; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.5rem; text-align: left; white-space: nowrap; }
-th { font-weight: normal; opacity: 0.7; }
-tbody tr { border-top: 1px solid light-dark(#ddd, #444); }
-td small { opacity: 0.75; }
-td.drawn { font-weight: bold; }
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 Cell = tuple[str, float]  # a token or word as HTML, and its log-probability

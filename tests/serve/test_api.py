@@ -14,6 +14,8 @@ import pytest
 from conftest import Cli, program
 from servers import Served, Start
 
+from nanolm.generation.sampling_params import DECLARATIONS
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -43,6 +45,18 @@ def test_models_are_listed(served: Served) -> None:
     assert kinds == ["language model", "language model", "classifier"]
 
 
+def test_a_declared_parameter_is_in_the_document(served: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("GET", "/openapi.json")
+    document = json.loads(connection.getresponse().read())
+    connection.close()
+    for request in ("CompletionRequest", "ChatRequest"):
+        field = document["components"]["schemas"][request]["properties"]["typical_p"]
+        assert field["anyOf"][0] == {"exclusiveMinimum": 0, "maximum": 1, "type": "number"}
+        assert field["description"] == DECLARATIONS["typical_p"].help
+        assert field["x-slider"]["off"] == 1
+
+
 def test_answers_on_one_connection_come_at_once(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
     taken = []
@@ -56,7 +70,8 @@ def test_answers_on_one_connection_come_at_once(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"temperature": 0}, {"seed": 7}, {"seed": 1, "typical_p": 0.4}]
+    "arguments",
+    [{"temperature": 0}, {"seed": 7}, {"seed": 1, "top_p": 0.7}, {"seed": 1, "typical_p": 0.3}],
 )
 def test_a_completion_is_what_sample_writes(
     served: Served, cli: Cli, arguments: dict[str, Any]
@@ -65,7 +80,7 @@ def test_a_completion_is_what_sample_writes(
     options = [part for name, value in arguments.items() for part in (option(name), value)]
     expected = sampled(cli, served, "--prompt", "the cat", "--tokens", 60, *options)
     found = served.client().completions.create(
-        model="writer", prompt="the cat", max_tokens=60, **arguments
+        model="writer", prompt="the cat", max_tokens=60, extra_body=arguments
     )
     assert found.choices[0].text == expected["text"]
     assert found.usage
