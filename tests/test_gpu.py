@@ -151,7 +151,7 @@ def check_on_a_gpu(model: Model) -> None:
     allowed = 1e-4
     size = expected.abs().max()
     assert (model(ids).cpu() - expected).abs().max() < allowed * size
-    memory = model.remember(batch=2, length=SHAPE["context"])
+    memory = model.init_cache(batch=2, length=SHAPE["context"])
     with torch.no_grad():
         pieces = [model(part, memory) for part in ids.split([3, 1, 4], dim=1)]
     assert (torch.cat(pieces, dim=1).cpu() - expected).abs().max() < allowed * size

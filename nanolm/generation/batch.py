@@ -22,7 +22,7 @@ from nanolm.generation.decoding import CachedDecoder, Decoder
 from nanolm.generation.sampler import ActiveFilters, Sampler
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.cache import zeros
-from nanolm.model.device import recording
+from nanolm.model.device import graph_capture
 
 MAX_STEPS_IN_FLIGHT = 8  # so that a GPU never waits for the CPU to read the tokens
 MAX_CUDA_GRAPHS = 64  # kept; more are recorded anew
@@ -173,7 +173,7 @@ class Batch:
         if len(self.graphs) >= MAX_CUDA_GRAPHS:
             self.graphs.clear()
         graph = torch.cuda.CUDAGraph()
-        with recording(graph):
+        with graph_capture(graph):
             drawn = self.compute(key[0])
         self.graphs[key] = (graph, drawn)
         graph.replay()

@@ -83,7 +83,7 @@ class CachedDecoder:
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
         self.model = model
-        self.memory = model.remember(rows, length, fixed=model.device.type == "cuda")
+        self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")
         self.steps: dict[int, Callable[[Tensor], Tensor] | None] = {}  # by the number of rows
         # A row of fewer tokens than this needs nothing read again; 1: nothing was read.
         self.enough = [1] * rows
@@ -96,7 +96,7 @@ class CachedDecoder:
         unread: dict[int, list[int]] = {}  # rows that can be read together
         for row, length in enumerate(lengths):
             if length >= self.enough[row]:
-                unread.setdefault(0 if self.model.padded else length, []).append(row)
+                unread.setdefault(0 if self.model.allows_padding else length, []).append(row)
         window = self.model.window()
         for every in unread.values():
             longest = max(lengths[row] - first_visible(lengths[row], window) for row in every)
@@ -114,9 +114,9 @@ class CachedDecoder:
         together = ids.new_zeros(len(rows), max(sizes))
         for number, row in enumerate(rows):
             together[number, : sizes[number]] = ids[row, starts[number] : ends[number]]
-        memory = self.model.remember(len(rows), max(sizes))
+        memory = self.model.init_cache(len(rows), max(sizes))
         if max(sizes):
-            self.model.body(together, memory)
+            self.model.hidden_states(together, memory)
         self.memory.put(rows, memory, sizes)
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:

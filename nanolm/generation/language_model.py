@@ -127,9 +127,9 @@ class LanguageModel:
         room = KV_CACHE_BYTES
         if self.model.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.model.device)[0] // 4
-        rows = max(1, min(MAX_BATCH_ROWS, room // self.model.memory_bytes(length)))
+        rows = max(1, min(MAX_BATCH_ROWS, room // self.model.cache_bytes(length)))
         done = 0
-        with self.model.at_rest():
+        with self.model.eval_mode():
             for first in range(0, len(samples), rows):
                 part = slice(first, first + rows)
                 for row, text in write(samples[part], prompts[part], how):

@@ -124,7 +124,7 @@ def score_words(
 ) -> list[Word]:
     """The words of a sample with their probabilities; with `top`, the likeliest in each place."""
     scorer = WordScorer(language_model, sample, top, path)
-    with language_model.model.at_rest():
+    with language_model.model.eval_mode():
         return scorer.words()
 
 

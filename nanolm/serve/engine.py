@@ -177,7 +177,7 @@ class ModelWorker:
         self.on_a_gpu = model.device.type == "cuda"
         if self.on_a_gpu:
             room = torch.cuda.mem_get_info(model.device)[0] // 4
-        self.most = max(1, min(limits.rows, room // model.memory_bytes(length)))
+        self.most = max(1, min(limits.rows, room // model.cache_bytes(length)))
         self.length = length
         self.queue = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}

@@ -93,7 +93,7 @@ def test_sizes_leave_rows_idle() -> None:
     model = lively(configure("modern", **SHAPE), std=0.4)
     batch, rows = batch_of(model), rows_of(3, 4)
     decoder = CachedDecoder(model, MOST, LENGTH)
-    decoder.memory = model.remember(MOST, LENGTH, fixed=True)
+    decoder.memory = model.init_cache(MOST, LENGTH, fixed=True)
     batch = Batch(decoder, batch.sampler, LENGTH, sizes=(1, 4))
     batch.join(rows)
     found: dict[BatchRow, list[int]] = {row: [] for row in rows}

@@ -107,13 +107,13 @@ def test_nothing_is_computed_twice() -> None:
     """A row of the decoder a token, but for the prompt and each window that has moved on."""
     model = model_of("modern")
     sizes: list[int] = []
-    plain = model.body
+    plain = model.hidden_states
 
     def counted(ids: torch.Tensor, *rest: object) -> torch.Tensor:
         sizes.append(ids.shape[1])
         return plain(ids, *rest)
 
-    model.body = counted  # type: ignore[method-assign,assignment]
+    model.hidden_states = counted  # type: ignore[method-assign,assignment]
     written(CachedDecoder, model, [prompt_of(5)], SamplingParams(greedy=True), tokens=CONTEXT)
     # 5 tokens to begin with, then one at a time until 13 do not fit into 12 and the window moves.
     assert sizes == [4, *[1] * 8, 6, *[1] * 4]

@@ -134,7 +134,7 @@ def test_prompts_together_give_what_they_give_alone(
             alone.append(sample.tokens)
     assert together() == alone
     assert alone[0] != alone[1]
-    monkeypatch.setattr(language_model, "KV_CACHE_BYTES", 3 * writer.model.memory_bytes(10**6))
+    monkeypatch.setattr(language_model, "KV_CACHE_BYTES", 3 * writer.model.cache_bytes(10**6))
     assert together() == alone  # in parts
 
 

@@ -23,8 +23,8 @@ from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.huggingface import load_config, load_model, save_model, save_weights
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.training.optim import Optimizer, load_tensors
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 3
