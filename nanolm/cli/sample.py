@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from nanolm.generation.words import Word
     from nanolm.text.tokenizer import Tokenizer
 
-TABLE: Table = {group: {} for group in GROUPS}
-for name, about in DECLARATIONS.items():
-    if name != "seed":  # random here, if it is not given
-        TABLE[about.group][name] = ("TEXT" if TYPES[name] is str else "", about.help)
+TABLE: Table = {
+    group: {
+        name: ("TEXT" if TYPES[name] is str else "", about.help)
+        for name, about in DECLARATIONS.items()
+        if about.group == group and name != "seed"  # which is random here, if it is not given
+    }
+    for group in GROUPS
+}
 
 
 @click.command("sample", cls=Command)

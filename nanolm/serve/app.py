@@ -48,9 +48,7 @@ PAGE_FILES = {
 }
 MAX_INSPECTIONS = 8  # pages that are kept
 LONG_TEXT = 20_000  # characters that are not made into tokens by the event loop itself
-MAX_REQUEST_TOKENS = (
-    1_000_000  # tokens of one request, with what else could have come; or one whole text
-)
+MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
 
 
 Kind = TypeVar("Kind", bound=ServedModel)
@@ -132,7 +130,7 @@ class Server:
         return JSONResponse({"object": "list", "data": data})
 
     async def given(self, request: Request, model: type[RequestModel]) -> dict[str, Any]:
-        body = await json_body(request.scope["headers"], request.receive, self.limits.body)
+        body = await json_body(request, self.limits.body)
         return checked(body, model)
 
     def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
@@ -220,9 +218,8 @@ class Server:
         ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
-            text = (
-                text.strip() if isinstance(model, ServedClassifier) else text
-            )  # as it is classified
+            if isinstance(model, ServedClassifier):
+                text = text.strip()  # as it is classified
             ids = await self.aside(given, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"there is no token {max(ids)}", param="ids")
