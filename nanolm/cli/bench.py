@@ -25,13 +25,14 @@ SHOWN_COSTS = 10  # of an update
 SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people read them
 TABLE: Table = {
     "Options": {
-        "preset": "A size to measure; give it again for more.  [default: those that fit the device]",
+        "preset": "A size to measure; give it again for more.  "
+        "[default: those that fit the device]",
         "family": "The kind of model.",
         "device": "What to measure.",
         "seconds": "Time for each number; more of it smooths out what else the machine does.",
         "against": ("|".join(PEERS), "Train the same shapes with this too, in turn."),
-        "profile": f"Show the {SHOWN_COSTS} largest costs of an update, and how far each is from its "
-        "limit.",
+        "profile": f"Show the {SHOWN_COSTS} largest costs of an update, and how far each is from "
+        "its limit.",
         "scale": (
             "1,8,64",
             "Instead, how well so many processes would share a batch, reckoned from a step here.",

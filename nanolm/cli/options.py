@@ -91,9 +91,8 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(context)
         if args and not args[0].startswith("-") and args[0] not in known:
-            raise click.UsageError(
-                f"there is no command {args[0]!r}{did_you_mean(args[0], known)}", context
-            )
+            guess = did_you_mean(args[0], known)
+            raise click.UsageError(f"there is no command {args[0]!r}{guess}", context)
         return super().resolve_command(context, args)
 
 
@@ -128,23 +127,12 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
             help=text,
         )
 
-    return combined(
-        *(
-            option_of(name, heading, row)
-            for heading, part in table.items()
-            for name, row in part.items()
-        )
-    )
+    rows = [(name, heading, row) for heading, part in table.items() for name, row in part.items()]
+    return combined(*(option_of(*row) for row in rows))
 
 
 json_option = partial(click.option, "--json", "as_json", is_flag=True)
-device_option = partial(
-    click.option,
-    "--device",
-    metavar="|".join(DEVICES),
-    default="auto",
-    help="Where to run the model.",
-)
+device_option = partial(click.option, "--device", metavar="|".join(DEVICES), default="auto")
 dtype_option = partial(click.option, "--dtype", metavar="|".join(DTYPES), default="auto")
 run_option = partial(click.option, cls=Option, heading="Run")
 

@@ -105,27 +105,14 @@ TABLE: Table = {
 }
 
 BUDGETS = ("steps", "minutes", "epochs", "tokens")
-MEASURED = (
-    "threads",
-    "workers",
-    "attention",
-    "compile",
-    "shard",
-)  # for a model and a machine
+MEASURED = ("threads", "workers", "attention", "compile", "shard")  # for a model and a machine
+SIZED = ("context", "batch", "lr", *MEASURED)  # what goes with the size of a model
 # Given on the command line, these override others from the environment or a --config file.
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
-    "preset": (*SIZES, "context", "batch", "lr", *MEASURED),
+    "preset": (*SIZES, *SIZED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (
-        *ARCHITECTURE,
-        "context",
-        "batch",
-        "lr",
-        *MEASURED,
-        "tokenizer",
-        "vocab_size",
-    ),
+    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size"),
     "tokenizer": ("vocab_size",),
 }
 

@@ -1,4 +1,4 @@
-"""The run folder: what a training run leaves behind, and how it is found again.
+"""The run folder: what a training run writes, and how RUN on the command line is resolved.
 
 runs/NAME/
   config.toml     every resolved setting: `nanolm train --config` repeats the run
@@ -52,7 +52,7 @@ class Run:
         return self.facts_file.is_file()
 
     def free(self) -> bool:
-        """Nothing is there, or only what a start that failed before the run existed left."""
+        """Whether nothing is there, or only what a start that failed before the first step left."""
         if self.exists() or (self.path.exists() and not self.path.is_dir()):
             return False
         left = {".lock", self.log.name, self.config_file.name}
@@ -70,8 +70,8 @@ class Run:
         return bool(stopped == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Let it be as if the run had not begun; all but its log is removed."""
-        self.facts_file.unlink()  # which makes the run exist
+        """Remove all but the log, as if the run had not begun."""
+        self.facts_file.unlink()  # first: it is what makes the run exist
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 files.discard(entry)
