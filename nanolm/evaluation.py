@@ -132,7 +132,7 @@ def evaluate(
     nats: dict[int, float] = {}  # by batch
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
-    with model.at_rest():
+    with model.eval_mode():
         parts = scored(model, ids, window, stride or window, ranked, report, every, world)
         for number, targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
@@ -150,10 +150,11 @@ def evaluate(
                 part[name] = value[: len(part)].numpy()
             kept.append(part)
             room -= len(part)
-    by_batch = torch.zeros(world.most(max(nats, default=-1) + 1), dtype=torch.float64)
+    by_batch = torch.zeros(world.all_reduce_max(max(nats, default=-1) + 1), dtype=torch.float64)
     for number, found in nats.items():
         by_batch[number] = found
-    world.add_up(by_batch, counts, text)  # of which all but one are zero: nothing is rounded
+    # All but one of what is added are zero: nothing is rounded.
+    world.all_reduce_sum(by_batch, counts, text)
     all_nats = sum(by_batch.tolist())
     size, characters = text.tolist()
     tokens, top_1, top_5 = counts.tolist()
@@ -205,7 +206,7 @@ def scored(
         new[0 if done else 1 :, :old] = False
         skip = old if done else 0  # the first window of all has nothing before it
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
-        seen = model.body(x.to(model.device))[:, skip:]  # (rows, time, dim)
+        seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
         logits = model.head(seen).float()  # (rows, time, vocabulary)
         right = y.to(logits.device)
         losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")

@@ -18,8 +18,8 @@ from nanolm.bench.peers import Transformers
 from nanolm.bench.settings import BenchSettings
 from nanolm.bench.turns import OnThreads, R, Runner, fastest, medians, warm_up
 from nanolm.errors import UsageError
-from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.machine import available_threads
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
@@ -222,8 +222,8 @@ class SamplingRunner:
 
     def step(self) -> None:
         samples = [Sample("", number) for number in range(self.rows)]
-        knobs = Knobs(tokens=self.tokens, min_tokens=self.tokens, greedy=True)
-        for _ in self.model.stream(samples, knobs):
+        params = SamplingParams(tokens=self.tokens, min_tokens=self.tokens, greedy=True)
+        for _ in self.model.stream(samples, params):
             pass
 
     def wait(self) -> None:

@@ -17,7 +17,7 @@ from nanolm.bench.settings import BenchSettings
 from nanolm.bench.turns import medians
 from nanolm.model.config import GPTConfig
 from nanolm.model.device import choose_device, choose_dtype, free_memory
-from nanolm.model.size import body_parameters
+from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
 from nanolm.planning.trial import Trial
 
@@ -58,7 +58,7 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[Esti
             del trial
             free_memory()
         alone = seconds[batch]
-        shared = body_parameters(config) if muon and isinstance(config, GPTConfig) else 0
+        shared = non_embedding_parameters(config) if muon and isinstance(config, GPTConfig) else 0
         for count in counts:
             once = GRADIENT_BYTES * (count - 1) / count / (1e9 * settings.bandwidth)
             gradients, updates = 2 * parameters * once, shared * once

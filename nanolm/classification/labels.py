@@ -1,7 +1,7 @@
 """Learning labels: what the training loop does with a classifier.
 
 >>> task = Labels(settings, split, tokenizer, classifier, head, saved=None, progress=report)
->>> Trainer(run, settings, task, task.checkpoint, notify).loop(stop)
+>>> Trainer(run, settings, task, task.checkpoint, notify).train(stop)
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ from nanolm.model.huggingface import (
     ADAPTERS,
     TRAINED,
     BaseModel,
-    copied,
     load_classifier,
     save_model,
     save_partial,
+    snapshot,
 )
 from nanolm.planning.tuning import Probe, best_products, use_attention
 from nanolm.text.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ class Labels(Task):
         if base is not None:  # by the model as it was before training
             self.head_rate = min(1.0, HEAD_STEP / feature_size(self.classifier))
         if saved:
-            self.restore(saved)
+            self.load_checkpoint(saved)
         self.choices: list[Choice] = []
         if settings.dtype == "auto" and settings.train == "head":
             self.settings = settings = replace(settings, dtype="float32")
@@ -127,7 +127,7 @@ class Labels(Task):
         solution of a linear probe."""
         if self.base is None:
             return None
-        with self.classifier.base.at_rest():
+        with self.classifier.base.eval_mode():
             self.train, self.val = self.keep(self.train), self.keep(self.val)
             if self.checkpoint:
                 return None
@@ -146,7 +146,7 @@ class Labels(Task):
             states = self.features(data).numpy()
             return Kept(**vars(data), states=states, pooled=True)
         fits = 4 * dim * len(data.ids) <= KEPT and not self.settings.language_loss
-        if not model.frozen or not fits or not model.base.padded:
+        if not model.frozen or not fits or not model.base.allows_padding:
             return data
         states = np.empty((len(data.ids), dim), dtype=np.float32)
 
@@ -189,7 +189,7 @@ class Labels(Task):
             )
         return head.to(self.settings.device)
 
-    def started(self, run: Path, step: int) -> Started:
+    def start_event(self, run: Path, step: int) -> Started:
         counts = [f"{len(self.split.train):,} texts to learn from", f"{len(self.split.val):,} to"]
         labels = counted(len(self.split.labels), "label")
         data = f"{', '.join(counts)} validate on, {labels}"
@@ -211,7 +211,7 @@ class Labels(Task):
             named |= dict(self.language_head.named_parameters(prefix="language_head"))
         return named
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         """Layers nearer to the input learn more slowly."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
         if self.settings.optimizer == "muon" and name in BESIDE:
@@ -226,10 +226,12 @@ class Labels(Task):
             depth = config.layers
         return float(decay ** (config.layers + 1 - depth))
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         if self.settings.optimizer != "muon":
             return {}
-        named = {f"base.{name}": rows for name, rows in self.classifier.base.matrices().items()}
+        named = {
+            f"base.{name}": rows for name, rows in self.classifier.base.muon_parameters().items()
+        }
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
@@ -303,7 +305,7 @@ class Labels(Task):
             return super().saved_bytes()
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
-    def copied(self) -> Callable[[Path], None]:
+    def snapshot(self) -> Callable[[Path], None]:
         besides: dict[str, dict[str, Tensor]] = {TRAINED: {}, ADAPTERS: {}}
         if self.is_partial():
             trained = self.classifier.named_parameters()
@@ -338,9 +340,9 @@ class Labels(Task):
         """A copy of the classifier, with what adapters add merged into it."""
         active = self.adapters is not None and self.adapters.active
         with self.adapters.merged() if self.adapters and active else nullcontext():
-            return copied(self.classifier)
+            return snapshot(self.classifier)
 
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         if (folder / TRAINED).exists():
             self.classifier.load_state_dict(load_file(folder / TRAINED), strict=False)
             if self.adapters:
@@ -351,13 +353,13 @@ class Labels(Task):
             self.adapters.active = False
         self.classifier.load_state_dict(saved.state_dict())
 
-    def restore(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
             tensors = load_file(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)
         else:
-            self.take_back(folder)
+            self.load_weights(folder)
         if self.language_head and not self.classifier.config.base.tied:
             self.language_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
 

@@ -15,7 +15,8 @@ from nanolm.cli.options import LABELLED, MACHINE, Command, Option, Table, json_o
 from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
-from nanolm.text import COMPRESSIONS, TABLES
+from nanolm.text.documents import TABLES
+from nanolm.text.source import COMPRESSIONS
 from nanolm.training.settings import TrainSettings, option
 
 if TYPE_CHECKING:

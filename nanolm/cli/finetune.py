@@ -21,7 +21,7 @@ from nanolm.model.config import Long, Pool
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
-    from nanolm.classification.finetune import Result
+    from nanolm.classification.finetune import FinetuneResult
     from nanolm.classification.seeds import Spread
 
 TABLE: Table = {
@@ -172,7 +172,7 @@ def run(
     return 0
 
 
-def show(result: "Result") -> None:
+def show(result: "FinetuneResult") -> None:
     from nanolm.cli.scores import show_mistakes, show_scores
     from nanolm.runs.folder import FINISHED, ending
 

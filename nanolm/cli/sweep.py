@@ -18,7 +18,8 @@ from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
-    from nanolm.sweep.sweep import Outcome, Trial, Tried
+    from nanolm.sweep.result import SweepResult, SweepTrial
+    from nanolm.sweep.sweep import TrialEnded
     from nanolm.training.events import Event
 
 ERROR_LENGTH = 60  # letters of why a trial failed, in the table
@@ -75,10 +76,10 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
         raise UsageError(NO_CORPUS.replace("nanolm train", "nanolm sweep --over lr"))
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.sweep.sweep import Request, named, sweep
+    from nanolm.sweep.sweep import SweepRequest, sweep
 
     with TrainingView() as view:
-        request = Request(settings, over, trials)
+        request = SweepRequest(settings, over, trials)
         outcome = sweep(request, out, partial(show_event, view), started)
     if as_json:
         print_json(asdict(outcome))
@@ -87,18 +88,20 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     if not as_json:
         show_outcome(outcome)
     if outcome.not_tried:
-        note(f"not tried, for want of time: {named(outcome.not_tried)}")
+        from nanolm.sweep.result import in_words
+
+        note(f"not tried, for want of time: {in_words(outcome.not_tried)}")
     note(f"picture: {outcome.folder}/sweep.svg")
     note(f'next: nanolm sample {shlex.quote(outcome.run)} --prompt "..."')
     return 0
 
 
-def show_event(view: "TrainingView", event: "Event | Tried") -> None:
+def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
     """A line for each trial; progress within one only where that does not stay."""
     from nanolm.cli.progress import clock
-    from nanolm.sweep.sweep import Tried
+    from nanolm.sweep.sweep import TrialEnded
 
-    if not isinstance(event, Tried):
+    if not isinstance(event, TrialEnded):
         view.show_within(event)
         return
     result = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
@@ -108,7 +111,7 @@ def show_event(view: "TrainingView", event: "Event | Tried") -> None:
     )
 
 
-def described(trial: "Trial") -> str:
+def described(trial: "SweepTrial") -> str:
     from nanolm.report.sweep import shown  # which help need not wait for
 
     return ", ".join(f"{spaced(name)} {shown(value)}" for name, value in trial.values.items())
@@ -118,7 +121,7 @@ def spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def show_outcome(outcome: "Outcome") -> None:
+def show_outcome(outcome: "SweepResult") -> None:
     """By rank: what was tried, and the bits per byte that came of it in each round; of several
     seeds the mean and the standard deviation."""
     from nanolm.report.sweep import shown

@@ -33,7 +33,7 @@ from nanolm.training.settings import (
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
-    from nanolm.pretraining.language import Result
+    from nanolm.pretraining.train import TrainResult
 
 TABLE: Table = {
     "Text": {
@@ -185,20 +185,20 @@ def command(
 
     from nanolm.cli.progress import TrainingView, plan_lines
     from nanolm.pretraining import extend as extension
-    from nanolm.pretraining import language
+    from nanolm.pretraining import train as pretraining
 
     if process()[0]:  # the first process plans, prints and writes
         codes = {"interrupted": 75, TooLittleTime.stopped: TooLittleTime.exit_code}
-        return 0 if plan_only else codes.get(language.follow().stopped, 0)
+        return 0 if plan_only else codes.get(pretraining.follow().stopped, 0)
     with TrainingView() as view, Trackers(report_to, view.show) as notify:
         if plan_only:
-            plan = language.plan_only(settings, view.show, started)
+            plan = pretraining.plan_only(settings, view.show, started)
         elif extend is not None:
             budget = {name: getattr(settings, name) for name in extension.BUDGETS}
             budget = {name: value for name, value in budget.items() if value is not None}
             result = extension.extend(extend, budget, notify, started)
         else:
-            result = language.train(settings, out, resume, notify, started)
+            result = pretraining.train(settings, out, resume, notify, started)
     if plan_only:
         if as_json:
             print_json(plan.as_object())
@@ -211,7 +211,7 @@ def command(
     if result.stopped == "interrupted":
         return note_interruption(result.steps)
     if result.stopped == TooLittleTime.stopped:
-        raise TooLittleTime(language.what_to_type(result))
+        raise TooLittleTime(pretraining.what_to_type(result))
     if not as_json:
         click.echo(f"{result.run}: {outcome(result)}")
         note(f"report: {result.run}/report.html")
@@ -219,7 +219,7 @@ def command(
     return 0
 
 
-def outcome(result: "Result") -> str:
+def outcome(result: "TrainResult") -> str:
     """What a run came to, in a line."""
     from nanolm.runs.folder import ending
 

@@ -22,11 +22,10 @@ from nanolm.comparison.learning import Row, Stopped
 from nanolm.comparison.lengths import step_times
 from nanolm.errors import DataError, UsageError, did_you_mean
 from nanolm.model.device import choose_device, choose_dtype, free_memory
-from nanolm.pretraining.prepare import choose_folder, reports, run_name, with_absolute_paths
+from nanolm.pretraining.begin import choose_folder, reports, run_name, with_absolute_paths
 from nanolm.report.bars import Bar, bars_svg
 from nanolm.report.curves import Line, Panel, curves_svg
-from nanolm.runs import ledger
-from nanolm.runs.ledger import Ledger, read_ledger, working_on
+from nanolm.runs.ledger import Ledger, LedgerState, read_ledger, working_on
 from nanolm.training.events import Event, Note, Preparing, Progressed
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
@@ -72,7 +71,7 @@ class Request:
 
 
 @dataclass
-class State(ledger.State):
+class State(LedgerState):
     """compare.json"""
 
     data: str = ""  # its fingerprint

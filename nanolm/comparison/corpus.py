@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nanolm.comparison.learning import Row, in_run
-from nanolm.pretraining.language import train
 from nanolm.pretraining.prepare import prepare_text
+from nanolm.pretraining.train import train
 from nanolm.report.curves import read_metrics
 from nanolm.runs.folder import Run
 from nanolm.runs.info import describe

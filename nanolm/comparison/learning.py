@@ -21,7 +21,7 @@ from nanolm.comparison.networks import Network
 from nanolm.runs.folder import Run
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer
-from nanolm.training.schedule import rate
+from nanolm.training.schedule import lr_factor
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step
 
@@ -115,7 +115,7 @@ def learn(
             raise Stopped
         network.train()
         torch.manual_seed(seed * 1_000_003 + number)
-        step(rows(batches[number]), recipe.lr * rate(progress))
+        step(rows(batches[number]), recipe.lr * lr_factor(progress))
         number += 1
     network.load_state_dict(kept)
     return number

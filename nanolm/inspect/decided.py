@@ -44,8 +44,8 @@ def decided(classifier: Classifier, ids: list[int]) -> Decided:
     inputs = torch.tensor([ids], device=base.device)
     lengths = torch.tensor([len(ids)], device=base.device)
     try:
-        with base.at_rest(), torch.enable_grad():
-            x = base.body(inputs, weights=weights)
+        with base.eval_mode(), torch.enable_grad():
+            x = base.hidden_states(inputs, weights=weights)
             logits = classifier.score(classifier.pooled(x, lengths))[0]
             label = int(logits.argmax())
             # Against the mean of the others: what lifts all labels alike decides nothing.

@@ -63,8 +63,8 @@ def streams(model: GPT, ids: list[int], weights: list[Tensor] | None = None) -> 
     last = model.blocks[-1]
     handles.append(last.register_forward_hook(lambda _, arguments, y: given.append(y[0])))
     try:
-        with model.at_rest():
-            model.body(torch.tensor([ids], device=model.device), weights=weights)
+        with model.eval_mode():
+            model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
     finally:
         for handle in handles:
             handle.remove()

@@ -63,7 +63,7 @@ class Trial:
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)
         self.tokens = rows * config.context
-        matrices = self.model.matrices() if optimizer == "muon" else None
+        matrices = self.model.muon_parameters() if optimizer == "muon" else None
         parameters, shares = dict(self.model.named_parameters()), settings.workers or 1
         with threads_for(settings.threads, settings.workers):
             learner = Optimizer(parameters, 0.1, shares=shares, matrices=matrices)
@@ -75,7 +75,7 @@ class Trial:
         self.count = 0
 
     def loss(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x = self.model.body(ids[:, :-1])
+        x = self.model.hidden_states(ids[:, :-1])
         return next_token_loss(self.model.head, x, ids[:, 1:]), {}
 
     def step(self) -> None:

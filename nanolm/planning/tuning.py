@@ -31,7 +31,7 @@ from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizer
 from nanolm.training.settings import Settings, TrainSettings
-from nanolm.training.step import LOW, Batch, Loss, Step
+from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
 
 PROBE = 1_024  # tokens of the batch that threads are tried with
 TRIES = 5
@@ -164,7 +164,7 @@ def probe(ways: list[TrainSettings], model: Model) -> Probe:
     context = min(context, max(16, PROBE // rows))
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return next_token_loss(model.head, model.body(ids[:, :-1]), ids[:, 1:]), {}
+        return next_token_loss(model.head, model.hidden_states(ids[:, :-1]), ids[:, 1:]), {}
 
     ids = torch.randint(model.config.vocab_size, (rows, context + 1))
     return Probe(model, dict(model.named_parameters()), loss, (ids,))
@@ -212,7 +212,7 @@ def use_attention(model: Model, settings: Settings) -> None:
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:
     """Seconds that each kernel that can do it takes, forward and back, for a full GPU."""
     rows = max(1, 65_536 // (settings.context or 1))  # so many that launching does not count
-    dtype = LOW.get(settings.dtype, torch.float32)
+    dtype = AUTOCAST_DTYPES.get(settings.dtype, torch.float32)
 
     def some(heads: int) -> Tensor:
         shape = (rows, settings.context or 1, heads, config.head_dim)

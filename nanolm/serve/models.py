@@ -24,12 +24,12 @@ from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import Tokenizer
 
-MOST_LOOKED_AT = 256  # tokens of a page; attention grows with their square
-PARTS = {"best", "last", "checkpoints"}  # of a run: no names
+MAX_INSPECTED_TOKENS = 256  # tokens of a page; attention grows with their square
+RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run: no names
 
 
 @dataclass(frozen=True)
-class Hosted:
+class ServedModel:
     """A model that can be asked."""
 
     name: str
@@ -70,7 +70,7 @@ class Hosted:
 
 
 @dataclass(frozen=True)
-class Writer(Hosted):
+class ServedLanguageModel(ServedModel):
     """A language model."""
 
     found: LanguageModel
@@ -98,7 +98,7 @@ class Writer(Hosted):
         return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
 
     def look(self, ids: list[int]) -> Callable[[], str]:
-        ids = ids[-min(MOST_LOOKED_AT, self.found.model.window() or MOST_LOOKED_AT) :]
+        ids = ids[-min(MAX_INSPECTED_TOKENS, self.found.model.window() or MAX_INSPECTED_TOKENS) :]
         seen = look(self.found.model, ids)
 
         def page() -> str:
@@ -109,7 +109,7 @@ class Writer(Hosted):
 
 
 @dataclass(frozen=True)
-class Labeller(Hosted):
+class ServedClassifier(ServedModel):
     """A classifier."""
 
     found: TextClassifier
@@ -139,8 +139,8 @@ class Labeller(Hosted):
 
     def look(self, ids: list[int]) -> Callable[[], str]:
         config = self.found.model.config
-        window = min(self.found.model.base.window() or MOST_LOOKED_AT, config.window or 10**9)
-        ids = ids[: min(MOST_LOOKED_AT, window)]
+        window = min(self.found.model.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
+        ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
         what = decided(self.found.model, ids)
         seen = Seen(ids, what.looks, [])
 
@@ -163,7 +163,7 @@ def names_of(runs: Iterable[str]) -> list[str]:
     names: list[str] = []
     for run in runs:
         parts = [part for part in Path(run.removeprefix("hf://")).absolute().parts if part != "/"]
-        while len(parts) > 1 and (parts[-1] in PARTS or parts[-1].startswith("step-")):
+        while len(parts) > 1 and (parts[-1] in RUN_SUBFOLDERS or parts[-1].startswith("step-")):
             parts.pop()
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts[-1] if parts else "").strip("-.") or "model"
         number, unique = 1, name

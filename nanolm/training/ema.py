@@ -1,11 +1,11 @@
 """The mean of the weights over the last steps, which is better than any of them where steps jump.
 
-    >>> average = Average(dict(model.named_parameters()), 0.98)  # over about 50 steps
+    >>> average = EMA(dict(model.named_parameters()), 0.98)  # over about 50 steps
     >>> average.update(step=1)
     >>> with average.used():
     ...     evaluate(model)
 
-Learning goes on with the weights as they are; what is judged and saved as the model is their mean.
+Training goes on with the weights as they are; what is judged and saved as the model is their mean.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from nanolm.training.distributed import fill, local
+from nanolm.training.distributed import copy_full_tensor, local_tensor
 
 
-class Average:
+class EMA:
     """Of some parameters, a step back counting `keep` times as much as the one after it."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], keep: float) -> None:
@@ -28,8 +28,8 @@ class Average:
     def update(self, step: int) -> None:
         """Take in the weights after `step` steps; over the first ones it is their plain mean."""
         weight = max(1 - self.keep, 1 / step)
-        now = [local(parameter) for parameter in self.parameters.values()]
-        torch._foreach_lerp_([local(mean) for mean in self.means], now, weight)
+        now = [local_tensor(parameter) for parameter in self.parameters.values()]
+        torch._foreach_lerp_([local_tensor(mean) for mean in self.means], now, weight)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -56,4 +56,4 @@ class Average:
         """Go on from a model that is the mean, and what `tensors` gave."""
         self.swap()
         for name, parameter in self.tensors().items():
-            fill(parameter, tensors[name])
+            copy_full_tensor(parameter, tensors[name])

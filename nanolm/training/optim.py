@@ -1,6 +1,6 @@
 """What turns gradients into better weights, and its state as plain tensors.
 
-    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.matrices())
+    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.muon_parameters())
     >>> optimizer.step(lr=1e-3)
 
 AdamW is for everything; the matrices inside a Transformer, if they are named, are for Muon. Weight
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nanolm.errors import ModelError
-from nanolm.training.distributed import ALONE, World, fill, local
+from nanolm.training.distributed import ALONE, World, copy_full_tensor, local_tensor
 from nanolm.training.muon import MOMENTUM, Pieces, SharedPieces
 
 BETA1, BETA2 = 0.9, 0.95  # the second shorter than Adam's 0.999: runs here are short
@@ -68,10 +68,10 @@ class AdamW(Group):
         if not learning:
             return
         adamw(
-            [local(p) for p in learning],
-            [local(p.grad) for p in learning if p.grad is not None],
-            [local(self.remembered[p][0]) for p in learning],
-            [local(self.remembered[p][1]) for p in learning],
+            [local_tensor(p) for p in learning],
+            [local_tensor(p.grad) for p in learning if p.grad is not None],
+            [local_tensor(self.remembered[p][0]) for p in learning],
+            [local_tensor(self.remembered[p][1]) for p in learning],
             [],
             [self.steps[p] for p in learning],
             fused=True,
@@ -111,8 +111,8 @@ class Muon(Group):
             )
 
     def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
-        momenta = [local(self.remembered[p][0]) for p in self.parameters]
-        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        momenta = [local_tensor(self.remembered[p][0]) for p in self.parameters]
+        gradients = [local_tensor(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             return
         rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
@@ -128,7 +128,7 @@ class Muon(Group):
                 rate = rate * (1 - overflow)
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
-        parameters = [local(p) for p in self.parameters]
+        parameters = [local_tensor(p) for p in self.parameters]
         self.pieces.update(parameters, gradients, rate, self.weight_decay)
 
 
@@ -218,7 +218,7 @@ class Optimizer:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what `tensors` gave."""
         for name, value in self.tensors().items():
-            fill(value, tensors[name])
+            copy_full_tensor(value, tensors[name])
         for group in self.adamw():
             for step in group.steps.values():
                 step.copy_(tensors["step"])

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nanolm.model.device import recording
-from nanolm.training.distributed import ALONE, World, whole
+from nanolm.model.device import graph_capture
+from nanolm.training.distributed import ALONE, World, full_tensor
 from nanolm.training.optim import Optimizer
 
 MAX_GRADIENT_NORM = 1.0
 CAPTURED = 16_384  # tokens in a batch; with more of them, launching is not what takes the time
 WARM_UP = 2  # updates with a shape before it is captured: kernels are chosen in the first ones
-LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.bfloat16}
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.bfloat16}
 DOUBLED_AFTER = 2_000  # updates without an overflow
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Step:
         self.device = self.parameters[0].device
         # On a CPU only the products are in bfloat16, within them: all else would be slower with it.
         self.products = "bf16" if dtype == "bfloat16" and self.device.type == "cpu" else "ieee"
-        self.low = None if self.products == "bf16" else LOW.get(dtype)
+        self.low = None if self.products == "bf16" else AUTOCAST_DTYPES.get(dtype)
         self.scale = Scale(self.device) if dtype == "float16" else None
         self.names: list[str] = []  # of the numbers behind the norm
         self.parts = 1  # that a batch goes through in, one after the other
@@ -106,7 +106,7 @@ class Step:
             with self.loss.no_sync():
                 self.until_it_fits(self.gradients, batch)
             self.optimizer.zero_grad()
-        self.parts = self.world.most(self.parts)
+        self.parts = self.world.all_reduce_max(self.parts)
 
     def make_room(self, rows: int, failure: str) -> None:
         """Smaller parts from now on, or something else that saves memory; else it is raised."""
@@ -127,7 +127,7 @@ class Step:
 
     def update(self, batch: Batch) -> Tensor:
         """Forward, backward, update; on a GPU nothing of it waits for the device."""
-        numbers = self.world.mean(self.gradients(batch))
+        numbers = self.world.all_reduce_mean(self.gradients(batch))
         self.optimizer.prepare()  # by one thread, for all
         norms = self.each(self.norm)
         norm = (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).float()
@@ -154,7 +154,7 @@ class Step:
         """Of all gradients of a share together."""
         groups = self.optimizer.shares[share]
         gradients = [p.grad for group in groups for p in group.parameters if p.grad is not None]
-        return whole(torch.nn.utils.get_total_norm(gradients))
+        return full_tensor(torch.nn.utils.get_total_norm(gradients))
 
     def gradients(self, batch: Batch) -> Tensor:
         """Leave the gradients with the parameters; the loss and what else is recorded."""
@@ -247,7 +247,7 @@ class Step:
         """Record an update without doing it."""
         inputs = tuple(part.to(self.device) for part in batch)
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, self.memory):
+        with graph_capture(graph, self.memory):
             numbers = self.update(inputs)
         self.memory = self.memory or graph.pool()
         return Captured(graph, inputs, numbers)

@@ -63,18 +63,18 @@ class Task(ABC):
     sharded: nn.Module | None = None  # the loss, where each process has a share of the weights
 
     @abstractmethod
-    def started(self, run: Path, step: int) -> Started:
+    def start_event(self, run: Path, step: int) -> Started:
         """What to tell before the first step."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained, by name."""
         return dict(self.model.named_parameters())
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         """What to multiply the learning rate of a parameter by."""
         return 1.0
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         """Those of the parameters that are for Muon, each with the rows of its matrices."""
         return {}
 
@@ -82,7 +82,7 @@ class Task(ABC):
         """The bits per byte that a plan foretold for when so much of all learning is done."""
         return None
 
-    def seconds_after(self) -> float:
+    def seconds_after_training(self) -> float:
         """What is done when the steps are done, and not by the loop, takes."""
         return 0.0
 
@@ -127,16 +127,16 @@ class Task(ABC):
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     @abstractmethod
-    def copied(self) -> Callable[[Path], None]:
+    def snapshot(self) -> Callable[[Path], None]:
         """What writes the model as it is now, and what only this task needs to go on."""
 
     @abstractmethod
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         """Let the model be the one that was saved in `folder`."""
 
-    def restore(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path) -> None:
         """Let all that is trained be as it was saved in `folder`, to go on from there."""
-        self.take_back(folder)
+        self.load_weights(folder)
 
 
 def read_state(folder: Path) -> State:

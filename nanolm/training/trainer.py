@@ -1,6 +1,6 @@
 """The training loop: one story, top to bottom, whatever is learned.
 
-    >>> Trainer(run, settings, task, checkpoint, notify).loop(stop)
+    >>> Trainer(run, settings, task, checkpoint, notify).train(stop)
 
 What is learned is a `Task`. Everything that the loop changes lives in `State`, the weights and the
 optimizer. The three are saved together, and a batch is a pure function of its index, so a run that
@@ -28,12 +28,12 @@ from nanolm.errors import Diverged, ModelError, OutOfMemory
 from nanolm.report.page import write_report
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run, append
-from nanolm.training.distributed import ALONE, World, collected, replicated
-from nanolm.training.ema import Average
+from nanolm.training.distributed import ALONE, World, gathered_copy, wrap_ddp
+from nanolm.training.ema import EMA
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizer, load_tensors
-from nanolm.training.schedule import DECAY, rate
+from nanolm.training.schedule import DECAY, lr_factor
 from nanolm.training.settings import Settings
 from nanolm.training.step import Scale, Step, out_of_memory
 from nanolm.training.task import State, Task, read_state
@@ -42,7 +42,7 @@ LOG_EVERY = 10  # steps
 SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
 PATIENCE = 10  # steps in a row without a finite gradient before going back,
 RETURNS = 3  # so many times before giving up
-LEAST_STEPS = 20  # fewer teach nothing:
+MIN_STEPS = 20  # fewer teach nothing:
 OVERTIME = 1.05  # times the budget, where they would not be done otherwise
 LOOKING = 0.25  # of the time, at most, where the clock ends the run
 RESERVED = 0.4  # of the time for steps, at most, before it is known what the end takes
@@ -87,16 +87,21 @@ class Trainer:
         workers = getattr(settings, "workers", None) or 1
         loss: Any = task.loss
         if world.joined:
-            loss = task.sharded or replicated(task.model, task.loss)
+            loss = task.sharded or wrap_ddp(task.model, task.loss)
         self.optimizer = Optimizer(
-            task.parameters(), task.weight_decay, task.rate, workers, task.matrices(), world
+            task.parameters(),
+            task.weight_decay,
+            task.lr_scale,
+            workers,
+            task.muon_parameters(),
+            world,
         )
         self.optimizer.prepare()  # what is left is for the batches
         how = (settings.dtype, task.tokens, task.save_memory, world)
         self.step = Step(loss, self.optimizer, *how, world.weight(settings.batch or 1))
         self.average = None
         if settings.average:
-            self.average = Average(task.parameters(), settings.average)
+            self.average = EMA(task.parameters(), settings.average)
         self.launched: deque[Launched] = deque()
         self.ahead = AHEAD_TOGETHER if world.joined and self.step.device.type == "cuda" else 0
         self.looked = False  # at held-out data, by this process
@@ -105,7 +110,7 @@ class Trainer:
         self.state = State()
         if settings.minutes:
             left = max(0.0, 60 * settings.minutes - spent)
-            self.state.reserve = min(task.seconds_after(), RESERVED * left)
+            self.state.reserve = min(task.seconds_after_training(), RESERVED * left)
         self.saved_step = -1
         if saved:
             self.take_up(saved)
@@ -138,7 +143,7 @@ class Trainer:
         for more in self.also_saved():
             more.load(tensors)
 
-    def also_saved(self) -> list[Scale | Average]:
+    def also_saved(self) -> list[Scale | EMA]:
         """What changes with each step besides the optimizer."""
         return [more for more in (self.step.scale, self.average) if more]
 
@@ -146,10 +151,10 @@ class Trainer:
         """The model as it is judged and saved, meanwhile."""
         return self.average.used() if self.average else nullcontext()
 
-    def loop(self, stop: StopRequest) -> str:
+    def train(self, stop: StopRequest) -> str:
         """Train; why it ended: "steps", "minutes" (the budget), "enough", or "interrupted"."""
         state, task = self.state, self.task
-        self.notify(task.started(self.run.path, state.step))
+        self.notify(task.start_event(self.run.path, state.step))
         last_save = self.clock = time.monotonic()
         self.last_log, self.speed = (state.tokens, state.seconds), 0
         task.model.train()
@@ -190,7 +195,7 @@ class Trainer:
                 self.finish_saving()  # what is found is about a checkpoint that is there
                 self.evaluate(progress)
                 # The first time is not like the others: much is made ready in it.
-                state.reserve = task.seconds_after()
+                state.reserve = task.seconds_after_training()
                 if self.looked:
                     state.reserve += time.monotonic() - begin
                     looking += time.monotonic() - begin
@@ -202,7 +207,7 @@ class Trainer:
                 all_steps = self.settings.steps and state.step >= self.settings.steps
                 return "steps" if all_steps else "minutes"
 
-            lr, begin = self.lr * rate(progress), time.monotonic()
+            lr, begin = self.lr * lr_factor(progress), time.monotonic()
             numbers = self.train_step(lr)
             if undecided:
                 taken.append(time.monotonic() - begin)
@@ -296,12 +301,12 @@ class Trainer:
         kept = {"seconds": state.seconds, "parts": state.parts, "told": state.told}
         kept |= {"returns": state.returns + 1, "bad_steps": 0}
         next_batch = state.step + state.passed_over
-        self.world.wait()  # for what is being saved
+        self.world.barrier()  # for what is being saved
         good = self.last_good()
         if good:  # else the weights are still those from before: nothing bad was learned
-            self.task.restore(good)
+            self.task.load_checkpoint(good)
             self.take_up(good)
-            self.world.wait()  # until all have read it
+            self.world.barrier()  # until all have read it
             if self.world.first:
                 checkpoint.discard_after(self.run.checkpoints, good)
                 self.run.cut_back(state.lengths)
@@ -393,8 +398,8 @@ class Trainer:
         if self.settings.minutes:
             end = 60 * self.settings.minutes - state.reserve
             share = (state.seconds - state.setup) / max(end - state.setup, 1e-3)
-            if state.step < LEAST_STEPS and state.seconds < OVERTIME * end:
-                share = min(share, state.step / LEAST_STEPS)
+            if state.step < MIN_STEPS and state.seconds < OVERTIME * end:
+                share = min(share, state.step / MIN_STEPS)
             used.append(share)
         return max(used)
 
@@ -494,11 +499,11 @@ class Trainer:
         self.state.lengths = self.run.lengths()
         state = json.dumps(asdict(self.state), indent=1) + "\n"
         with self.averaged():
-            write_model = self.task.copied()
+            write_model = self.task.snapshot()
         tensors = self.optimizer.tensors()
         for more in self.also_saved():
             tensors |= more.tensors()
-        tensors = {name: collected(tensor) for name, tensor in tensors.items()}
+        tensors = {name: gathered_copy(tensor) for name, tensor in tensors.items()}
         size = self.task.saved_bytes() + sum(tensor.nbytes for tensor in tensors.values())
         folder = self.checkpoint_folder(self.state.step)
         kept = (self.state.best_step, self.state.decay_step, self.state.good_step)
@@ -534,9 +539,9 @@ class Trainer:
     def checkpoint_folder(self, step: int) -> Path:
         return self.run.checkpoints / f"step-{step:08}"
 
-    def take_best(self) -> None:
+    def load_best(self) -> None:
         """Let the model be the best that was seen; where that is damaged, the last one is."""
-        self.world.wait()  # for what was being saved
+        self.world.barrier()  # for what was being saved
         if self.state.best_step == self.state.step:
             if self.average:
                 self.average.swap()
@@ -544,7 +549,7 @@ class Trainer:
         folder = self.checkpoint_folder(self.state.best_step)
         try:
             files.verify(folder)
-            self.task.take_back(folder)
+            self.task.load_weights(folder)
         except ModelError as error:
             self.notify(Note(f"{error}; taking the last checkpoint as the best"))
             self.state.best_step = self.state.step

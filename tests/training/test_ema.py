@@ -11,7 +11,7 @@ from torch import nn
 
 import nanolm
 from nanolm.evaluation import evaluate
-from nanolm.training.ema import Average
+from nanolm.training.ema import EMA
 from nanolm.training.trainer import Trainer
 
 
@@ -29,7 +29,7 @@ def by_hand(seen: list[torch.Tensor], keep: float) -> torch.Tensor:
 def test_the_mean(steps: int) -> None:
     torch.manual_seed(1)
     parameter = nn.Parameter(torch.randn(3, 2))
-    average = Average({"it": parameter}, 0.75)
+    average = EMA({"it": parameter}, 0.75)
     seen = []
     for step in range(1, steps + 1):
         parameter.data.add_(torch.randn(3, 2))

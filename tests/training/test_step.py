@@ -23,10 +23,10 @@ def made(workers: int = 1, dtype: str = "float32", muon: bool = False, **rest: A
     model = of_family("modern", dim=32).train()
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x = model.body(ids[:, :-1])
+        x = model.hidden_states(ids[:, :-1])
         return next_token_loss(model.head, x, ids[:, 1:]), {"size": x.detach().norm()}
 
-    matrices = model.matrices() if muon else None
+    matrices = model.muon_parameters() if muon else None
     optimizer = Optimizer(dict(model.named_parameters()), 0.1, shares=workers, matrices=matrices)
     return Step(loss, optimizer, dtype, **rest), model
 
