@@ -138,7 +138,6 @@ def settings_of(
 
 def show_event(view: "TrainingView", event: "Event | Learned") -> None:
     """A line for each row; progress within one only where that does not stay."""
-    from nanolm.cli.progress import clock
     from nanolm.comparison.compare import Learned
 
     if not isinstance(event, Learned):
@@ -147,10 +146,8 @@ def show_event(view: "TrainingView", event: "Event | Learned") -> None:
     result = event.result
     score = f"{result['accuracy']:.1%} right" if "accuracy" in result else ""
     score = score or f"{result['bits_per_byte']:.3f} bits per byte"
-    view.show_end(
-        f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s, "
-        f"{clock(max(0, event.seconds_left))} left"
-    )
+    text = f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s"
+    view.show_result(text, event.seconds_left)
 
 
 def show(outcome: "Outcome") -> None:

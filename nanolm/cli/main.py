@@ -14,18 +14,9 @@ import traceback
 
 import click
 
-from nanolm import __version__
+from nanolm import __version__, errors
 from nanolm.cli.console import INTERRUPTED, complain
 from nanolm.cli.options import CommandGroup
-from nanolm.errors import (
-    DataError,
-    DiskFull,
-    Interrupted,
-    NanolmError,
-    OutOfMemory,
-    ToldElsewhere,
-    UsageError,
-)
 from nanolm.files import no_room
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
@@ -80,12 +71,12 @@ class Verbs(CommandGroup):
             raise ClosedPipe from None  # click would make it exit code 1
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt | click.Abort)
-            known = isinstance(error, NanolmError | click.ClickException)
+            known = isinstance(error, errors.NanolmError | click.ClickException)
             # What was being called may have taken Ctrl-C for an error of its own.
             if not stopped and (known or not StopRequest.missed):
                 raise
             unsaved = context.invoked_subcommand in TRAINING and not StopRequest.used
-            raise Interrupted(NOTHING_SAVED if unsaved else "stopped") from None
+            raise errors.Interrupted(NOTHING_SAVED if unsaved else "stopped") from None
 
 
 @click.group(
@@ -122,7 +113,7 @@ def cli(context: click.Context) -> None:
     """
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise UsageError(
+        raise errors.UsageError(
             f"{count} processes were started, and {verb} is for one: leave out torchrun (only "
             "`nanolm train` shares its work)"
         )
@@ -154,21 +145,21 @@ def run() -> int:
         code = cli.main(prog_name="nanolm", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return code if isinstance(code, int) else 0
-    except ToldElsewhere as error:
+    except errors.ToldElsewhere as error:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"
         complain(f"{error.format_message()}\n`{where} --help` shows what it takes", common=True)
-        return UsageError.exit_code
+        return errors.UsageError.exit_code
     except click.ClickException as error:
         complain(error.format_message())
         return error.exit_code
-    except NanolmError as error:
-        complain(str(error), common=isinstance(error, UsageError))
+    except errors.NanolmError as error:
+        complain(str(error), common=isinstance(error, errors.UsageError))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")
-        return Interrupted.exit_code
+        return errors.Interrupted.exit_code
     except (ClosedPipe, BrokenPipeError):
         # What is still in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -177,17 +168,17 @@ def run() -> int:
         text = f"{error.filename or 'a file'}: {error.strerror or error}"
         if no_room(error):
             complain(f"the disk is full: {text}; free some space and run the same command again")
-            return DiskFull.exit_code
+            return errors.DiskFull.exit_code
         complain(text)
-        return DataError.exit_code
+        return errors.DataError.exit_code
     except Exception as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
-            return OutOfMemory.exit_code
+            return errors.OutOfMemory.exit_code
         if StopRequest.missed:  # which what was being called took for an error of its own
             complain("stopped")
-            return Interrupted.exit_code
+            return errors.Interrupted.exit_code
         traceback.print_exc()
         complain("this is a bug in nanolm; please report it with the lines above")
         return 1

@@ -73,11 +73,11 @@ class TrainingView:
             record = {name: value for name, value in event.record.items() if name != "val_loss"}
             self.show(replace(event, record=record))
 
-    def show_end(self, text: str) -> None:
-        """The result of one of many; the next one has values of its own."""
+    def show_result(self, text: str, seconds_left: float) -> None:
+        """Of one of many; the next one has values of its own."""
         self.values.clear()
         self.phase = ""
-        self.show(Note(text))
+        self.show(Note(f"{text}, {clock(max(0, seconds_left))} left"))
 
     def report(self, what: str, done: int, total: int) -> None:
         self.show(Preparing(what, done, total))

@@ -10,26 +10,12 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import (
-    MACHINE,
-    READING,
-    Command,
-    Table,
-    options_of,
-    run_option,
-    run_options,
-)
+from nanolm.cli.options import MACHINE, READING, Command, Table, options_of, run_option, run_options
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
 from nanolm.text.sources import EMBEDDED, SCHEME
-from nanolm.training.settings import (
-    ARCHITECTURE,
-    DEFAULT_FAMILY,
-    SIZES,
-    SWITCHES,
-    TrainSettings,
-)
+from nanolm.training.settings import ARCHITECTURE, DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
