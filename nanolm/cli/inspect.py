@@ -19,6 +19,7 @@ from nanolm.training.settings import DEVICES
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
+    from nanolm.inspect.decided import Decided
     from nanolm.inspect.heads import Head
     from nanolm.inspect.look import Foretold, Seen
     from nanolm.text.tokenizer import Tokenizer
@@ -143,53 +144,59 @@ class Inspector:
             png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.heads import describe
         from nanolm.inspect.look import look
-        from nanolm.inspect.page import inspection_page
         from nanolm.inspect.pictures import predictions_png
 
-        tokenizer = loaded.tokenizer
-        ids = cut(tokenizer.encode_prompt(text), loaded.model.window())
+        ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
         seen = look(loaded.model, ids, top)
-        heads = describe(seen.attention, ids)
-        shown = head_indices(head, heads)
-        if self.as_json:
-            values = {"tokens": names(tokenizer, ids), **attention_json(seen, heads)}
-            layers = [layer_json(tokenizer, layer) for layer in seen.layers]
-            self.print({**values, "predictions": layers[-1], "layers": layers})
-        else:
-            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown))
-        self.draw_attention(tokenizer, seen, heads, shown)
-        self.draw("predictions.png", predictions_png, seen, partial(visible, tokenizer))
+        self.attention(loaded.tokenizer, seen, head)
+        self.draw("predictions.png", predictions_png, seen, partial(visible, loaded.tokenizer))
 
     def decision(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.decided import decided
-        from nanolm.inspect.heads import describe
         from nanolm.inspect.look import Seen
-        from nanolm.inspect.page import inspection_page
 
-        model, tokenizer, labels = classifier.model, classifier.tokenizer, classifier.labels
+        model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         ids = cut(tokenizer.encode_prompt(text.strip()), window)
         decision = decided(model, ids)
         seen = Seen(ids, decision.looks, [])
-        heads = describe(seen.attention, ids)
-        shown = head_indices(head, heads)
+        self.attention(tokenizer, seen, head, (decision, classifier.labels))
+
+    def attention(
+        self,
+        tokenizer: "Tokenizer",
+        seen: "Seen",
+        head: str | None,
+        verdict: "tuple[Decided, tuple[str, ...]] | None" = None,
+    ) -> None:
+        """What each head does, with what each layer predicts or what a classifier decided."""
+        from nanolm.inspect.heads import describe
+        from nanolm.inspect.page import inspection_page
+        from nanolm.inspect.pictures import attention_png, head_png
+
+        heads = describe(seen.attention, seen.ids)
+        chosen = head_indices(head, heads)
         if self.as_json:
-            self.print(
-                {
-                    "tokens": names(tokenizer, ids),
-                    "label": labels[decision.label],
-                    "probabilities": dict(zip(labels, rounded(decision.chances), strict=True)),
-                    "rollout": rounded(decision.attention),
-                    "gradient_x_input": rounded(decision.gradient),
-                    **attention_json(seen, heads),
-                }
-            )
+            values = verdict_json(*verdict) if verdict else {}
+            values["heads"] = [
+                [{**asdict(each), "words": each.words} for each in row] for row in heads
+            ]
+            values["attention"] = rounded(seen.attention)
+            if layers := [layer_json(tokenizer, layer) for layer in seen.layers]:
+                values |= {"predictions": layers[-1], "layers": layers}
+            self.print({"tokens": names(tokenizer, seen.ids), **values})
         else:
-            both = (decision, labels)
-            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown, both))
-        self.draw_attention(tokenizer, seen, heads, shown)
+            shape = f"{counted(len(heads), 'layer')} of {counted(len(heads[0]), 'head')}"
+            facts = {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
+            self.write(inspection_page(tokenizer, seen, heads, facts, chosen, verdict))
+        self.draw("attention.png", attention_png, seen, heads)
+        if chosen is not None:
+            layer, number = chosen
+            name = f"{layer + 1}.{number + 1}"
+            title = f"head {name} {heads[layer][number].words}"
+            spelled = visible(tokenizer, seen.ids)
+            self.draw(f"head-{name}.png", head_png, seen.attention[chosen], title, spelled)
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
@@ -235,11 +242,6 @@ class Inspector:
         pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
         self.draw("positions.png", matrices_png, pairs, "auto")
 
-    def facts(self, seen: "Seen") -> dict[str, str]:
-        layers, heads = seen.attention.shape[:2]
-        shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
-        return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
-
     def print(self, values: dict[str, Any]) -> None:
         print_json({"model": self.run, **values})
 
@@ -254,24 +256,6 @@ class Inspector:
         if self.png is not None:
             draw(self.png / name, *arguments)
             note_written(self.png / name)
-
-    def draw_attention(
-        self,
-        tokenizer: "Tokenizer",
-        seen: "Seen",
-        heads: "list[list[Head]]",
-        shown: tuple[int, int] | None,
-    ) -> None:
-        """All heads, and the one that is shown large."""
-        from nanolm.inspect.pictures import attention_png, head_png
-
-        self.draw("attention.png", attention_png, seen, heads)
-        if shown is not None:
-            layer, head = shown
-            name = f"{layer + 1}.{head + 1}"
-            title = f"head {name} {heads[layer][head].words}"
-            spelled = visible(tokenizer, seen.ids)
-            self.draw(f"head-{name}.png", head_png, seen.attention[shown], title, spelled)
 
 
 def cut(ids: list[int], window: int | None) -> list[int]:
@@ -312,9 +296,13 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def attention_json(seen: "Seen", heads: "list[list[Head]]") -> dict[str, Any]:
-    described = [[{**asdict(head), "words": head.words} for head in row] for row in heads]
-    return {"heads": described, "attention": rounded(seen.attention)}
+def verdict_json(decision: "Decided", labels: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "label": labels[decision.label],
+        "probabilities": dict(zip(labels, rounded(decision.chances), strict=True)),
+        "rollout": rounded(decision.attention),
+        "gradient_x_input": rounded(decision.gradient),
+    }
 
 
 def layer_json(tokenizer: "Tokenizer", layer: "Foretold") -> dict[str, Any]:

@@ -53,13 +53,11 @@ class Run:
 
     def free(self) -> bool:
         """Whether nothing is there, or only what a start that failed before the first step left."""
-        if self.exists() or (self.path.exists() and not self.path.is_dir()):
-            return False
+        if not self.path.is_dir():
+            return not self.path.exists()
         left = {".lock", self.log.name, self.config_file.name}
-        return not self.path.exists() or all(
-            entry.name in left or entry.name.startswith(files.TEMPORARY)
-            for entry in self.path.iterdir()
-        )
+        names = [entry.name for entry in self.path.iterdir()]
+        return all(name in left or name.startswith(files.TEMPORARY) for name in names)
 
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
