@@ -21,7 +21,7 @@ from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
-    from nanolm.comparison.compare import Compared, Learned, Outcome
+    from nanolm.comparison.compare import ComparedRow, CompareResult, RowTrained
     from nanolm.training.events import Event
 
 own = partial(click.option, cls=Option, heading="Comparison")
@@ -95,11 +95,11 @@ def command(
     settings = settings_of(data, kind or guessed(data), options)
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.comparison.compare import Request, compare
+    from nanolm.comparison.compare import CompareRequest, compare
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     with TrainingView() as view:
-        request = Request(settings, budget, names, seeds)
+        request = CompareRequest(settings, budget, names, seeds)
         outcome = compare(request, out, lambda event: watch(view, event), started)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
@@ -140,12 +140,12 @@ def settings_of(
     return TrainSettings.from_dict({**options, "corpus": data})
 
 
-def watch(view: "TrainingView", event: "Event | Learned") -> None:
+def watch(view: "TrainingView", event: "Event | RowTrained") -> None:
     """A line for each row; how far it is only where that does not stay."""
     from nanolm.cli.progress import clock
-    from nanolm.comparison.compare import Learned
+    from nanolm.comparison.compare import RowTrained
 
-    if isinstance(event, Learned):
+    if isinstance(event, RowTrained):
         found = event.result
         said = (
             f"{found['accuracy']:.1%} right"
@@ -158,7 +158,7 @@ def watch(view: "TrainingView", event: "Event | Learned") -> None:
         view.show_within(event)
 
 
-def show_rows(outcome: "Outcome") -> None:
+def show_rows(outcome: "CompareResult") -> None:
     """The table, and below it what each row teaches."""
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
@@ -191,7 +191,7 @@ def show_rows(outcome: "Outcome") -> None:
         )
 
 
-def measured(row: "Compared", name: str) -> str:
+def measured(row: "ComparedRow", name: str) -> str:
     mean, spread = row.means[name], row.spread[name]
     if name == "bits_per_byte":
         return f"{mean:.3f}"
