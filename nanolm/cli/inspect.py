@@ -19,9 +19,9 @@ from nanolm.training.settings import DEVICES
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
-    from nanolm.inspect.decided import Decided
-    from nanolm.inspect.heads import Head
-    from nanolm.inspect.look import Foretold, Seen
+    from nanolm.inspect.attribution import Attribution
+    from nanolm.inspect.heads import HeadPattern
+    from nanolm.inspect.inspection import Inspection, Predictions
     from nanolm.text.tokenizer import Tokenizer
 
 HEAD_NAME = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
@@ -108,7 +108,7 @@ def command(
         from nanolm.classification.classifier import load as load_classifier
 
         classifier = load_classifier(folder, note).on(device, "float32")
-        inspector.decision(classifier, one_text(text, file), head)
+        inspector.attribution(classifier, one_text(text, file), head)
         return
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
@@ -136,7 +136,7 @@ def one_text(text: tuple[str, ...], file: str | None) -> str:
 
 
 class Inspector:
-    """Writes what was seen where it was asked for."""
+    """Prints or writes what was asked for."""
 
     def __init__(self, run: str, out: Path, png: Path | None, as_json: bool) -> None:
         self.run, self.out, self.png, self.as_json = run, out, png, as_json
@@ -144,70 +144,71 @@ class Inspector:
             png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.look import look
-        from nanolm.inspect.pictures import predictions_png
+        from nanolm.inspect.inspection import inspect_text
+        from nanolm.inspect.png import predictions_png
 
         ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
-        seen = look(loaded.model, ids, top)
-        self.attention(loaded.tokenizer, seen, head)
-        self.draw("predictions.png", predictions_png, seen, partial(visible, loaded.tokenizer))
+        inspection = inspect_text(loaded.model, ids, top)
+        self.attention(loaded.tokenizer, inspection, head)
+        spelled = partial(visible, loaded.tokenizer)
+        self.draw("predictions.png", predictions_png, inspection, spelled)
 
-    def decision(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
-        from nanolm.inspect.decided import decided
-        from nanolm.inspect.look import Seen
+    def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
+        from nanolm.inspect.attribution import attribute
+        from nanolm.inspect.inspection import Inspection
 
         model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         ids = cut(tokenizer.encode_prompt(text.strip()), window)
-        decision = decided(model, ids)
-        seen = Seen(ids, decision.looks, [])
-        self.attention(tokenizer, seen, head, (decision, classifier.labels))
+        attribution = attribute(model, ids)
+        inspection = Inspection(ids, attribution.attention, [])
+        self.attention(tokenizer, inspection, head, (attribution, classifier.labels))
 
     def attention(
         self,
         tokenizer: "Tokenizer",
-        seen: "Seen",
+        inspection: "Inspection",
         head: str | None,
-        verdict: "tuple[Decided, tuple[str, ...]] | None" = None,
+        decision: "tuple[Attribution, tuple[str, ...]] | None" = None,
     ) -> None:
-        """What each head does, with what each layer predicts or what a classifier decided."""
-        from nanolm.inspect.heads import describe
+        """What each head does, with what each layer predicts or what a classifier looked at."""
+        from nanolm.inspect.heads import describe_heads
         from nanolm.inspect.page import inspection_page
-        from nanolm.inspect.pictures import attention_png, head_png
+        from nanolm.inspect.png import attention_png, head_png
 
-        heads = describe(seen.attention, seen.ids)
+        heads = describe_heads(inspection.attention, inspection.ids)
         chosen = head_indices(head, heads)
         if self.as_json:
-            values = verdict_json(*verdict) if verdict else {}
+            values = attribution_json(*decision) if decision else {}
             values["heads"] = [
                 [{**asdict(each), "words": each.words} for each in row] for row in heads
             ]
-            values["attention"] = rounded(seen.attention)
-            if layers := [layer_json(tokenizer, layer) for layer in seen.layers]:
+            values["attention"] = rounded(inspection.attention)
+            if layers := [layer_json(tokenizer, layer) for layer in inspection.layers]:
                 values |= {"predictions": layers[-1], "layers": layers}
-            self.print({"tokens": names(tokenizer, seen.ids), **values})
+            self.print({"tokens": names(tokenizer, inspection.ids), **values})
         else:
             shape = f"{counted(len(heads), 'layer')} of {counted(len(heads[0]), 'head')}"
-            facts = {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
-            self.write(inspection_page(tokenizer, seen, heads, facts, chosen, verdict))
-        self.draw("attention.png", attention_png, seen, heads)
+            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}", "attention": shape}
+            self.write(inspection_page(tokenizer, inspection, heads, facts, chosen, decision))
+        self.draw("attention.png", attention_png, inspection, heads)
         if chosen is not None:
             layer, number = chosen
             name = f"{layer + 1}.{number + 1}"
             title = f"head {name} {heads[layer][number].words}"
-            spelled = visible(tokenizer, seen.ids)
-            self.draw(f"head-{name}.png", head_png, seen.attention[chosen], title, spelled)
+            spelled = visible(tokenizer, inspection.ids)
+            self.draw(f"head-{name}.png", head_png, inspection.attention[chosen], title, spelled)
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
-        from nanolm.inspect.pictures import matrices_png
-        from nanolm.inspect.vectors import between, occurrences, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import mean_similarities, occurrences, similarities
 
         places = occurrences(loaded.model, loaded.tokenizer, word, texts)
         cosines = similarities(places.vectors)
         if self.as_json:
-            values = {"word": word, "places": places.around, "cosines": rounded(cosines)}
-            self.print({**values, "means": rounded(between(cosines))})
+            values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
+            self.print({**values, "means": rounded(mean_similarities(cosines))})
         else:
             self.write(word_page(places, {"model": self.run}))
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
@@ -229,10 +230,10 @@ class Inspector:
 
     def positions(self, loaded: "LanguageModel") -> None:
         from nanolm.inspect.page import positions_page
-        from nanolm.inspect.pictures import matrices_png
-        from nanolm.inspect.vectors import positions, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import position_vectors, similarities
 
-        kind, vectors = positions(loaded.model)
+        kind, vectors = position_vectors(loaded.model)
         if self.as_json:
             self.print({"kind": kind, "vectors": rounded(vectors)})
         else:
@@ -266,7 +267,7 @@ def cut(ids: list[int], window: int | None) -> list[int]:
     return ids[:most]
 
 
-def head_indices(head: str | None, heads: "list[list[Head]]") -> tuple[int, int] | None:
+def head_indices(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
     """Of --head LAYER.HEAD, from 0."""
     match = HEAD_NAME.fullmatch(head or "")
     if not match:
@@ -284,7 +285,7 @@ def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
 
 
 def visible(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    """With white space that can be seen."""
+    """With white space made visible."""
     from nanolm.text.page import PICTURES
 
     return ["".join(PICTURES.get(char, char) for char in name) for name in names(tokenizer, ids)]
@@ -296,19 +297,19 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def verdict_json(decision: "Decided", labels: tuple[str, ...]) -> dict[str, Any]:
+def attribution_json(attribution: "Attribution", labels: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "label": labels[decision.label],
-        "probabilities": dict(zip(labels, rounded(decision.chances), strict=True)),
-        "rollout": rounded(decision.attention),
-        "gradient_x_input": rounded(decision.gradient),
+        "label": labels[attribution.label],
+        "probabilities": dict(zip(labels, rounded(attribution.probabilities), strict=True)),
+        "rollout": rounded(attribution.rollout),
+        "gradient_x_input": rounded(attribution.gradient),
     }
 
 
-def layer_json(tokenizer: "Tokenizer", layer: "Foretold") -> dict[str, Any]:
+def layer_json(tokenizer: "Tokenizer", layer: "Predictions") -> dict[str, Any]:
     return {
         "tokens": [names(tokenizer, row) for row in layer.ids.tolist()],
-        "probabilities": rounded(layer.chances),
-        "came": rounded(layer.came),
+        "probabilities": rounded(layer.probabilities),
+        "came": rounded(layer.actual),
         "rank": layer.rank.tolist(),
     }

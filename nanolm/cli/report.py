@@ -47,7 +47,8 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
 
     from nanolm.files import write_atomically
     from nanolm.report.listing import UNREADABLE
-    from nanolm.report.page import comparison_page, report_page, told, write_report
+    from nanolm.report.page import comparison_page, report_page, write_report
+    from nanolm.report.run_data import read_run
     from nanolm.runs.folder import Run
 
     runs = [Run(Path(name)) for name in run]
@@ -63,7 +64,7 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
                 note_written(file)
         else:
             file = Path(out or COMPARISON_PAGE)
-            page = comparison_page(runs) if len(runs) > 1 else report_page(told(runs[0]))
+            page = comparison_page(runs) if len(runs) > 1 else report_page(read_run(runs[0]))
             write_atomically(file, page)
             note_written(file)
     except UNREADABLE as error:
@@ -74,12 +75,12 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
 
 def draw(run: "Run") -> None:
     """The loss of a run, as wide as the terminal."""
-    from nanolm.report.page import told
+    from nanolm.report.run_data import read_run
     from nanolm.report.terminal import plot
 
-    one = told(run)
-    lines = [one.line("loss", "training"), one.line("val_loss", "validation")]
+    data = read_run(run)
+    series = [data.series("loss", "training"), data.series("val_loss", "validation")]
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     width = min(100, shutil.get_terminal_size().columns)
     click.echo(f"{run.path}: loss by step")
-    click.echo("\n".join(plot(lines, width, 16, plain)))
+    click.echo("\n".join(plot(series, width, 16, plain)))

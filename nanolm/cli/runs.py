@@ -15,7 +15,7 @@ from nanolm.cli.tables import one_line, show_table
 from nanolm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from nanolm.report.listing import Row
+    from nanolm.report.listing import RunSummary
     from nanolm.runs.folder import Run
 
 # The heading of each column, and how it is written.
@@ -64,9 +64,9 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     if sort not in keys:
         raise UsageError(f"--sort {sort}: there is {', '.join(SORT_KEYS)}")
 
-    from nanolm.report.listing import listing
+    from nanolm.report.listing import list_runs
 
-    rows = sorted_by(listing(Path(folder), note), keys[sort])
+    rows = sorted_by(list_runs(Path(folder), note), keys[sort])
     if as_json:
         for row in rows:
             print_json(asdict(row))
@@ -76,7 +76,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
         note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
 
 
-def sorted_by(rows: "list[Row]", key: str) -> "list[Row]":
+def sorted_by(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
     """The best, the largest or the newest first, names from A on; what has no such number last."""
     known = [row for row in rows if getattr(row, key) is not None]
     ascending = key in ("run", "corpus", "state", "bits_per_byte")
@@ -84,7 +84,7 @@ def sorted_by(rows: "list[Row]", key: str) -> "list[Row]":
     return known + [row for row in rows if getattr(row, key) is None]
 
 
-def show(rows: "list[Row]") -> None:
+def show(rows: "list[RunSummary]") -> None:
     """As a table; columns that no run has are left out."""
     used = [name for name in COLUMNS if any(getattr(row, name) is not None for row in rows)]
     table = [[COLUMNS[name][0] for name in used]]
@@ -115,12 +115,14 @@ def compare(run: tuple[str, ...]) -> None:
     if len(run) < 2:
         raise UsageError("give two runs or more")
 
-    from nanolm.report.page import columns, differing, distinct, summary, told
+    from nanolm.report.page import differing, distinct, summary, summary_columns
+    from nanolm.report.run_data import read_run
 
-    runs = [told(existing(name)) for name in run]
+    data = [read_run(existing(name)) for name in run]
+    summaries = [summary(each) for each in data]
     table = [["", *distinct(list(run))]]
-    table += [[name, *(summary(one).get(name, "") for one in runs)] for name in columns(runs)]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(runs)]
+    table += [[name, *(each.get(name, "") for each in summaries)] for name in summary_columns(data)]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data)]
     show_table([[short_name(cell) for cell in row] for row in table], range(len(table[0])))
 
 

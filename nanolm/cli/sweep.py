@@ -109,9 +109,11 @@ def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
 
 
 def described(trial: "SweepTrial") -> str:
-    from nanolm.report.sweep import shown  # which help need not wait for
+    from nanolm.report.sweep import format_value  # which help need not wait for
 
-    return ", ".join(f"{spaced(name)} {shown(value)}" for name, value in trial.values.items())
+    return ", ".join(
+        f"{spaced(name)} {format_value(value)}" for name, value in trial.values.items()
+    )
 
 
 def spaced(name: str) -> str:
@@ -121,7 +123,7 @@ def spaced(name: str) -> str:
 def show_outcome(outcome: "SweepResult") -> None:
     """By rank: what was tried, and the bits per byte that came of it in each round; of several
     seeds the mean and the standard deviation."""
-    from nanolm.report.sweep import shown
+    from nanolm.report.sweep import format_value
 
     combinations = outcome.combinations()
     rounds = max(len(each.rounds()) for each in combinations)
@@ -129,7 +131,7 @@ def show_outcome(outcome: "SweepResult") -> None:
     names = [*map(spaced, combinations[0].values), *(["seeds"] if seeds else [])]
     rows = [["", *names, *(f"round {n + 1}" for n in range(rounds)), ""]]
     for rank, each in enumerate(combinations, start=1):
-        values = [printable(shown(value)) for value in each.values.values()]
+        values = [printable(format_value(value)) for value in each.values.values()]
         values += [str(len(each.trials))] if seeds else []
         bits = [f"{mean:.3f}" + f" ± {spread:.3f}" * seeds for mean, spread in each.rounds()]
         error = next((trial.error for trial in each.trials if trial.error), None) or ""

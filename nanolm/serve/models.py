@@ -15,9 +15,9 @@ from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
 from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
-from nanolm.inspect.decided import decided
-from nanolm.inspect.heads import describe
-from nanolm.inspect.look import Seen, look
+from nanolm.inspect.attribution import attribute
+from nanolm.inspect.heads import describe_heads
+from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import inspection_page
 from nanolm.model.base import Model
 from nanolm.model.device import use_fitting_threads
@@ -99,10 +99,10 @@ class ServedLanguageModel(ServedModel):
 
     def look(self, ids: list[int]) -> Callable[[], str]:
         ids = ids[-min(MAX_INSPECTED_TOKENS, self.found.model.window() or MAX_INSPECTED_TOKENS) :]
-        seen = look(self.found.model, ids)
+        seen = inspect_text(self.found.model, ids)
 
         def page() -> str:
-            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
             return inspection_page(self.tokenizer, seen, heads, facts)
 
         return page
@@ -141,18 +141,18 @@ class ServedClassifier(ServedModel):
         config = self.found.model.config
         window = min(self.found.model.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
         ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
-        what = decided(self.found.model, ids)
-        seen = Seen(ids, what.looks, [])
+        what = attribute(self.found.model, ids)
+        seen = Inspection(ids, what.attention, [])
 
         def page() -> str:
-            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
             both = (what, self.found.labels)
-            return inspection_page(self.tokenizer, seen, heads, facts, decided=both)
+            return inspection_page(self.tokenizer, seen, heads, facts, attribution=both)
 
         return page
 
 
-def facts_of(name: str, seen: Seen) -> dict[str, str]:
+def facts_of(name: str, seen: Inspection) -> dict[str, str]:
     layers, heads = seen.attention.shape[:2]
     shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
     return {"model": name, "tokens": f"{len(seen.ids):,}", "attention": shape}

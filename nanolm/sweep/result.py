@@ -6,7 +6,7 @@ from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
-from nanolm.report.sweep import shown
+from nanolm.report.sweep import format_value
 from nanolm.runs.ledger import LedgerState
 from nanolm.sweep.space import SEED, Point
 
@@ -93,6 +93,8 @@ def ranked(trials: list[SweepTrial]) -> list[SweepTrial]:
 
 def in_words(points: list[Point], most: int = 10) -> str:
     """`lr=0.003 dropout=0; ...`"""
-    words = [" ".join(f"{name}={shown(value)}" for name, value in each.items()) for each in points]
+    words = [
+        " ".join(f"{name}={format_value(value)}" for name, value in each.items()) for each in points
+    ]
     more = f"; and {len(words) - most:,} more" if len(words) > most else ""
     return "; ".join(words[:most]) + more

@@ -20,7 +20,7 @@ from nanolm.planning.sizes import Text
 from nanolm.pretraining import prepare
 from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
-from nanolm.report.listing import listing
+from nanolm.report.listing import list_runs
 from nanolm.text import store
 from nanolm.training import trainer
 from nanolm.training.events import Note, Preparing
@@ -81,7 +81,7 @@ def options(settings: dict[str, Any]) -> list[str]:
 
 
 def test_such_a_run_is_not_finished(too_short: Path) -> None:
-    assert [row.state for row in listing(too_short.parent, print)] == ["stopped: too little time"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["stopped: too little time"]
 
 
 def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path
     assert (result.run, result.stopped) == (str(too_short), "minutes")
     assert result.steps >= trainer.MIN_STEPS
     assert "encoding" not in prepared(seen)
-    assert [row.state for row in listing(too_short.parent, print)] == ["finished"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["finished"]
     with pytest.raises(nanolm.errors.DataError, match="finished"):
         pretraining.train(replace(settings, minutes=0.1), too_short)
 

@@ -13,7 +13,7 @@ from conftest import TINY_MODEL
 
 import nanolm
 from nanolm.errors import DataError, UsageError
-from nanolm.report.sweep import Dot, spread, sweep_svg
+from nanolm.report.sweep import Dot, place_values, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.sweep.halving import affordable, cost, longest, rungs
 from nanolm.sweep.result import SweepState, SweepTrial, combinations, in_words, ranked
@@ -340,8 +340,8 @@ def test_the_picture_is_xml_whatever_the_names_are() -> None:
 
 
 def test_values_far_apart_are_spread_by_their_logarithm() -> None:
-    assert spread([10.0, 0.1, 1.0], 300)[0] == [1.0, -1.0, 0.0]
-    assert spread([0.3, 0.1, 0.2], 300)[0] == [0.3, 0.1, 0.2]
-    assert spread([0.0, 10.0, 0.1], 300)[0] == [0.0, 2.0, 1.0]
-    crowded = spread([1 + n / 1000 for n in range(100)], 300)[1]
+    assert place_values([10.0, 0.1, 1.0], 300)[0] == [1.0, -1.0, 0.0]
+    assert place_values([0.3, 0.1, 0.2], 300)[0] == [0.3, 0.1, 0.2]
+    assert place_values([0.0, 10.0, 0.1], 300)[0] == [0.0, 2.0, 1.0]
+    crowded = place_values([1 + n / 1000 for n in range(100)], 300)[1]
     assert 2 <= len([text for _, text in crowded.ticks if text]) < 15
