@@ -1,4 +1,4 @@
-"""Timing: those that are compared take turns, so that what else the machine does hits all.
+"""Timing: what is compared takes turns, so that other load on the machine hits all alike.
 
 >>> medians({"ours": trial, "theirs": other}, seconds=3)
 {'ours': 0.0112, 'theirs': 0.0198}
@@ -32,7 +32,7 @@ R = TypeVar("R", bound=Runner)
 
 @dataclass(frozen=True)
 class OnThreads:
-    """A runner that is given so many threads when its turn comes, whatever others need."""
+    """A runner that gets its own number of threads in its turn."""
 
     runner: Runner
     threads: int

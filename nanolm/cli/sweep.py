@@ -98,17 +98,14 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
 
 def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
     """A line for each trial; progress within one only where that does not stay."""
-    from nanolm.cli.progress import clock
     from nanolm.sweep.sweep import TrialEnded
 
     if not isinstance(event, TrialEnded):
         view.show_within(event)
         return
     result = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
-    view.show_end(
-        f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
-        f"{described(event.trial)}: {result}, {clock(max(0, event.seconds_left))} left"
-    )
+    where = f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}"
+    view.show_result(f"{where}: {described(event.trial)}: {result}", event.seconds_left)
 
 
 def described(trial: "SweepTrial") -> str:

@@ -77,11 +77,14 @@ def summary(data: RunData) -> dict[str, str]:
     facts = {"text": ", ".join(data.settings.get("corpus") or data.settings.get("data") or ())}
     if count := data.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
-    steps = data.total("steps", "step")
+    latest = {
+        k: max((row.get(k, 0) for row in data.metrics), default=0) for k in ("step", "seconds")
+    }
+    steps = result.get("steps") or latest["step"]
     facts["steps"] = f"{steps:,}"
     if data.steps_per_epoch:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
-    facts["time"] = f"{data.total('seconds', 'seconds') / 60:.1f} minutes"
+    facts["time"] = f"{(result.get('seconds') or latest['seconds']) / 60:.1f} minutes"
     if (bits := result.get("val_bits_per_byte")) is not None:
         facts["held-out text"] = f"{bits:.3f} bits per byte"
     for key, name in SPLITS.items():
@@ -249,12 +252,10 @@ def mistakes(data: RunData) -> str:
     parts = []
     for key, name in (("mistakes", "validation"), ("test_mistakes", "test")):
         rows = [
-            (
+            [
                 f"{each['probability']:.3f}",
-                each["predicted"],
-                each["label"],
-                each["text"][:MAX_LETTERS],
-            )
+                *(each[column][:MAX_LETTERS] for column in ("predicted", "label", "text")),
+            ]
             for each in (data.result.get(key) or [])[:MAX_MISTAKES]
         ]
         if rows:
