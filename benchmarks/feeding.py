@@ -99,7 +99,7 @@ class Feeding(Trial):
 
     def loss(self, found: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(found)
-        x = self.model.body(ids[:, :-1])
+        x = self.model.hidden_states(ids[:, :-1])
         return next_token_loss(self.model.head, x, ids[:, 1:]), {}
 
     def step(self) -> None:

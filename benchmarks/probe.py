@@ -128,7 +128,7 @@ class Features:
             data = encode(unlabelled, self.tokenizer, cut, quiet, WIDTH[self.device.type])
 
             def last(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-                return pooled(self.model.body(ids), lengths, "last")
+                return pooled(self.model.hidden_states(ids), lengths, "last")
 
             for rows, vectors in in_batches(last, data, self.device):
                 self.known |= {new[row]: x for row, x in zip(rows, vectors.cpu(), strict=True)}

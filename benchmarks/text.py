@@ -91,8 +91,8 @@ def learn_rustbpe(file: str, size: str, out: str) -> Answer:
 
 def encode_nanolm(file: str, tokenizer_file: str) -> Answer:
     """The whole path: look at the file, read it, encode it, write tokens safely to the disk."""
-    from nanolm.text.loading import load_tokenizer
     from nanolm.text.store import Request, prepare_tokens
+    from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(Path(tokenizer_file))
     tokenizer.encode("warm")
@@ -107,8 +107,8 @@ def encode_nanolm(file: str, tokenizer_file: str) -> Answer:
 
 
 def encode_tiktoken(file: str, tokenizer_file: str) -> Answer:
-    from nanolm.text.loading import load_tokenizer
     from nanolm.text.tokenizer import Tiktoken
+    from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(Path(tokenizer_file))
     assert isinstance(tokenizer, Tiktoken)

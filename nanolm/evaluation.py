@@ -132,7 +132,7 @@ def evaluate(
     nats: dict[int, float] = {}  # by batch
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
-    with model.at_rest():
+    with model.eval_mode():
         parts = scored(model, ids, window, stride or window, ranked, report, every, world)
         for number, targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
@@ -206,7 +206,7 @@ def scored(
         new[0 if done else 1 :, :old] = False
         skip = old if done else 0  # the first window of all has nothing before it
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
-        seen = model.body(x.to(model.device))[:, skip:]  # (rows, time, dim)
+        seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
         logits = model.head(seen).float()  # (rows, time, vocabulary)
         right = y.to(logits.device)
         losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")

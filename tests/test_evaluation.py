@@ -18,8 +18,8 @@ from nanolm.model.config import RecurrentConfig, configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.model.rnn import Recurrent
 from nanolm.text.documents import Reading
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 
 DOCUMENTS = ("the cat sat on the mät. " * 5, "the dog ran. " * 3, "日本")
@@ -197,7 +197,7 @@ class Bigrams(Recurrent):
         self.table = torch.zeros(size, size)
         self.head = Same()
 
-    def body(self, ids: Tensor, memory: object = None) -> Tensor:
+    def hidden_states(self, ids: Tensor, memory: object = None) -> Tensor:
         return self.table[ids]
 
 

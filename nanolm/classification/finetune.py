@@ -33,8 +33,6 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
-from nanolm.model.config_json import model_type
-from nanolm.model.device import choose_device
 from nanolm.model.huggingface import (
     BaseModel,
     checked,
@@ -45,16 +43,8 @@ from nanolm.model.huggingface import (
     save_model,
     weights_fingerprint,
 )
-from nanolm.planning.tuning import repeatable, tell_of_threads, threads_for
-from nanolm.pretraining.prepare import (
-    ROOT,
-    begin,
-    choose_run,
-    refuse_finished,
-    reports,
-    resume_from,
-    with_absolute_paths,
-)
+from nanolm.planning.tuning import tell_of_threads, threads_for
+from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
     Run,
@@ -69,7 +59,7 @@ from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.metrics_log import also_to_log, write_result
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
 from nanolm.training.state import State
 from nanolm.training.trainer import Trainer
@@ -80,7 +70,7 @@ VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
 
 
 @dataclass(frozen=True)
-class Result:
+class FinetuneResult:
     """What a run came to: the last line that `nanolm finetune --json` prints."""
 
     run: str
@@ -112,39 +102,27 @@ def finetune(
     out: str | Path | None = None,
     resume: bool = False,
     notify: Notify = lambda event: None,
-) -> Result:
+) -> FinetuneResult:
     """Fine-tune on `settings.data`, or go on with an unfinished run of the same settings."""
     settings.check()
-    choose_device(settings.device)  # one that is not there is better told at once
-    settings = with_absolute_paths(with_start(settings, notify))
-    run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-    request = settings
-    fresh = not run.exists()
-    if not fresh:
-        settings = FinetuneSettings.from_dict(run.settings())
-        settings.check()
-    note, progress = reports(notify)
-    settings = choose_fraction(settings)
-    split = split_data(settings, progress)
+    start = RunStart(with_start(settings, notify), out, resume, notify)
+    split = split_data(choose_fraction(start.settings), reports(notify)[1])
     base = None
-    if settings.start_from != SCRATCH:
-        base = find_or_download(str(settings.start_from), note, progress)
-    with run.locked(), repeatable(settings.deterministic):
-        if run.exists():
-            refuse_finished(run)  # it may have ended between the choice and the lock
-        notify = also_to_log(run, notify)
-        job = prepare(settings, request, run, base, split, fresh, notify)
-        with threads_for(job.settings.threads), StopRequest() as stop:
-            tell_of_threads(job.settings, notify)
-            begin_time = time.monotonic()
-            if probe := job.start():
-                notify(Note(in_words(probe)))
-            spent = time.monotonic() - begin_time
-            trainer = Trainer(run, job.settings, job, job.checkpoint, notify, spent)
+    if start.settings.start_from != SCRATCH:
+        base = find_or_download(str(start.settings.start_from), *reports(notify))
+    with start.locked():
+        task = prepare(start, base, split)
+        with threads_for(task.settings.threads), StopRequest() as stop:
+            tell_of_threads(task.settings, start.notify)
+            begin = time.monotonic()
+            if probe := task.start():
+                start.notify(Note(in_words(probe)))
+            spent = time.monotonic() - begin
+            trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
             stopped = trainer.train(stop)
             if stopped != "interrupted":
                 trainer.checkpointer.load_best()
-            return finish(job, run, trainer.state, stopped, notify)
+            return finish(task, start.run, trainer.state, stopped, start.notify)
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
@@ -165,18 +143,11 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     return replace(settings, start_from=str(newest))
 
 
-def prepare(
-    settings: FinetuneSettings,
-    request: FinetuneSettings,
-    run: Run,
-    base: Path | None,
-    split: Split,
-    fresh: bool,
-    notify: Notify,
-) -> Labels:
-    """Settings, tokens and model: new, or as the last checkpoint of the run has them."""
-    _, progress = reports(notify)
-    tokenizer = choose_tokenizer(settings, base, split.train.texts, notify)
+def prepare(start: RunStart[FinetuneSettings], base: Path | None, split: Split) -> Labels:
+    """Plan what was left open and build the task with its model, or resume both."""
+    settings, fresh = choose_fraction(start.settings), start.fresh
+    _, progress = reports(start.notify)
+    tokenizer = choose_tokenizer(settings, base, split.train.texts, start.notify)
     fingerprints = {"data": fingerprint(split)}
     config: ModelConfig | None = None
     parameters = 0
@@ -185,11 +156,7 @@ def prepare(
         config = found.base if isinstance(found, ClassifierConfig) else found
         with checked(base, found) as (model, _):
             parameters = model.parameter_count()
-        if settings.context is not None and settings.context > config.context:
-            raise UsageError(
-                f"--context {settings.context}: {settings.start_from} looks back on "
-                f"{config.context:,} tokens at most"
-            )
+        check_context(settings, config.context)
         headless = isinstance(found, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
@@ -211,7 +178,7 @@ def prepare(
         reason = f"the model's {known.vocab_size:,}, and {added:,} learned from the labelled texts"
         vocabulary = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
-    folder = None if fresh else resume_from(run, fingerprints, notify)
+    folder = start.checkpoint(fingerprints)
     settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
     choices = vocabulary + choices
     assert settings.context and settings.long and settings.dropout is not None
@@ -234,22 +201,17 @@ def prepare(
         saved = load_classifier_config(folder)
         saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
         if saved != classifier_config:
-            raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    family, reason = model_type(classifier_config)
+            raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
     reference = None
     if base:
         reference = BaseModel(base.resolve(), fingerprints["model to start from"])
     task = Labels(
         settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
     )
-    settings, choices = task.settings, choices + task.choices
-    if family == "nanolm":
-        choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
     if fresh:  # and nothing is wrong with the settings
         for text in (split.how, *split.examples, *split.notes):
-            notify(Note(text))
-        count = classifier.parameter_count()
-        begin(run, request, settings, choices, fingerprints, count, notify)
+            start.notify(Note(text))
+    start.record(task.settings, choices + task.choices, fingerprints, classifier)
     return task
 
 
@@ -322,10 +284,10 @@ def fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> Result:
+def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> FinetuneResult:
     """Measure the best model, calibrate it, and write all that is left behind."""
     split, labels = task.split, task.split.labels
-    result = Result(
+    result = FinetuneResult(
         run=str(run.path),
         labels=labels,
         steps=state.step,

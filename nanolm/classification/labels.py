@@ -31,10 +31,10 @@ from nanolm.model.huggingface import (
     ADAPTERS,
     TRAINED,
     BaseModel,
-    copied,
     load_classifier,
     save_model,
     save_partial,
+    snapshot,
 )
 from nanolm.planning.tuning import Probe, best_products, use_attention
 from nanolm.text.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ class Labels(Task):
         solution of a linear probe."""
         if self.base is None:
             return None
-        with self.classifier.base.at_rest():
+        with self.classifier.base.eval_mode():
             self.train, self.val = self.keep(self.train), self.keep(self.val)
             if self.checkpoint:
                 return None
@@ -147,7 +147,7 @@ class Labels(Task):
             states = self.features(data).numpy()
             return Kept(**vars(data), states=states, pooled=True)
         fits = 4 * dim * len(data.ids) <= KEPT and not self.settings.language_loss
-        if not model.frozen or not fits or not model.base.padded:
+        if not model.frozen or not fits or not model.base.allows_padding:
             return data
         states = np.empty((len(data.ids), dim), dtype=np.float32)
 
@@ -228,7 +228,9 @@ class Labels(Task):
         return float(decay ** (config.layers + 1 - depth))
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        named = {f"base.{name}": rows for name, rows in self.classifier.base.matrices().items()}
+        named = {
+            f"base.{name}": rows for name, rows in self.classifier.base.muon_parameters().items()
+        }
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
@@ -337,7 +339,7 @@ class Labels(Task):
         """A copy of the classifier, with what adapters add merged into it."""
         active = self.adapters is not None and self.adapters.active
         with self.adapters.merged() if self.adapters and active else nullcontext():
-            return copied(self.classifier)
+            return snapshot(self.classifier)
 
     def load_weights(self, folder: Path) -> None:
         if (folder / TRAINED).exists():

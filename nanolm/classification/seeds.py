@@ -10,7 +10,7 @@ from typing import Any
 
 from nanolm.classification.finetune import finetune, with_start
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.pretraining.prepare import ROOT, run_name, same_settings, with_absolute_paths
+from nanolm.pretraining.begin import numbered, run_name, same_settings, with_absolute_paths
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
 
@@ -47,13 +47,11 @@ class Spread:
 
 def free_folder(settings: FinetuneSettings) -> Path:
     """Under runs/ where these settings were tried before, or nothing was."""
-    stem, number = f"{run_name(settings.data[0])}-seeds", 1
-    while True:
-        folder = ROOT / (f"{stem}-{number}" if number > 1 else stem)
+    for folder in numbered(f"{run_name(settings.data[0])}-seeds"):
         run = Run(folder / f"seed-{settings.seed}")
         if not run.exists() or same_settings(run, settings):
-            return folder
-        number += 1
+            break
+    return folder
 
 
 def finetune_seeds(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.console import complain, note, printable
-from nanolm.cli.options import READING, Command, Group, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, options_of
 from nanolm.errors import UsageError
 from nanolm.training.settings import TrainSettings
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanolm.text.check import Survey
 
 
-@click.group("data", cls=Group)
+@click.group("data", cls=CommandGroup)
 def command() -> None:
     """Look at text before training on it."""
 

@@ -17,7 +17,7 @@ from nanolm.cli.columns import Columns, colour, short, show_table, visible, visi
 from nanolm.cli.console import finite, note, show_text
 from nanolm.cli.options import Command, Table, options_of, unwritable
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ TABLE: Table = {
 @click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
 @click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
 @click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
-@options_of(Knobs, TABLE)
+@options_of(SamplingParams, TABLE)
 def command(
     run: str | None,
     prompts: tuple[str, ...],
@@ -108,13 +108,13 @@ def command(
     nanolm sample hf://gpt2 --prompt "The meaning of life" --stop "."
     nanolm sample --prompt-file questions.txt --each-line --json
     """
-    knobs = Knobs(seed=secrets.randbelow(1_000_000) if seed is None else seed, **options)
-    problems = knobs.problems()
+    params = SamplingParams(seed=secrets.randbelow(1_000_000) if seed is None else seed, **options)
+    problems = params.problems()
     shown, top = what_to_show(show, problems)
     if not 1 <= count <= 1000:
         problems.append(f"-n {count}: must be from 1 to 1000")
-    elif 1 < knobs.beams < count:
-        problems.append(f"-n {count}: --beams {knobs.beams} finds {knobs.beams} texts at most")
+    elif 1 < params.beams < count:
+        problems.append(f"-n {count}: --beams {params.beams} finds {params.beams} texts at most")
     if device not in DEVICES:
         problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
     if dtype not in DTYPES:
@@ -135,11 +135,11 @@ def command(
         asked = in_lines(piped_text(), each_line)
 
     name, writer = ready(run, device, dtype, int8)
-    writing = Writing(writer, knobs, count, shown, top)
-    if not knobs.likeliest_only() and knobs.beams == 1:
-        note(f"seed {knobs.seed}" + ", one more for each prompt" * interactive)
+    writing = SampleSession(writer, params, count, shown, top)
+    if not params.likeliest_only() and params.beams == 1:
+        note(f"seed {params.seed}" + ", one more for each prompt" * interactive)
     if interactive:
-        converse(writing, asked)
+        interactive_loop(writing, asked)
         return
     samples = writing.write(asked, live=not as_json)
     if as_json:
@@ -152,7 +152,7 @@ def command(
     if html is not None:
         from nanolm.generation.page import samples_page
 
-        facts = {"model": name, **facts_of(knobs)}
+        facts = {"model": name, **facts_of(params)}
         page = samples_page(writer.tokenizer, samples, facts, writing.words)
         Path(html).write_text(page, encoding="utf-8")
     for file in filter(None, (csv_file, html)):
@@ -204,13 +204,13 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
     return run, writer
 
 
-class Writing:
+class SampleSession:
     """One model, and one way to write with it and to show it."""
 
     def __init__(
-        self, writer: "LanguageModel", knobs: Knobs, count: int, shown: str, top: int
+        self, writer: "LanguageModel", params: SamplingParams, count: int, shown: str, top: int
     ) -> None:
-        self.writer, self.knobs, self.count = writer, knobs, count
+        self.writer, self.params, self.count = writer, params, count
         self.shown, self.top = shown, top
         self.columns = Columns()
         self.words: list[list[Word]] = []  # of each sample, if they are to be shown
@@ -235,10 +235,10 @@ class Writing:
             self.begin(samples[0])
         done = 0  # tokens of the first that were shown
         with TrainingView() as view:
-            silent = view.report if not live or self.knobs.beams > 1 else lambda *how_far: None
+            silent = view.report if not live or self.params.beams > 1 else lambda *how_far: None
             try:
                 top = self.top if self.shown == "top" else 0
-                for row, text in self.writer.stream(samples, self.knobs, top, report=silent):
+                for row, text in self.writer.stream(samples, self.params, top, report=silent):
                     if live and row == 0:
                         done = self.go_on(samples[0], done, text)
             except KeyboardInterrupt:  # what there is so far is shown
@@ -360,17 +360,17 @@ class Writing:
             click.echo(json.dumps(line, ensure_ascii=False))
 
 
-def converse(writing: Writing, prompts: list[str]) -> None:
+def interactive_loop(writing: SampleSession, prompts: list[str]) -> None:
     """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D all of it."""
     with contextlib.suppress(ImportError):  # not on every system
         import readline  # noqa: F401  # the arrow keys bring back what was typed before
     note("Ctrl-D ends it, Ctrl-C a text that is being written")
-    knobs = writing.knobs
+    params = writing.params
     while True:
         try:
             prompts = prompts or [input("> ")]
             writing.write(prompts, live=True)
-            writing.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
+            writing.params = params = replace(params, seed=params.seed + 1)
         except KeyboardInterrupt:  # while typing
             click.echo()
         except EOFError:
@@ -430,16 +430,16 @@ def write_csv(file: Path, tokenizer: "Tokenizer", samples: list["Sample"], top: 
                 rows.writerow(row)
 
 
-def facts_of(knobs: Knobs) -> dict[str, str]:
-    """The knobs that were turned, for a page."""
+def facts_of(params: SamplingParams) -> dict[str, str]:
+    """The params that were turned, for a page."""
     facts = {
-        field.name.replace("_", " "): str(getattr(knobs, field.name))
-        for field in fields(knobs)
-        if getattr(knobs, field.name) != field.default and field.name != "seed"
+        field.name.replace("_", " "): str(getattr(params, field.name))
+        for field in fields(params)
+        if getattr(params, field.name) != field.default and field.name != "seed"
     }
-    if knobs.likeliest_only() or knobs.beams > 1:
+    if params.likeliest_only() or params.beams > 1:
         return facts
-    return {"temperature": str(knobs.temperature), **facts, "seed": str(knobs.seed)}
+    return {"temperature": str(params.temperature), **facts, "seed": str(params.seed)}
 
 
 def load_newest() -> tuple[str, "LanguageModel"]:

@@ -11,7 +11,7 @@ import click
 
 from nanolm.cli.columns import Columns, visible
 from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, Group, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, options_of
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.text import NAMED, TRAINABLE
@@ -31,7 +31,7 @@ VOCABULARY = 2048  # where no tokenizer is named and nothing has been trained
 COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
 
 
-@click.group("tokenizer", cls=Group)
+@click.group("tokenizer", cls=CommandGroup)
 def command() -> None:
     """Train, use, look at and compare tokenizers.
 

@@ -29,7 +29,7 @@ from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.learning import Recipe, Row, Stopped, in_run, learn
 from nanolm.comparison.networks import Averaging, Convolution, Network, Perceptron, Recurrence
 from nanolm.planning.tuning import threads_for
-from nanolm.pretraining.prepare import reports
+from nanolm.pretraining.begin import reports
 from nanolm.training.events import Notify
 from nanolm.training.interrupt import StopRequest
 

@@ -112,7 +112,7 @@ class Recurrence(Network):
         )
         for module in self.modules():
             if isinstance(module, kind):
-                module.initialise()
+                module.init_weights()
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(ids)

@@ -1,8 +1,8 @@
 """The next token's logits, one token after the other.
 
-Each new token needs only its own row of the network, since what the model knows of the tokens
-behind is kept (`Cached`). `Naive` computes everything anew each time: slow, obvious, and what the
-tests hold the cache to.
+`CachedDecoder` keeps keys and values (or a recurrent state), so each step computes one token.
+`NaiveDecoder` runs the whole visible text each time: slow, obvious, and what the tests hold the
+cache to.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch import Tensor
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
-READ = 32_768  # tokens of prompts, with what fills them up, that are read together
+PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are read together
 
 
 def first_visible(length: int, context: int | None) -> int:
@@ -32,7 +32,7 @@ def first_visible(length: int, context: int | None) -> int:
     return -(-max(0, length - context) // hop) * hop
 
 
-class Network(Protocol):
+class Decoder(Protocol):
     """Logits of the next token, for rows of ids of different lengths."""
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
@@ -52,7 +52,7 @@ class Network(Protocol):
         """Nothing is written in this row, until it is given something new."""
 
 
-class Naive:
+class NaiveDecoder:
     """Logits by running all that is visible through the model, row by row."""
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
@@ -78,12 +78,12 @@ class Naive:
         pass
 
 
-class Cached:
+class CachedDecoder:
     """The same logits, computing only what is new: the last token of every row."""
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
         self.model = model
-        self.memory = model.remember(rows, length, fixed=model.device.type == "cuda")
+        self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")
         self.steps: dict[int, Callable[[Tensor], Tensor] | None] = {}  # by the number of rows
         # A row of fewer tokens than this needs nothing read again; 1: nothing was read.
         self.enough = [1] * rows
@@ -96,11 +96,11 @@ class Cached:
         unread: dict[int, list[int]] = {}  # rows that can be read together
         for row, length in enumerate(lengths):
             if length >= self.enough[row]:
-                unread.setdefault(0 if self.model.padded else length, []).append(row)
+                unread.setdefault(0 if self.model.allows_padding else length, []).append(row)
         window = self.model.window()
         for every in unread.values():
             longest = max(lengths[row] - first_visible(lengths[row], window) for row in every)
-            many = max(1, READ // longest)
+            many = max(1, PREFILL_TOKENS // longest)
             for rows in (every[place : place + many] for place in range(0, len(every), many)):
                 starts = [first_visible(lengths[row], window) for row in rows]
                 self.read(ids, rows, starts, [lengths[row] - 1 for row in rows])
@@ -114,9 +114,9 @@ class Cached:
         together = ids.new_zeros(len(rows), max(sizes))
         for number, row in enumerate(rows):
             together[number, : sizes[number]] = ids[row, starts[number] : ends[number]]
-        memory = self.model.remember(len(rows), max(sizes))
+        memory = self.model.init_cache(len(rows), max(sizes))
         if max(sizes):
-            self.model.body(together, memory)
+            self.model.hidden_states(together, memory)
         self.memory.put(rows, memory, sizes)
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:

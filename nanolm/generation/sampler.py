@@ -1,11 +1,11 @@
 """From logits to the next token: penalties, bans, filters and the draw.
 
     >>> sampler = Sampler(tokenizer, rows=2, device=device)
-    >>> sampler.begin(0, Knobs(top_k=1), prompt)
-    >>> sampler.begin(1, Knobs(temperature=1.2, seed=7), other_prompt)
+    >>> sampler.begin(0, SamplingParams(top_k=1), prompt)
+    >>> sampler.begin(1, SamplingParams(temperature=1.2, seed=7), other_prompt)
     >>> sampler.draw(logits)  # (2, vocabulary)
 
-Each row has knobs of its own. Everything happens on the device of the logits, in tensors that stay
+Each row has params of its own. Everything happens on the device of the logits, in tensors that stay
 where they are: nothing waits for the CPU, and a CUDA graph can repeat it.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanolm.generation.bans import Bans
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.banned_texts import BannedTexts
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.text.tokenizer import Tokenizer
 
-BLOCK = 256  # random numbers of a row are made so many at a time
-COLUMNS = (  # what is kept of the knobs and the state of each row, side by side
+RANDOM_BLOCK = 256  # random numbers of a row are made so many at a time
+COLUMNS = (  # what is kept of the params and the state of each row, side by side
     "temperature",
     "top_k",
     "top_p",
@@ -33,11 +33,11 @@ COLUMNS = (  # what is kept of the knobs and the state of each row, side by side
     "greedy",
     "step",  # tokens drawn before
 )
-STEPS_OF_TOP = (0, 1, 6, 20, 100)  # as many as are kept are rounded up, or each would be a graph
+TOP_SIZES = (0, 1, 6, 20, 100)  # as many as are kept are rounded up, or each would be a graph
 
 
-class Turned(NamedTuple):
-    """Which knobs are turned in any row: what a step has to do, and what a recorded one does."""
+class ActiveFilters(NamedTuple):
+    """Which params are turned in any row: what a step has to do, and what a recorded one does."""
 
     drawn: bool = False  # by chance, in some rows
     greedy: bool = False  # the likeliest, in some rows
@@ -58,11 +58,11 @@ class Sampler:
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self.rows = rows
         wide = widest(device)
-        self.knobs: list[Knobs | None] = [None] * rows  # None: nothing is written there
+        self.params: list[SamplingParams | None] = [None] * rows  # None: nothing is written there
         self.tops = [0] * rows
         self.sources = [random.Random(0) for _ in range(rows)]
         self.steps = [0] * rows  # tokens drawn before
-        self.numbers = torch.zeros(rows, BLOCK, dtype=wide, device=device)
+        self.numbers = torch.zeros(rows, RANDOM_BLOCK, dtype=wide, device=device)
         self.values = torch.ones(rows, len(COLUMNS), dtype=wide, device=device)
         self.stops = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self.stops[sorted(tokenizer.stops)] = True
@@ -73,47 +73,47 @@ class Sampler:
         self.seen: Tensor | None = None  # (rows, vocabulary): is it in the prompt or the text?
         self.written: Tensor | None = None  # (rows, vocabulary): how often in the text
         self.states = torch.zeros(rows, dtype=torch.long, device=device)  # of what is banned
-        self.bans: dict[tuple[str, ...], Bans] = {}
-        self.banned: list[tuple[Bans, Tensor]] = []  # and in which rows
+        self.bans: dict[tuple[str, ...], BannedTexts] = {}
+        self.banned: list[tuple[BannedTexts, Tensor]] = []  # and in which rows
         self.changes = 0  # of which rows have which bans
-        self.known: Turned | None = None
+        self.known: ActiveFilters | None = None
 
     def begin(
-        self, row: int, knobs: Knobs, prompt: list[int], number: int = 0, top: int = 0
+        self, row: int, params: SamplingParams, prompt: list[int], number: int = 0, top: int = 0
     ) -> None:
         """Something new is written there. A row has the random numbers of its `number`, whatever
         is beside it; `top` of the likeliest tokens are to be known."""
         device = self.values.device
-        self.knobs[row], self.tops[row], self.steps[row] = knobs, top, 0
-        self.sources[row] = random.Random(knobs.seed * 1_000_003 + number)
-        own = {"temperature": 1.0} if knobs.likeliest_only() else {}  # it is not asked for
+        self.params[row], self.tops[row], self.steps[row] = params, top, 0
+        self.sources[row] = random.Random(params.seed * 1_000_003 + number)
+        own = {"temperature": 1.0} if params.likeliest_only() else {}  # it is not asked for
         neutral = {"top_k": self.vocab_size, "top_p": 1.0, "min_p": 0.0}
-        values = [own.get(name, getattr(knobs, name)) for name in COLUMNS[:-2]]
+        values = [own.get(name, getattr(params, name)) for name in COLUMNS[:-2]]
         pairs = zip(COLUMNS[:-2], values, strict=True)
         values = [neutral[name] if value is None else value for name, value in pairs]
         values[1] = min(values[1], self.vocab_size)
-        # The last two are no knobs: whether to be greedy, and how much was drawn before.
-        values += [knobs.likeliest_only(), 0]
+        # The last two are no params: whether to be greedy, and how much was drawn before.
+        values += [params.likeliest_only(), 0]
         self.values[row] = torch.tensor(values, dtype=self.values.dtype).to(device)
-        if knobs.repetition_penalty != 1:
+        if params.repetition_penalty != 1:
             if self.seen is None:
                 shape = (self.rows, self.vocab_size)
                 self.seen = torch.zeros(shape, dtype=torch.bool, device=device)
             self.seen[row] = False
             self.seen[row, torch.tensor(prompt, device=device)] = True
-        if knobs.frequency_penalty or knobs.presence_penalty:
+        if params.frequency_penalty or params.presence_penalty:
             if self.written is None:
                 self.written = torch.zeros(self.rows, self.vocab_size, device=device)
             self.written[row] = 0
-        if knobs.ban:
-            if knobs.ban not in self.bans:
-                self.bans[knobs.ban] = Bans(knobs.ban, self.tokenizer, device)
-            self.states[row] = self.bans[knobs.ban].after([prompt])[0]
+        if params.ban:
+            if params.ban not in self.bans:
+                self.bans[params.ban] = BannedTexts(params.ban, self.tokenizer, device)
+            self.states[row] = self.bans[params.ban].after([prompt])[0]
         self.known = None
 
     def end(self, row: int) -> None:
         """Nothing is written there any more."""
-        self.knobs[row], self.tops[row] = None, 0
+        self.params[row], self.tops[row] = None, 0
         self.known = None
 
     def move(self, source: int, target: int) -> None:
@@ -123,23 +123,23 @@ class Sampler:
         for table in (self.seen, self.written):
             if table is not None:
                 table[target] = table[source]
-        lists: tuple[list[Any], ...] = (self.knobs, self.tops, self.sources, self.steps)
+        lists: tuple[list[Any], ...] = (self.params, self.tops, self.sources, self.steps)
         for each in lists:
             each[target] = each[source]
         self.end(source)
 
     @property
-    def turned(self) -> Turned:
+    def turned(self) -> ActiveFilters:
         if self.known is None:
             self.known = self.see()
         return self.known
 
-    def see(self) -> Turned:
-        """Which knobs are turned now; bans that are no more are forgotten."""
+    def see(self) -> ActiveFilters:
+        """Which params are turned now; bans that are no more are forgotten."""
         rows: dict[tuple[str, ...], list[int]] = {}
-        for row, knobs in enumerate(self.knobs):
-            if knobs and knobs.ban:
-                rows.setdefault(knobs.ban, []).append(row)
+        for row, params in enumerate(self.params):
+            if params and params.ban:
+                rows.setdefault(params.ban, []).append(row)
         if rows or self.bans:
             self.changes += 1
             self.bans = {ban: self.bans[ban] for ban in rows}
@@ -147,20 +147,20 @@ class Sampler:
                 (self.bans[ban], torch.tensor(which, device=self.values.device))
                 for ban, which in rows.items()
             ]
-        used = [knobs for knobs in self.knobs if knobs]
-        drawn = [knobs for knobs in used if not knobs.likeliest_only()]
+        used = [params for params in self.params if params]
+        drawn = [params for params in used if not params.likeliest_only()]
         most = max((min(k.top_k or 0, self.vocab_size) for k in drawn), default=0)
-        top = next((step for step in STEPS_OF_TOP if step >= max(self.tops)), max(self.tops))
-        return Turned(
+        top = next((step for step in TOP_SIZES if step >= max(self.tops)), max(self.tops))
+        return ActiveFilters(
             drawn=bool(drawn),
             greedy=len(drawn) < len(used),
             # A power of two, or each would be a step of its own.
             top_k=min(1 << (most - 1).bit_length(), self.vocab_size) if most else 0,
-            top_p=any(knobs.top_p is not None for knobs in drawn),
-            min_p=any(knobs.min_p is not None for knobs in drawn),
-            repetition=any(knobs.repetition_penalty != 1 for knobs in used),
-            counts=any(knobs.frequency_penalty or knobs.presence_penalty for knobs in used),
-            min_tokens=any(knobs.min_tokens for knobs in used),
+            top_p=any(params.top_p is not None for params in drawn),
+            min_p=any(params.min_p is not None for params in drawn),
+            repetition=any(params.repetition_penalty != 1 for params in used),
+            counts=any(params.frequency_penalty or params.presence_penalty for params in used),
+            min_tokens=any(params.min_tokens for params in used),
             bans=self.changes if rows else 0,
             top=min(top, self.vocab_size),
         )
@@ -169,11 +169,11 @@ class Sampler:
         """What has to be done on the CPU before a step of the first `rows`."""
         some = [
             row
-            for row, knobs in enumerate(self.knobs[:rows])
-            if knobs and self.steps[row] % BLOCK == 0 and not knobs.likeliest_only()
+            for row, params in enumerate(self.params[:rows])
+            if params and self.steps[row] % RANDOM_BLOCK == 0 and not params.likeliest_only()
         ]
         if some:
-            drawn = [[self.sources[row].random() for _ in range(BLOCK)] for row in some]
+            drawn = [[self.sources[row].random() for _ in range(RANDOM_BLOCK)] for row in some]
             self.numbers[some] = torch.from_numpy(np.array(drawn)).to(self.numbers)
         for row in range(rows):
             self.steps[row] += 1
@@ -187,7 +187,7 @@ class Sampler:
         logits = logits[:, : self.vocab_size]
         scores = self.scores(logits)
         if turned.drawn:
-            number = self.numbers[:rows].gather(1, self.value("step", rows).long() % BLOCK)
+            number = self.numbers[:rows].gather(1, self.value("step", rows).long() % RANDOM_BLOCK)
             ids = drawn(self.filtered(scores).softmax(dim=-1), number)
             if turned.greedy:
                 greedy = self.value("greedy", rows)[:, 0] > 0

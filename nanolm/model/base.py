@@ -1,8 +1,8 @@
-"""What all models have in common, whatever is inside: ids in, logits out, and a memory.
+"""What all models have in common, whatever is inside: ids in, logits out, and a cache.
 
 >>> model = build_model(config)
->>> memory = model.remember(batch=1, length=100)
->>> model(first_ids, memory), model(next_ids, memory)  # as if both had been given at once
+>>> cache = model.init_cache(batch=1, length=100)
+>>> model(first_ids, cache), model(next_ids, cache)  # as if both had been given at once
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nanolm.model.config import ModelConfig
 
 
-class Memory(Protocol):
+class Cache(Protocol):
     """What a model keeps of the tokens behind it, so that each is computed once."""
 
     def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
@@ -48,14 +48,14 @@ class Model(nn.Module, ABC):
     config: ModelConfig
     token_embedding: nn.Embedding
     head: nn.Linear
-    padded: ClassVar[bool]  # may rows of different lengths be filled up and given together?
+    allows_padding: ClassVar[bool]  # may rows of different lengths be filled up and given together?
 
     @property
     def device(self) -> torch.device:
         return self.token_embedding.weight.device
 
     @abstractmethod
-    def body(self, ids: Tensor, memory: Any = None) -> Tensor:
+    def hidden_states(self, ids: Tensor, cache: Any = None) -> Tensor:
         """All but the last layer: (batch, time, dim)."""
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
@@ -63,32 +63,32 @@ class Model(nn.Module, ABC):
         cannot be cut there."""
         return None
 
-    def body_from(self, x: Tensor, layers: int) -> Tensor:
+    def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
         """`body` from what `frozen_states` gave."""
         raise NotImplementedError
 
     @abstractmethod
-    def remember(self, batch: int, length: int, fixed: bool = False) -> Any:
-        """An empty `Memory` for `batch` rows of up to `length` tokens.
+    def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
+        """An empty `Cache` for `batch` rows of up to `length` tokens.
 
         With `fixed` it stays in one place, so that one step can be captured and repeated.
         """
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         """The parameters that turn vectors inside the model into others; each with the rows of the
         matrices that lie in it, one below the other."""
         return {}
 
     @abstractmethod
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Draw fresh weights."""
 
     @abstractmethod
-    def memory_bytes(self, length: int) -> int:
-        """What the memory of one row of `length` tokens takes."""
+    def cache_bytes(self, length: int) -> int:
+        """What the cache of one row of `length` tokens takes."""
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         """Without dropout meanwhile."""
         was_training = self.training
         self.eval()

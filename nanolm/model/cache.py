@@ -10,7 +10,7 @@ from torch import Tensor
 from nanolm.model.config import GPTConfig
 
 
-class Cache:
+class KVCache:
     """Keys and values of up to `length` tokens a row for every layer, allocated once.
 
     Rows may be of different lengths; what stands behind the end of one is never looked at. Only
@@ -26,18 +26,18 @@ class Cache:
         self.keys, self.values = (zeros(shape, like.dtype, like.device) for _ in range(2))
         self.fixed = fixed
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # tokens behind
-        self.going = torch.ones_like(self.lengths)  # 0: the row stays where it is
-        self.behind = [0] * batch  # the lengths, known without asking the device
+        self.active = torch.ones_like(self.lengths)  # 0: the row stays where it is
+        self.host_lengths = [0] * batch  # the lengths, known without asking the device
         self.use(batch)
 
     def use(self, rows: int) -> None:
         """Let the first `rows` take part from now on."""
         self.rows = rows
         if not self.fixed:
-            self.longest = max(self.behind[:rows])
-            self.even = min(self.behind[:rows]) == self.longest  # all are so long
+            self.longest = max(self.host_lengths[:rows])
+            self.even = min(self.host_lengths[:rows]) == self.longest  # all are so long
 
-    def places(self, time: int) -> slice | Tensor:
+    def next_positions(self, time: int) -> slice | Tensor:
         """Where the next `time` tokens stand: the same in all rows, or (batch, time)."""
         if not self.fixed and self.even:
             return slice(self.longest, self.longest + time)
@@ -48,16 +48,16 @@ class Cache:
         """Which places each new token may look at, (batch, 1, time, places); None: all behind."""
         if isinstance(here, slice):
             return None
-        places = torch.arange(self.reach(here), device=here.device)
+        places = torch.arange(self.kv_length(here), device=here.device)
         return places <= here[:, None, :, None]
 
-    def reach(self, here: slice | Tensor) -> int:
+    def kv_length(self, here: slice | Tensor) -> int:
         """How many places are looked at."""
         if isinstance(here, slice):
             return int(here.stop)
         return self.keys.shape[3] if self.fixed else self.longest + here.shape[1]
 
-    def extend(
+    def update(
         self, layer: int, keys: Tensor, values: Tensor, here: slice | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Put keys and values, (batch, kv_heads, time, head_dim), `here`; all there are so far."""
@@ -67,15 +67,17 @@ class Cache:
                 kept[:, :, here] = new
             else:
                 kept.scatter_(2, here[:, None, :, None].expand_as(new), new)
-        reach = self.reach(here)
+        reach = self.kv_length(here)
         return every[0][:, :, :reach], every[1][:, :, :reach]
 
     def advance(self, time: int) -> None:
         """The model has gone on by so many tokens."""
-        going = self.going[: self.rows]
-        self.lengths[: self.rows] += going if time == 1 else time * going
+        active = self.active[: self.rows]
+        self.lengths[: self.rows] += active if time == 1 else time * active
         if not self.fixed:  # there a graph repeats it, and all of this stands still
-            self.behind[: self.rows] = [length + time for length in self.behind[: self.rows]]
+            self.host_lengths[: self.rows] = [
+                length + time for length in self.host_lengths[: self.rows]
+            ]
             self.longest += time
 
     def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
@@ -84,9 +86,9 @@ class Cache:
         self.keys[:, rows, :, :places] = other.keys
         self.values[:, rows, :, :places] = other.values
         self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
-        self.going[rows] = 1
+        self.active[rows] = 1
         for row, length in zip(rows, lengths, strict=True):
-            self.behind[row] = length
+            self.host_lengths[row] = length
         self.use(self.rows)
 
     def select(self, rows: Tensor) -> None:
@@ -97,16 +99,16 @@ class Cache:
 
     def move(self, source: int, target: int) -> None:
         """Let one row be what another was."""
-        places = slice(None if self.fixed else self.behind[source])
+        places = slice(None if self.fixed else self.host_lengths[source])
         for whole in (self.keys, self.values):
             whole[:, target, :, places] = whole[:, source, :, places]
-        for each in (self.lengths, self.going):
+        for each in (self.lengths, self.active):
             each[target] = each[source]
-        self.behind[target] = self.behind[source]
+        self.host_lengths[target] = self.host_lengths[source]
 
     def forget(self, row: int) -> None:
         """Nothing is behind this row, and it stays so."""
-        self.lengths[row] = self.going[row] = self.behind[row] = 0
+        self.lengths[row] = self.active[row] = self.host_lengths[row] = 0
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -117,7 +119,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
-def look_back(queries: int, keys: int, device: torch.device) -> Tensor:
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     """Which of all keys each of the last `queries` may see: itself and what is behind it."""
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return visible.tril(keys - queries)

@@ -47,7 +47,11 @@ class Classifier(nn.Module):
     def hidden(self, x: Tensor) -> Tensor:
         """The vectors of all tokens, (batch, time, dim), from ids or from what frozen layers made
         of them."""
-        return self.base.body_from(x, self.frozen) if x.is_floating_point() else self.base.body(x)
+        return (
+            self.base.hidden_states_from(x, self.frozen)
+            if x.is_floating_point()
+            else self.base.hidden_states(x)
+        )
 
     def features(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The input of `score`: (batch, dim)."""

@@ -1,6 +1,6 @@
 """Parts of a layer whose gradient torch would compute in many more steps than it takes.
 
-    >>> Normed.apply(x, weight, 1e-6), Gated.apply(gate_and_up), Turned.apply(x, cosines, sines)
+    >>> RMSNormFunction.apply(x, weight, 1e-6), SwiGLUFunction.apply(gate_and_up)
 
 On a CPU each step is a pass over memory. On a GPU `fused` has kernels for the same.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Normed(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """What `F.rms_norm` does, which on a CPU goes back in three times as many steps."""
 
     @staticmethod
@@ -33,7 +33,7 @@ class Normed(torch.autograd.Function):
         return dx, (grad * unit).flatten(0, -2).sum(dim=0), None
 
 
-class Gated(torch.autograd.Function):
+class SwiGLUFunction(torch.autograd.Function):
     """SwiGLU whose way back writes into one piece, instead of pasting two together."""
 
     @staticmethod
@@ -53,7 +53,7 @@ class Gated(torch.autograd.Function):
         return dx
 
 
-class Turned(torch.autograd.Function):
+class RoPEFunction(torch.autograd.Function):
     """`rotate` in three steps; the way back is to turn by the negative angle."""
 
     @staticmethod

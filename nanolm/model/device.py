@@ -56,7 +56,7 @@ def has_float8() -> bool:
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+def graph_capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Record what the GPU is told to do, without doing it.
 
     Whatever else it is told meanwhile would spoil that: by other threads, and by the collector of

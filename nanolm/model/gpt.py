@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanolm.model.base import Embedding, Model
-from nanolm.model.cache import Cache, look_back
+from nanolm.model.cache import KVCache, causal_mask
 from nanolm.model.config import GPTConfig
-from nanolm.model.cpu_ops import Gated, Normed
+from nanolm.model.cpu_ops import RMSNormFunction, SwiGLUFunction
 from nanolm.model.positions import Rotation, rotate, rotation_table, sinusoidal_table
 
 TABLE_STEP = 1024  # computed positions are made so many at a time, as they are needed
@@ -30,7 +30,7 @@ TABLE_STEP = 1024  # computed positions are made so many at a time, as they are 
 class Past(NamedTuple):
     """What attention needs to look at the tokens behind."""
 
-    cache: Cache
+    cache: KVCache
     here: slice | Tensor  # where the new tokens stand
     visible: Tensor | None  # what they may look at; None: everything behind
 
@@ -39,7 +39,7 @@ class GPT(Model):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: GPTConfig
-    padded = True  # no token sees what stands behind it
+    allows_padding = True  # no token sees what stands behind it
     tables: tuple[Tensor, ...]
     compiled: Sequence[Callable[..., Tensor]] = ()  # what does the work of the blocks in training
     recompute = False  # save memory in training: keep what blocks are given, compute the rest twice
@@ -61,20 +61,22 @@ class GPT(Model):
         if config.tied:
             self.head.weight = self.token_embedding.weight
         if not self.token_embedding.weight.is_meta:  # a shape that waits for its numbers
-            self.initialise()
+            self.init_weights()
 
     def forward(
-        self, ids: Tensor, cache: Cache | None = None, weights: list[Tensor] | None = None
+        self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
         """With a list as `weights`, attention is written out and leaves its weights there."""
-        logits: Tensor = self.head(self.body(ids, cache, weights))  # (batch, time, vocabulary)
+        logits: Tensor = self.head(
+            self.hidden_states(ids, cache, weights)
+        )  # (batch, time, vocabulary)
         return logits
 
-    def body(
-        self, ids: Tensor, cache: Cache | None = None, weights: list[Tensor] | None = None
+    def hidden_states(
+        self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
-        here = cache.places(ids.shape[1]) if cache else slice(0, ids.shape[1])
-        x, rotation = self.embed(ids, here, cache.reach(here) if cache else ids.shape[1])
+        here = cache.next_positions(ids.shape[1]) if cache else slice(0, ids.shape[1])
+        x, rotation = self.embed(ids, here, cache.kv_length(here) if cache else ids.shape[1])
         x = self.dropout(x)
         past = Past(cache, here, cache.visible(here)) if cache else None
         if self.training and torch.is_autocast_enabled(x.device.type):
@@ -94,7 +96,7 @@ class GPT(Model):
             x = block(x, rotation, None, None)
         return x
 
-    def body_from(self, x: Tensor, layers: int) -> Tensor:
+    def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
         length, rotation = x.shape[1], None
         if self.config.positions == "rope":
             cosines, sines = (table[:length] for table in self.position_tables(length))
@@ -188,16 +190,16 @@ class GPT(Model):
                 self.tables = tuple(table.to(device) for table in tables)
         return self.tables
 
-    def remember(self, batch: int, length: int, fixed: bool = False) -> Cache:
+    def init_cache(self, batch: int, length: int, fixed: bool = False) -> KVCache:
         length = min(length, self.config.context)
-        return Cache(self.config, batch, length, self.token_embedding.weight, fixed)
+        return KVCache(self.config, batch, length, self.token_embedding.weight, fixed)
 
-    def memory_bytes(self, length: int) -> int:
+    def cache_bytes(self, length: int) -> int:
         config = self.config
         numbers = 2 * config.layers * config.kv_heads * config.head_dim  # keys and values
         return numbers * min(length, config.context) * self.token_embedding.weight.element_size()
 
-    def matrices(self) -> dict[str, list[int]]:
+    def muon_parameters(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for name, module in self.blocks.named_modules(prefix="blocks"):
             if isinstance(module, Attention):
@@ -209,7 +211,7 @@ class GPT(Model):
                 found |= {f"{name}.up.weight": rows, f"{name}.out.weight": [self.config.dim]}
         return found
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -262,7 +264,7 @@ class Attention(nn.Module):
     """
 
     kernels: Any = None
-    written = False  # train by `short_attention`
+    written = False  # train by `math_attention`
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -296,14 +298,14 @@ class Attention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         visible = None
         if past:  # (batch, kv_heads, past + time, head_dim)
-            k, v = past.cache.extend(self.layer, k, v, past.here)
+            k, v = past.cache.update(self.layer, k, v, past.here)
             visible = past.visible
         if self.written and self.training and past is None and weights is None:
-            y = short_attention(q, k, v)
+            y = math_attention(q, k, v)
         elif weights is None:
-            y = fused_attention(q, k, v, visible)
+            y = causal_attention(q, k, v, visible)
         else:
-            y, seen = written_out_attention(q, k, v, visible)
+            y, seen = naive_attention(q, k, v, visible)
             weights.append(seen)
         y = y.transpose(1, 2).flatten(2)  # (batch, time, dim): the heads side by side again
         output: Tensor = self.out(y)
@@ -327,23 +329,23 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
         if rotation and not self.turnable:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        y = fused_attention(q, k, v).transpose(1, 2).flatten(2)  # (batch, time, dim)
+        y = causal_attention(q, k, v).transpose(1, 2).flatten(2)  # (batch, time, dim)
         output: Tensor = self.kernels.linear(self.out, y)
         return output
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
-    """`written_out_attention` in one kernel, which keeps no weights."""
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """`naive_attention` in one kernel, which keeps no weights."""
     queries, keys = q.shape[2], k.shape[2]
     shared = q.shape[1] != k.shape[1]
     if visible is None and queries == keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
     if visible is None and queries > 1:  # one alone is the last, and sees all
-        visible = look_back(queries, keys, q.device)
+        visible = causal_mask(queries, keys, q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=shared)
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def math_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same by three products of torch's, each position looking back: faster on some CPUs for
     short texts, where products can be in bfloat16 above all."""
     group = q.shape[1] // k.shape[1]
@@ -355,7 +357,7 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return y
 
 
-def written_out_attention(
+def naive_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention as on the slides: the result, and the weights (batch, heads, time, past + time).
@@ -368,7 +370,7 @@ def written_out_attention(
     scores = q @ k.transpose(2, 3)  # (batch, heads, time, past + time)
     scores = scores / math.sqrt(q.shape[3])  # or the softmax would be all 0 and 1
     if visible is None:
-        visible = look_back(q.shape[2], k.shape[2], q.device)
+        visible = causal_mask(q.shape[2], k.shape[2], q.device)
     weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return weights @ v, weights
 
@@ -415,7 +417,7 @@ def nonlinearity(kind: str, x: Tensor) -> Tensor:
             return F.relu(x).square()
         case "swiglu":
             if x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling():
-                y: Tensor = Gated.apply(x)  # type: ignore[no-untyped-call]
+                y: Tensor = SwiGLUFunction.apply(x)  # type: ignore[no-untyped-call]
                 return y
             gate, up = x.chunk(2, dim=-1)  # (batch, time, hidden) each
             return F.silu(gate) * up
@@ -429,7 +431,7 @@ class RMSNorm(nn.RMSNorm):
         # In the precision of the input: torch has a fused kernel only where the two agree.
         weight = self.weight.to(x.dtype)
         if self.training and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            y: Tensor = Normed.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
+            y: Tensor = RMSNormFunction.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
             return y
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 

@@ -59,7 +59,6 @@ __all__ = [
     "TRAINED",
     "WEIGHTS",
     "checked",
-    "copied",
     "load_any_config",
     "load_classifier",
     "load_classifier_config",
@@ -68,6 +67,7 @@ __all__ = [
     "read_json",
     "save_model",
     "save_weights",
+    "snapshot",
     "weight_files",
 ]
 
@@ -136,7 +136,7 @@ def suppressed_tokens(folder: Path, vocab_size: int) -> frozenset[int]:
     return found if len(found) < vocab_size else frozenset()
 
 
-def copied(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value.clone()) -> M:
+def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value.clone()) -> M:
     """What can be saved while the model itself goes on learning."""
     with torch.device("meta"):  # nothing is drawn or allocated
         copy = type(model)(model.config)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from nanolm.model.cache import Cache
+from nanolm.model.cache import KVCache
 from nanolm.model.fused.heads import halves
 from nanolm.model.gpt import GPT, Attention, Block
 
@@ -206,7 +206,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 class OneToken:
     """A step of `model`, one new token a row: ids (rows, 1) in, logits (rows, vocabulary) out."""
 
-    def __init__(self, model: GPT, cache: Cache, rows: int) -> None:
+    def __init__(self, model: GPT, cache: KVCache, rows: int) -> None:
         """For the first `rows` of the cache."""
         self.model, self.cache = model, cache
         config = model.config
@@ -231,7 +231,7 @@ class OneToken:
     def possible(model: Any, cache: Any) -> bool:
         return (
             isinstance(model, GPT)
-            and isinstance(cache, Cache)
+            and isinstance(cache, KVCache)
             and cache.fixed
             and model.config.norm_place == "pre"
             and model.config.head_dim % 2 == 0
@@ -239,8 +239,8 @@ class OneToken:
 
     def __call__(self, ids: Tensor) -> Tensor:
         model, cache = self.model, self.cache
-        here = cache.places(1)  # (rows, 1)
-        embedded, _ = model.embed(ids, here, cache.reach(here))
+        here = cache.next_positions(1)  # (rows, 1)
+        embedded, _ = model.embed(ids, here, cache.kv_length(here))
         x = embedded[:, 0].to(self.dtype)  # (rows, dim)
         for block in cast(Iterable[Block], model.blocks):
             attention, feed_forward = block.attention, block.feed_forward

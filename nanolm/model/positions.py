@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.cpu_ops import Turned
+from nanolm.model.cpu_ops import RoPEFunction
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
 
@@ -67,7 +67,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn component i and its partner i + head_dim / 2 by the angle of their position."""
     cosines, sines = rotation
     if x.dtype == cosines.dtype and not torch.compiler.is_compiling():
-        y: Tensor = Turned.apply(x, cosines, sines)  # type: ignore[no-untyped-call]
+        y: Tensor = RoPEFunction.apply(x, cosines, sines)  # type: ignore[no-untyped-call]
         return y
     left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
     turned = torch.cat([-right, left], dim=-1)

@@ -26,7 +26,7 @@ class Recurrent(Model):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: RecurrentConfig
-    padded = False  # whatever stands in a row changes its state
+    allows_padding = False  # whatever stands in a row changes its state
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -39,40 +39,40 @@ class Recurrent(Model):
         if config.tied:
             self.head.weight = self.token_embedding.weight
         if not self.token_embedding.weight.is_meta:  # a shape that waits for its numbers
-            self.initialise()
+            self.init_weights()
 
-    def forward(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
-        logits: Tensor = self.head(self.body(ids, memory))  # (batch, time, vocabulary)
+    def forward(self, ids: Tensor, cache: "RecurrentState | None" = None) -> Tensor:
+        logits: Tensor = self.head(self.hidden_states(ids, cache))  # (batch, time, vocabulary)
         return logits
 
-    def body(self, ids: Tensor, memory: "States | None" = None) -> Tensor:
+    def hidden_states(self, ids: Tensor, cache: "RecurrentState | None" = None) -> Tensor:
         x: Tensor = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
-        states = memory.states if memory else self.remember(len(ids), ids.shape[1]).states
+        states = cache.states if cache else self.init_cache(len(ids), ids.shape[1]).states
         for number, layer in enumerate(self.layers):
             # One token after the other is the loop of the slides: no kernel to set up.
             assert isinstance(layer, Cell)
-            step = layer.written_out if memory and ids.shape[1] == 1 else layer
+            step = layer.written_out if cache and ids.shape[1] == 1 else layer
             y, after = step(x, states[number])
-            if memory:
-                memory.keep(number, after)
+            if cache:
+                cache.keep(number, after)
             # Stacked layers add to what they are given: without it three LSTMs learned nothing in
             # 150 steps (docs/experiments.md). One layer alone is that of the lectures.
             x = x + self.dropout(y) if number else self.dropout(y)
         return x
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         size = 1 / math.sqrt(self.config.dim)
         nn.init.normal_(self.token_embedding.weight, std=size if self.config.tied else 1)
         if not self.config.tied:
             nn.init.normal_(self.head.weight, std=0.02)
         for cell in self.layers:
             assert isinstance(cell, Cell)
-            cell.initialise()
+            cell.init_weights()
 
-    def remember(self, batch: int, length: int, fixed: bool = False) -> "States":
-        return States(self.config, batch, self.token_embedding.weight)
+    def init_cache(self, batch: int, length: int, fixed: bool = False) -> "RecurrentState":
+        return RecurrentState(self.config, batch, self.token_embedding.weight)
 
-    def memory_bytes(self, length: int) -> int:
+    def cache_bytes(self, length: int) -> int:
         bytes_each = self.token_embedding.weight.element_size()
         return 2 * self.config.layers * self.config.dim * bytes_each
 
@@ -80,7 +80,7 @@ class Recurrent(Model):
         return None  # the state goes on for ever
 
 
-class States:
+class RecurrentState:
     """The state of every layer after the tokens behind."""
 
     def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
@@ -122,7 +122,7 @@ class Cell(nn.Module, ABC):
         self.state_weight = nn.Parameter(torch.empty(rows, dim))  # W_h
         self.bias = nn.Parameter(torch.empty(rows))
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         dim = self.input_weight.shape[1]
         nn.init.normal_(self.input_weight, std=1 / math.sqrt(dim))
         for gate in self.state_weight.chunk(self.gates):
@@ -184,8 +184,8 @@ class LSTM(Cell):
 
     gates = 4
 
-    def initialise(self) -> None:
-        super().initialise()
+    def init_weights(self) -> None:
+        super().init_weights()
         keep = self.bias.chunk(4)[1]
         nn.init.ones_(keep)  # begins by keeping what it has
 

@@ -14,7 +14,7 @@ from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig
 SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
 
 
-def body_parameters(config: GPTConfig) -> int:
+def non_embedding_parameters(config: GPTConfig) -> int:
     """Of the matrices inside, without the first and the last layer."""
     inner = 3 if config.feed_forward == "swiglu" else 2
     heads = 2 * (config.heads + config.kv_heads) * config.head_dim
@@ -30,7 +30,7 @@ def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     """
     known = 14 * parameters
     if isinstance(config, GPTConfig):
-        known -= 4 * body_parameters(config)
+        known -= 4 * non_embedding_parameters(config)
         kept = 39.0 if config.feed_forward == "swiglu" else 33.5
     else:
         assert isinstance(config, RecurrentConfig)

@@ -27,7 +27,7 @@ from nanolm.model.config import (
     configure,
 )
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.model.size import body_parameters, training_bytes
+from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast, Law
 from nanolm.planning.sizes import A_TOKEN, CLOSE, FULL, Outlook, Text, pick
@@ -148,7 +148,7 @@ def warn_of_little_text(plan: Plan, text: Text) -> None:
         reason = "tiny: good for seeing how it works, too little for a language"
         plan.choices.append(Choice("text", size, reason))
     elif isinstance(config, GPTConfig):
-        parameters = body_parameters(config)
+        parameters = non_embedding_parameters(config)
         if parameters > A_TOKEN * text.tokens:
             reason = f"little for {parameters:,} parameters: they could learn it by heart"
             plan.choices.append(Choice("text", size, reason))
@@ -342,7 +342,7 @@ def choose_learning(
         hard = text.hard()
         if hard is None:
             return
-        parameters = body_parameters(config)
+        parameters = non_embedding_parameters(config)
         bits = Law(hard, text.size).bits_per_byte(parameters, passes * text.size, steps)
         seconds = outlook.seconds if outlook else None
         plan.forecast = Forecast(bits, seconds, passes, steps)

@@ -11,7 +11,7 @@ text, a model can go over it twenty times and still get better at what it has no
 import math
 
 from nanolm.model.config import GPTConfig, ModelConfig
-from nanolm.model.size import body_parameters
+from nanolm.model.size import non_embedding_parameters
 from nanolm.training.optimizers import OPTIMIZERS
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
@@ -46,7 +46,7 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
     wide = config.hidden / config.dim
     inner = 3 if config.feed_forward == "swiglu" else 2
     products = config.layers * config.dim**3 * (4 + inner * (1 + 2 * wide) / 3) * 2 * ITERATIONS
-    share = products / (6 * body_parameters(config) * batch * config.context)
+    share = products / (6 * non_embedding_parameters(config) * batch * config.context)
     if share > DEAR:
         return "adamw", f"muon's updates would take {share:.1f} times the rest of such a step"
     return "muon", f"makes updates orthogonal, {share:.0%} more arithmetic a step"

@@ -19,7 +19,7 @@ import torch
 from nanolm.choice import Choice
 from nanolm.model.config import PRESETS, GPTConfig, complete_shape
 from nanolm.model.device import free_memory
-from nanolm.model.size import body_parameters, training_bytes
+from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Law
 from nanolm.planning.trial import Trial
@@ -203,7 +203,7 @@ def reach(layers: int, dim: int) -> int:
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: Text) -> bool:
-    parameters = body_parameters(config)
+    parameters = non_embedding_parameters(config)
     if settings.device == "cuda":
         tokens = max(LEAST_ON_GPU, (settings.batch or 1) * config.context)
         all_ = parameters + 2 * config.vocab_size * config.dim
@@ -224,14 +224,14 @@ def foresee(
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
     passes = steps * tokens / text.tokens
-    found = law.bits_per_byte(body_parameters(config), passes * text.size, steps)
+    found = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
     return Outlook(config, batch, step, steps, steps * step, passes, found)
 
 
 def arithmetic(config: GPTConfig) -> float:
     """Of a token, in products."""
     seen = config.layers * config.context * config.dim
-    return float(body_parameters(config) + config.vocab_size * config.dim + seen)
+    return float(non_embedding_parameters(config) + config.vocab_size * config.dim + seen)
 
 
 def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: float) -> float:

@@ -65,7 +65,7 @@ class Trial:
         self.tokens = rows * config.context
         parameters, workers = dict(self.model.named_parameters()), settings.workers or 1
         with threads_for(settings.threads, settings.workers):
-            matrices = self.model.matrices()
+            matrices = self.model.muon_parameters()
             learner = Optimizers(parameters, optimizer, 0.1, matrices, workers=workers)
             self.update = Step(self.loss, learner, settings.dtype, lambda batch: self.tokens)
         shape = (BATCHES, rows, config.context + 1)
@@ -75,7 +75,7 @@ class Trial:
         self.count = 0
 
     def loss(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x = self.model.body(ids[:, :-1])
+        x = self.model.hidden_states(ids[:, :-1])
         return next_token_loss(self.model.head, x, ids[:, 1:]), {}
 
     def step(self) -> None:

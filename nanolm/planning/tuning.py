@@ -164,7 +164,7 @@ def probe(ways: list[TrainSettings], model: Model) -> Probe:
     context = min(context, max(16, PROBE // rows))
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return next_token_loss(model.head, model.body(ids[:, :-1]), ids[:, 1:]), {}
+        return next_token_loss(model.head, model.hidden_states(ids[:, :-1]), ids[:, 1:]), {}
 
     ids = torch.randint(model.config.vocab_size, (rows, context + 1))
     return Probe(model, dict(model.named_parameters()), loss, (ids,))

@@ -1,79 +1,46 @@
-"""Learning a language: the next token, from the ones before it.
+"""The task of a language model: the next token, from the ones before it."""
 
->>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
-"""
-
-import shlex
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nanolm.errors import TooLittleTime
 from nanolm.evaluation import Score, evaluate
-from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
-from nanolm.machine import available_threads
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
-from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import copied, load_model, save_model
-from nanolm.model.size import body_parameters
+from nanolm.model.huggingface import load_model, save_model, snapshot
+from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
-from nanolm.planning.planner import BEFORE, Plan
 from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.tuning import (
-    attention_by,
     compile_model,
     missing_compiler,
-    repeatable,
-    tell_of_threads,
-    threads_for,
     use_attention,
     with_kernels,
 )
-from nanolm.pretraining.prepare import (
-    Job,
-    choose_run,
-    find_base,
-    plan_for,
-    prepare,
-    prepare_text,
-    refuse_finished,
-    saved_settings,
-    taken_up,
-    text_deadline,
-    with_absolute_paths,
-)
+from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY
 from nanolm.text.store import Prepared
 from nanolm.text.tokens import Batches
-from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import (
     ALONE,
     World,
     copy_full_tensor,
     full_tensor,
     gathered_copy,
-    join_world,
-    local_rank,
     wrap_fsdp,
 )
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
-from nanolm.training.interrupt import StopRequest
 from nanolm.training.loss import next_token_loss
-from nanolm.training.metrics_log import also_to_log, write_result
-from nanolm.training.settings import TrainSettings
 from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import Task
-from nanolm.training.trainer import Trainer
 
 SLOWER = 0.7  # of the planned steps: fewer are worth a word
 COMPILE_SECONDS = 25.0  # that it takes, about
@@ -85,159 +52,6 @@ SAMPLE_TOKENS = 80
 PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
 UNLIKE = 1.3  # times as hard for n-gram counts: held-out text of another kind
 ENDING = 0.7  # seconds, when all is done,
-MOST_BUSY = 4.0  # times as long, at most, on a busy machine
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to: the last line that `nanolm train --json` prints."""
-
-    run: str
-    steps: int
-    tokens: int
-    seconds: float
-    train_loss: float | None
-    val_loss: float | None
-    val_bits_per_byte: float | None
-    best_step: int
-    # "steps" or "minutes" (the budget is used up), "enough", "interrupted" or "too little time"
-    stopped: str
-    setup_seconds: float = 0.0  # before the first step: reading, planning, measuring
-
-
-def train(
-    settings: TrainSettings,
-    out: str | Path | None = None,
-    resume: bool = False,
-    notify: Notify = lambda event: None,
-    started: float | None = None,
-) -> Result:
-    """Train on `settings.corpus`, or go on with an unfinished run of the same settings.
-
-    A time to train for is counted from `started`, by `time.monotonic`, or from now. Where this is
-    the first of several processes, the others `follow` it.
-    """
-    elapsed = stopwatch(started)
-    settings.check()
-    with join_world() as world, world.leading():
-        settings = with_absolute_paths(settings)
-        # What is not there is better told at once.
-        device = choose_device(settings.device)[0]
-        choose_dtype(settings.dtype, device)
-        if world.joined and device == "cuda":
-            local_rank()
-        run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-        base = find_base(settings, notify)
-        anew = run.exists() and run.too_short()
-        if run.exists() and not anew:  # the same text as before, however much time is left
-            text = prepare_text(saved_settings(run), base, notify)
-        else:
-            text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
-        with run.locked(), repeatable(settings.deterministic):
-            if anew and run.exists():
-                run.clear()
-            if run.exists():
-                refuse_finished(run)  # it may have ended between the choice and the lock
-            notify = also_to_log(run, notify)
-            job = prepare(settings, run, base, text, elapsed, notify, world.size)
-            world.broadcast(job.facts())
-            result = learn(job, world, elapsed, notify)
-            if result.stopped != "interrupted":
-                write_result(run, asdict(result), notify)
-            return result
-
-
-def follow() -> Result:
-    """Do what the first of several processes has decided, and tell nothing."""
-    with join_world() as world:
-        job = taken_up(world.receive())
-        with repeatable(job.settings.deterministic):
-            return learn(job, world, stopwatch(None), lambda event: None)
-
-
-def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> Result:
-    """All steps of a run, or what is left of them."""
-    settings = job.settings
-    if world.joined:  # what was found for one process may be too much for each of several
-        threads = min(settings.threads or 1, available_threads())
-        job = replace(job, settings=replace(settings, workers=1, threads=threads))
-        settings = job.settings
-    world.connect(settings.device)
-    with (
-        threads_for(settings.threads, settings.workers),
-        attention_by(settings.attention),
-        StopRequest() as stop,
-    ):
-        tell_of_threads(settings, notify)
-        # On a busy machine everything takes longer, what comes after the steps too.
-        busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
-        task = NextToken(job, notify, world, busy)
-        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        stopped = trainer.train(stop)
-        if stopped == "minutes" and trainer.state.step < MIN_STEPS:
-            stopped = TooLittleTime.stopped
-        elif stopped == "minutes":
-            task.tell_of_speed(trainer.state.step)
-        scores = trainer.state.scores
-        if stopped != "interrupted":
-            trainer.checkpointer.load_best()
-            seen = task.all_seen and trainer.state.best_step == trainer.state.step
-            if len(job.text.val) and not seen:
-                scores = as_metrics(task.score())  # of all that was held out
-                if not task.all_seen and trainer.state.evaluated_tokens:
-                    part, whole_ = trainer.state.evaluated_tokens, len(job.text.val)
-                    notify(
-                        Note(
-                            f"final validation on all {whole_:,} held-out tokens; the evaluations "
-                            f"during training used {part:,} of them"
-                        )
-                    )
-            trainer.budget.tick()
-        state = trainer.state
-        return Result(
-            run=str(job.run.path),
-            steps=state.step,
-            tokens=state.tokens,
-            seconds=round(state.seconds, 3),
-            train_loss=state.train_loss,
-            val_loss=scores.get("val_loss"),
-            val_bits_per_byte=scores.get("val_bits_per_byte"),
-            best_step=state.best_step,
-            stopped=stopped,
-            setup_seconds=round(state.setup, 3),
-        )
-
-
-def what_to_type(result: Result) -> str:
-    """After a run that had too little time."""
-    needed = max(2 * result.seconds, result.setup_seconds / BEFORE) / 60
-    minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
-    preparing = result.setup_seconds > result.seconds / 2
-    less = ", or with less text (--max-bytes 250000)" if preparing else ""
-    return (
-        f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s, of which "
-        f"preparing took {result.setup_seconds:.0f}; the model has learned next to nothing. "
-        f"Run the same command with --minutes {minutes:g}{less}, or train it on: "
-        f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
-    )
-
-
-def plan_only(
-    settings: TrainSettings, notify: Notify = lambda event: None, started: float | None = None
-) -> Plan:
-    """What `train` would do, without doing it."""
-    elapsed = stopwatch(started)
-    settings.check()
-    settings = with_absolute_paths(settings)
-    base = find_base(settings, notify)
-    text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
-    return plan_for(settings, base, text, elapsed, notify)
-
-
-def stopwatch(started: float | None) -> Callable[[], float]:
-    """Seconds since then, or since now."""
-    begin = time.monotonic() if started is None else started
-    return lambda: time.monotonic() - begin
 
 
 class NextToken(Task):
@@ -267,7 +81,7 @@ class NextToken(Task):
         use_attention(self.network, settings)
         assert settings.weight_decay is not None and settings.evaluations
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
-        if not job.counted:
+        if not job.fixed_steps:
             self.patience = PATIENCE
         self.keeps_last = len(job.text.val) > 0 and not chooses(job.text)
         self.all_seen = False  # of the held-out text, by the last evaluation
@@ -295,7 +109,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        return self.network.matrices()
+        return self.network.muon_parameters()
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None
@@ -306,7 +120,7 @@ class NextToken(Task):
         if not forecast or not forecast.steps or steps > SLOWER * forecast.steps:
             return forecast
         assert isinstance(self.network.config, GPTConfig)
-        return forecast.at(steps, body_parameters(self.network.config), self.job.text.size)
+        return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def tell_of_speed(self, steps: int) -> None:
         """Say so where far fewer steps than planned could be done in the time."""
@@ -341,7 +155,7 @@ class NextToken(Task):
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
-        x = self.network.body(ids[:, :-1])  # (batch, context, dim)
+        x = self.network.hidden_states(ids[:, :-1])  # (batch, context, dim)
         return next_token_loss(self.network.head, x, ids[:, 1:]), {}
 
     def compile(self, wanted: bool) -> None:
@@ -390,7 +204,7 @@ class NextToken(Task):
 
     def seen(self) -> Model:
         """The model, to be looked at: one that is sharded as a copy that is whole."""
-        return copied(self.network, full_tensor) if self.sharded else self.network
+        return snapshot(self.network, full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
         """A sample of what the model has come to."""
@@ -420,7 +234,7 @@ class NextToken(Task):
             )
 
     def snapshot(self) -> Callable[[Path], None]:
-        copy = copied(self.network, gathered_copy)
+        copy = snapshot(self.network, gathered_copy)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
     def load_weights(self, folder: Path) -> None:

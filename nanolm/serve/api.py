@@ -1,7 +1,7 @@
 """What the API takes and gives, as schemas; and from a request to rows, from rows to an answer.
 
-The shapes are OpenAI's, so that its clients can talk to this server. Knobs that OpenAI does not
-have (top_k, min_p, repetition_penalty, min_tokens, ban) have the names they have in nanolm.
+The shapes are OpenAI's, so that its clients can talk to this server. Parameters that OpenAI
+does not have (top_k, min_p, repetition_penalty, min_tokens, ban) are named as in nanolm.
 """
 
 import json
@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from nanolm.errors import NanolmError
-from nanolm.generation.batch import Row, Token
-from nanolm.generation.knobs import Knobs
-from nanolm.serve.engine import Limits, News
-from nanolm.serve.models import Hosted, Labeller, Writer
+from nanolm.generation.batch import BatchRow, SampledToken
+from nanolm.generation.sampling_params import SamplingParams
+from nanolm.serve.engine import Limits, TokenEvent
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 from nanolm.serve.schema import (
     Schema,
     integer,
@@ -30,12 +30,14 @@ from nanolm.serve.schema import (
 from nanolm.text.page import spelled
 from nanolm.text.tokenizer import Tokenizer
 
-MOST_CHOICES, MOST_PROMPTS, MOST_TOP = 16, 16, 20
-MOST_STOPS, STOP_LENGTH = 16, 200
-MOST_TEXTS = 64  # to classify together
-MOST_BANNED, BANNED_LENGTH = 3, 12  # each byte takes a row of all tokens
+MAX_CHOICES, MAX_PROMPTS, MAX_TOP = 16, 16, 20
+MAX_STOPS, STOP_LENGTH = 16, 200
+MAX_TEXTS = 64  # to classify together
+MAX_BANNED, BANNED_LENGTH = 3, 12  # each byte takes a row of all tokens
 OTHER_NAMES = {"tokens": "max_tokens"}  # what a knob is called here
-DEFAULTS = {OTHER_NAMES.get(field.name, field.name): field.default for field in fields(Knobs)}
+DEFAULTS = {
+    OTHER_NAMES.get(field.name, field.name): field.default for field in fields(SamplingParams)
+}
 CHAT = (
     "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
     "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "
@@ -43,7 +45,7 @@ CHAT = (
 )
 
 
-class Refused(NanolmError):
+class APIError(NanolmError):
     """A request that cannot be done, as OpenAI's clients expect to be told."""
 
     def __init__(
@@ -68,9 +70,11 @@ class Refused(NanolmError):
 class Schemas:
     """Of the requests to these models, within these limits."""
 
-    def __init__(self, models: dict[str, Hosted], limits: Limits) -> None:
-        writers = {name: model for name, model in models.items() if isinstance(model, Writer)}
-        labellers = [name for name, model in models.items() if isinstance(model, Labeller)]
+    def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
+        writers = {
+            name: model for name, model in models.items() if isinstance(model, ServedLanguageModel)
+        }
+        labellers = [name for name, model in models.items() if isinstance(model, ServedClassifier)]
         vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
         longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
         ids = listed(integer(0, vocabulary - 1), 1, longest)
@@ -83,7 +87,7 @@ class Schemas:
                 integer(
                     1,
                     limits.tokens,
-                    default=min(Knobs.tokens, limits.tokens),
+                    default=min(SamplingParams.tokens, limits.tokens),
                     description="At most so many tokens.",
                 )
             ),
@@ -105,26 +109,26 @@ class Schemas:
                 listed(
                     text(1, BANNED_LENGTH),
                     0,
-                    MOST_BANNED,
+                    MAX_BANNED,
                     description="Texts never to be written.",
                 )
             ),
             "stop": {
-                "anyOf": [stop, listed(stop, 0, MOST_STOPS), {"type": "null"}],
+                "anyOf": [stop, listed(stop, 0, MAX_STOPS), {"type": "null"}],
                 "description": "End where one of these would be written.",
             },
             "seed": optional(integer(0, 2**53, description="The same seed writes the same text.")),
-            "n": optional(integer(1, MOST_CHOICES, default=1, description="So many texts.")),
+            "n": optional(integer(1, MAX_CHOICES, default=1, description="So many texts.")),
             "stream": optional({"type": "boolean", "default": False}),
             "stream_options": optional(record({"include_usage": optional({"type": "boolean"})})),
             "user": optional(text(most=200, description="Users take turns when many wait.")),
         }
         prompt = {
-            "anyOf": [words, listed(words, 1, MOST_PROMPTS), ids, listed(ids, 1, MOST_PROMPTS)],
+            "anyOf": [words, listed(words, 1, MAX_PROMPTS), ids, listed(ids, 1, MAX_PROMPTS)],
             "description": "A text, its token ids, or a list of either.",
             "default": "",
         }
-        top = integer(0, MOST_TOP, description="So many of the likeliest tokens at each place.")
+        top = integer(0, MAX_TOP, description="So many of the likeliest tokens at each place.")
         part = record({"type": {"enum": ["text"]}, "text": words}, ("type", "text"))
         message = record(
             {
@@ -149,7 +153,7 @@ class Schemas:
         self.classification = record(
             {
                 "model": name_of(labellers),
-                "input": {"anyOf": [words, listed(words, 1, MOST_TEXTS)]},
+                "input": {"anyOf": [words, listed(words, 1, MAX_TEXTS)]},
             },
             ("input",),
         )
@@ -174,20 +178,20 @@ def name_of(models: list[str]) -> Schema:
 
 
 def checked(value: Any, schema: Schema) -> dict[str, Any]:
-    """The properties that are given, or Refused with the first thing that is wrong."""
+    """The properties that are given, or APIError with the first thing that is wrong."""
     for where, problem in problems(value, schema):
         code = "model_not_found" if where == "model" else None
         status = 404 if where == "model" and isinstance(value.get("model"), str) else 400
-        raise Refused(f"{where or 'the body'} {problem}", status, where or None, code)
+        raise APIError(f"{where or 'the body'} {problem}", status, where or None, code)
     return {name: each for name, each in value.items() if each is not None}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request to write, understood."""
 
-    writer: Writer
-    rows: list[Row]  # those of the first prompt first
+    writer: ServedLanguageModel
+    rows: list[BatchRow]  # those of the first prompt first
     prompt_tokens: int
     streamed: bool
     usage_wanted: bool  # at the end of a stream
@@ -195,7 +199,9 @@ class Asked:
     client: str
 
 
-def asked_to_complete(given: dict[str, Any], writer: Writer, limits: Limits) -> Asked:
+def asked_to_complete(
+    given: dict[str, Any], writer: ServedLanguageModel, limits: Limits
+) -> ParsedRequest:
     prompt = given.get("prompt", "")
     several = isinstance(prompt, list) and not isinstance(prompt[0], int | float)
     prompts = [
@@ -205,7 +211,9 @@ def asked_to_complete(given: dict[str, Any], writer: Writer, limits: Limits) -> 
     return asked(given, writer, prompts, limits, given.get("logprobs"))
 
 
-def asked_to_chat(given: dict[str, Any], writer: Writer, limits: Limits) -> Asked:
+def asked_to_chat(
+    given: dict[str, Any], writer: ServedLanguageModel, limits: Limits
+) -> ParsedRequest:
     messages = [
         (
             each["role"],
@@ -226,25 +234,25 @@ def asked_to_chat(given: dict[str, Any], writer: Writer, limits: Limits) -> Aske
 
 def asked(
     given: dict[str, Any],
-    writer: Writer,
+    writer: ServedLanguageModel,
     prompts: list[list[int]],
     limits: Limits,
     top: int | None,
-) -> Asked:
+) -> ParsedRequest:
     limit = limits.longest(writer.base.window())
     for ids in prompts:
         if len(ids) > limit:
-            raise Refused(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
+            raise APIError(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
         if max(ids) >= writer.tokenizer.vocab_size:
             last = writer.tokenizer.vocab_size - 1
-            raise Refused(f"the prompt has the token {max(ids)}; the last one is {last}")
-    knobs = knobs_of({"max_tokens": min(Knobs.tokens, limits.tokens), **given})
+            raise APIError(f"the prompt has the token {max(ids)}; the last one is {last}")
+    params = knobs_of({"max_tokens": min(SamplingParams.tokens, limits.tokens), **given})
     rows = [
-        Row(ids, knobs, which, int(top or 0))
+        BatchRow(ids, params, which, int(top or 0))
         for ids in prompts
         for which in range(int(given.get("n", 1)))
     ]
-    return Asked(
+    return ParsedRequest(
         writer,
         rows,
         sum(map(len, prompts)),
@@ -255,10 +263,10 @@ def asked(
     )
 
 
-def knobs_of(given: dict[str, Any]) -> Knobs:
+def knobs_of(given: dict[str, Any]) -> SamplingParams:
     values = {
         field.name: given[OTHER_NAMES.get(field.name, field.name)]
-        for field in fields(Knobs)
+        for field in fields(SamplingParams)
         if OTHER_NAMES.get(field.name, field.name) in given
     }
     for name in ("tokens", "top_k", "min_tokens", "seed"):
@@ -266,10 +274,10 @@ def knobs_of(given: dict[str, Any]) -> Knobs:
             values[name] = int(values[name])
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
-    knobs = Knobs(**values)
-    if found := knobs.problems():
-        raise Refused("; ".join(found))
-    return knobs
+    params = SamplingParams(**values)
+    if found := params.problems():
+        raise APIError("; ".join(found))
+    return params
 
 
 class Answer:
@@ -278,7 +286,7 @@ class Answer:
     object, prefix = "text_completion", "cmpl"
     object_of_parts = "text_completion"
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ParsedRequest) -> None:
         self.asked = asked
         self.tokenizer = asked.writer.tokenizer
         self.offsets = [0] * len(asked.rows)  # characters that were given before
@@ -289,14 +297,14 @@ class Answer:
             "model": asked.writer.name,
         }
 
-    def whole(self, texts: list[list[News]]) -> dict[str, Any]:
+    def whole(self, texts: list[list[TokenEvent]]) -> dict[str, Any]:
         """From all that came of each text."""
-        choices = [self.choice(place, news) for place, news in enumerate(texts)]
+        choices = [self.choice(place, events) for place, events in enumerate(texts)]
         return {**self.about, "object": self.object, "choices": choices, "usage": self.usage()}
 
-    def part(self, place: int, news: list[News]) -> str:
+    def part(self, place: int, events: list[TokenEvent]) -> str:
         """What is new of one text, as an event."""
-        choice = self.choice(place, news, "delta")
+        choice = self.choice(place, events, "delta")
         return event({**self.about, "object": self.object_of_parts, "choices": [choice]})
 
     def last(self) -> str:
@@ -312,20 +320,20 @@ class Answer:
             "total_tokens": prompt + self.written,
         }
 
-    def choice(self, place: int, news: list[News], kind: str = "message") -> dict[str, Any]:
-        tokens = [(each.piece, each.token) for each in news if each.token]
+    def choice(self, place: int, events: list[TokenEvent], kind: str = "message") -> dict[str, Any]:
+        tokens = [(each.piece, each.token) for each in events if each.token]
         self.written += len(tokens)
         return {
             "index": place,
-            **self.content("".join(each.piece for each in news), kind),
+            **self.content("".join(each.piece for each in events), kind),
             "logprobs": self.chances(place, tokens) if self.asked.chances else None,
-            "finish_reason": reason(news[-1].stopped),
+            "finish_reason": reason(events[-1].stopped),
         }
 
     def content(self, text: str, kind: str) -> dict[str, Any]:
         return {"text": text}
 
-    def chances(self, place: int, tokens: list[tuple[str, Token]]) -> dict[str, Any]:
+    def chances(self, place: int, tokens: list[tuple[str, SampledToken]]) -> dict[str, Any]:
         offsets = []
         for piece, _ in tokens:
             offsets.append(self.offsets[place])
@@ -360,7 +368,7 @@ class ChatAnswer(Answer):
         rest = {"refusal": None} if kind == "message" else {}
         return {kind: {"role": "assistant", "content": text, **rest}}
 
-    def chances(self, place: int, tokens: list[tuple[str, Token]]) -> dict[str, Any]:
+    def chances(self, place: int, tokens: list[tuple[str, SampledToken]]) -> dict[str, Any]:
         content = [
             {
                 **self.token(token.id, token.logprob),
@@ -397,7 +405,7 @@ def event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def labels_json(labeller: Labeller, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
+def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
     data = [
         {
             "index": place,

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from nanolm.serve.api import Refused
+from nanolm.serve.api import APIError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -33,11 +33,11 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-FREE = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
+PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
 BODY_SECONDS = 20.0  # in which a body has to be here
 
 
-class Guard:
+class AccessGuard:
     """An ASGI application around another one."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Guard:
 
         try:
             self.check(scope, headers, origin, foreign)
-        except Refused as refusal:
+        except APIError as refusal:
             await tell(refusal.body(), refusal.status, answer)
             return
         if foreign and scope["method"] == "OPTIONS":
@@ -93,7 +93,7 @@ class Guard:
     def check(self, scope: Scope, headers: Any, origin: str | None, foreign: bool) -> None:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self.known(hosts[0].decode("latin-1")):
-            raise Refused(
+            raise APIError(
                 "this server does not go by that name; use its address, or start it with "
                 "--allow-host NAME",
                 403,
@@ -101,17 +101,17 @@ class Guard:
         if origin is not None and not foreign:
             same = {f"{scheme}://{hosts[0].decode('latin-1').lower()}" for scheme in SCHEMES}
             if origin.lower() not in same:
-                raise Refused(
+                raise APIError(
                     "requests from pages of other servers are refused; see --allow-origin", 403
                 )
-        if self.key is None or scope["path"] in FREE or scope["method"] == "OPTIONS":
+        if self.key is None or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS":
             return
         if scope["path"].startswith("/look/"):  # a page whose address is a secret itself
             return
         given = (header(headers, b"authorization") or "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
-            raise Refused(
+            raise APIError(
                 "this server wants its key: Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
@@ -176,28 +176,28 @@ async def json_body(headers: Any, receive: Receive, most: int) -> Any:
     """The JSON that a request brings, if it is not too much and comes in time."""
     kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused("send JSON, with Content-Type: application/json", 415)
+        raise APIError("send JSON, with Content-Type: application/json", 415)
     size = header(headers, b"content-length")
     if size and size.isdigit() and int(size) > most:
-        raise Refused(f"the body has more than {most:,} bytes", 413)
+        raise APIError(f"the body has more than {most:,} bytes", 413)
     data = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused("the body ends too early")
+                    raise APIError("the body ends too early")
                 data += message.get("body", b"")
                 if len(data) > most:
-                    raise Refused(f"the body has more than {most:,} bytes", 413)
+                    raise APIError(f"the body has more than {most:,} bytes", 413)
                 if not message.get("more_body"):
                     break
     except TimeoutError:
-        raise Refused(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
+        raise APIError(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
     try:
         return json.loads(data.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        raise APIError(f"the body is not JSON: {error}") from None
 
 
 def no_number(name: str) -> Any:

@@ -3,13 +3,13 @@
 from typing import Any
 
 from nanolm import __version__
-from nanolm.serve.api import MOST_TOP, Schemas
+from nanolm.serve.api import MAX_TOP, Schemas
 from nanolm.serve.schema import Schema
 
 STATUS = {
     "400": "Something in the request is wrong; the message says what.",
     "401": "The key is missing or wrong.",
-    "403": "Asked by a name or a page that is not allowed.",
+    "403": "ParsedRequest by a name or a page that is not allowed.",
     "404": "No such model, or no such path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
@@ -134,7 +134,7 @@ def document(schemas: Schemas) -> dict[str, Any]:
         ),
         "/v1/completions": asked(
             "Write on from a prompt. Defaults are those of `nanolm sample`; up to "
-            f"{MOST_TOP} of the likeliest tokens are told at each place. With stream, "
+            f"{MAX_TOP} of the likeliest tokens are told at each place. With stream, "
             "server-sent events come, each with what is new of one text, and [DONE] at the end.",
             schemas.completion,
             COMPLETION,

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.text.sources import Source
+from nanolm.text.source import Source
 
 # Better names first; of each group all are as good.
 LABEL_NAMES = (

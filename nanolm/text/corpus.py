@@ -22,8 +22,9 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
 from nanolm.text.crew import Range
-from nanolm.text.documents import BLOCK, Pieces, Reading, documents
-from nanolm.text.sources import Source, Sources, raise_all
+from nanolm.text.documents import Reading, TextBlocks, documents
+from nanolm.text.source import READ_BYTES, Source
+from nanolm.text.sources import Sources, raise_all
 from nanolm.text.words import MARK
 
 PART = 1 << 16  # bytes: what is encoded at once; larger ones leave holes in the heap that add up
@@ -182,7 +183,7 @@ def read_what_can_be_read(
     return corpus, problems
 
 
-def thinned(pieces: Pieces, every: int, limit: int | None) -> Pieces:
+def thinned(pieces: TextBlocks, every: int, limit: int | None) -> TextBlocks:
     """One of `every` documents; of one that comes in blocks, whole lines of each block. It ends
     when there are about `limit` bytes of them."""
     if limit is None:
@@ -243,8 +244,8 @@ def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[in
         corpus.file.write(data)
         corpus.length += len(data)
         written += len(data)
-        if written // BLOCK > told:
-            told = written // BLOCK
+        if written // READ_BYTES > told:
+            told = written // READ_BYTES
             report(min(written, stamp[0]))
     if source.stamp() != stamp:
         raise DataError(f"{source.name} changed while it was being read; run the command again")

@@ -23,10 +23,11 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.machine import cache_folder
-from nanolm.text import TABLES
 from nanolm.text.columns import Row, label_column, label_value, text_and_label_columns, text_column
-from nanolm.text.documents import Reading, decoded, decompressed, lines
-from nanolm.text.sources import Source, find_sources, skipped_files
+from nanolm.text.decoding import decoded, lines
+from nanolm.text.documents import TABLES, Reading
+from nanolm.text.source import Source, blamed_on
+from nanolm.text.sources import find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLITS = {"train", "test", "dev", "val", "valid", "validation"}
@@ -195,11 +196,8 @@ def _told(files: list[Source], report: Report) -> Iterator[Source]:
 
 @contextmanager
 def _opened(source: Source) -> Iterator[IO[bytes]]:
-    try:
-        with source.open() as stream:
-            yield stream
-    except OSError as error:
-        raise DataError(f"{source.name} cannot be read: {error.strerror or error}") from None
+    with blamed_on(source.name), source.open() as stream:
+        yield stream
 
 
 def _text_lines(
@@ -208,7 +206,7 @@ def _text_lines(
     def mended(broken: int) -> None:
         log.broken[source.name] = broken
 
-    return lines(decoded(source, decompressed(source, stream), reading.encoding, mended))
+    return lines(decoded(source, stream, reading.encoding, mended))
 
 
 # Labels that stand elsewhere

@@ -7,8 +7,6 @@ A name is a file, a folder (everything in it that looks like text), a pattern, `
 """
 
 import glob
-import hashlib
-import io
 import os
 import stat
 import tempfile
@@ -17,12 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import COMPRESSIONS, TABLES, TEXTS
 from nanolm.text.binary import binary_format, looks_binary
+from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
+from nanolm.text.source import COMPRESSIONS, Source
 
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
@@ -33,98 +31,7 @@ SCHEME = "embedded:"
 ADDRESSES = ("http://", "https://", "hf://")
 STDIN = "-"
 
-LOOK = 8192  # bytes of a file that tell whether it is text
-DIGESTED = 1 << 20  # bytes at once
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file to be read, or a stream that was copied to a temporary file."""
-
-    name: str  # as messages call it
-    path: Path
-    separator: str | None = None  # between documents, where it is known to have one
-    copy: IO[bytes] | None = None
-    # Of a text that is used in part (`nanolm.text.partial`):
-    ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
-    every: int = 1  # or: one of this many documents,
-    limit: int | None = None  # until there are this many bytes of them
-
-    def open(self) -> IO[bytes]:
-        """From the beginning; the caller closes it."""
-        if self.copy is not None:
-            self.copy.seek(0)
-            whole = io.FileIO(os.dup(self.copy.fileno()))
-        else:
-            whole = io.FileIO(self.path)
-        return whole if self.ranges is None else Stretches(whole, self.ranges)  # type: ignore[return-value]
-
-    def stamp(self) -> tuple[int, int]:
-        """Changes when the file does."""
-        if self.copy is not None:
-            return 0, 0
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
-
-    def size(self) -> int:
-        if self.ranges is not None:
-            return sum(stop - start for start, stop in self.ranges)
-        return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
-
-    def digest(self) -> str:
-        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
-        is not read to its end, of its beginning and its size."""
-        with self.open() as stream:
-            if self.limit is None:
-                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-            found = hashlib.sha256(f"{self.size()} {self.every} {self.limit}".encode())
-            for _ in range(0, self.every * self.limit, DIGESTED):
-                found.update(stream.read(DIGESTED))
-            return found.hexdigest()
-
-    @property
-    def suffix(self) -> str:
-        """What kind of file it is, compression aside: `.jsonl` of `news.jsonl.gz`."""
-        name = self.path.name.lower()
-        for ending in COMPRESSIONS:
-            name = name.removesuffix(ending)
-        return Path(name).suffix
-
-
-class Stretches(io.RawIOBase):
-    """Some ranges of a file, as if they were a file of their own."""
-
-    def __init__(self, file: io.FileIO, ranges: tuple[tuple[int, int], ...]) -> None:
-        self.file, self.ranges = file, ranges
-        self.seek(0)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Only to the beginning, which is all that readers of text ask for."""
-        if offset or whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("seek")
-        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
-        return 0
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self.number < len(self.ranges):
-            start, stop = self.ranges[self.number]
-            self.file.seek(start + self.done)
-            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
-            self.done += count
-            if count:
-                return count
-            self.number, self.done = self.number + 1, 0
-        return 0
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+SNIFFED = 8192  # bytes of a file that tell whether it is text
 
 
 @dataclass
@@ -293,18 +200,18 @@ def _not_text(source: Source, encoding: str) -> str | None:
     if source.suffix in TABLES or source.path.suffix in COMPRESSIONS:
         return None
     with source.open() as stream:
-        start = stream.read(LOOK)
+        start = stream.read(SNIFFED)
     if not start:
         return "empty"
-    if source.suffix in TEXTS:  # then what cannot be read is an error, not a picture
+    if source.suffix in KNOWN_SUFFIXES:  # then what cannot be read is an error, not a picture
         return None
     if binary_format(start, source.name):
         return "binary"
     try:
-        text = start[: -4 if len(start) == LOOK else None].decode(encoding)
+        text = start[: -4 if len(start) == SNIFFED else None].decode(encoding)
     except ValueError as error:
         cut_off = isinstance(error, UnicodeDecodeError) and error.start >= len(start) - 8
-        return None if cut_off and len(start) == LOOK else "binary"
+        return None if cut_off and len(start) == SNIFFED else "binary"
     return "binary" if looks_binary(text) or (b"\0" in start and encoding == "utf-8") else None
 
 

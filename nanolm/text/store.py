@@ -34,11 +34,12 @@ from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
 from nanolm.text.documents import Reading
 from nanolm.text.encoding import encode_part, token_type
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.partial import take_part, text_size
-from nanolm.text.sources import Source, Sources, find_sources, skipped_files
+from nanolm.text.source import blamed_on
+from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
@@ -244,7 +245,8 @@ def _key(
         total, done = found.size(), 0
         rows: list[Any] = [asdict(request.reading)]
         for source in found.files:
-            rows.append((source.suffix, source.separator, _digest(source)))
+            with blamed_on(source.name):
+                rows.append((source.suffix, source.separator, source.digest()))
             done += source.size()
             report("looking at the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -265,13 +267,6 @@ def _key(
         key = named(kind, None, request.most_doublings, request.measured)
         return key, fingerprints, lambda size: named("bpe", size)
     return named(kind, request.vocab_size), fingerprints, None
-
-
-def _digest(source: Source) -> str:
-    try:
-        return source.digest()
-    except OSError as error:
-        raise DataError(f"{source.name} cannot be read: {error.strerror}") from None
 
 
 def _prepare(

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from nanolm.errors import DataError
 from nanolm.text.columns import NUMBER, Row, Table, is_column_name, repeats
-from nanolm.text.documents import arrow_batches, csv_rows, json_rows
-from nanolm.text.sources import Source
+from nanolm.text.documents import Rows, csv_rows, format_of
+from nanolm.text.source import Source
 
 LINES, CHARACTERS = 20_000, 1 << 24  # what is looked at to find out how a file is written
 ROWS = 10_000  # to find its columns
@@ -41,12 +41,9 @@ def read_table(
     If `certain`, it is known to have columns. If `cautious`, what might be plain text is taken for
     that: texts are to be classified as they are.
     """
-    if source.suffix in (".parquet", ".arrow"):
-        batches = arrow_batches(source, stream, lambda schema: schema.names)
-        objects = (row for batch in batches for row in batch.to_pylist())
-        return _object_table(source, source.suffix[1:], enumerate(objects, start=1))
-    if source.suffix in (".jsonl", ".ndjson"):
-        return _object_table(source, "JSON lines", json_rows(source, text_lines))
+    known = format_of(source.suffix)
+    if known.objects:
+        return _object_table(source, known.name, known.objects(source, stream, text_lines))
     sample, cut = _first(text_lines)
     everything = chain(sample, text_lines)
     if source.suffix != ".csv" and _all_begin(sample, FASTTEXT):
@@ -64,7 +61,7 @@ def _table(
     return Table(source, kind, names, list(islice(rows, ROWS)), rows, obvious)
 
 
-def _object_table(source: Source, kind: str, objects: Iterator[tuple[int, Any]]) -> Table:
+def _object_table(source: Source, kind: str, objects: Rows) -> Table:
     """Objects as rows, with a column for whatever the first of them have."""
 
     def flattened(number: int, value: Any) -> dict[str, str]:

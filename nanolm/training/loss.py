@@ -1,6 +1,6 @@
 """The loss of a language model, without ever holding the scores of all tokens in float32.
 
-    >>> next_token_loss(model.head, model.body(x), y)
+    >>> next_token_loss(model.head, model.hidden_states(x), y)
 
 With a vocabulary of 50,000, the scores of a batch are larger than everything else in the model
 together. So a large batch goes through the last layer in pieces, and of each piece only the

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nanolm.model.device import recording
+from nanolm.model.device import graph_capture
 from nanolm.training.distributed import ALONE, World, full_tensor
 from nanolm.training.optim import Optimizers
 
@@ -236,7 +236,7 @@ class Step:
         """Record a step without doing it."""
         inputs = tuple(part.to(self.device) for part in batch)
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, self.graph_memory):
+        with graph_capture(graph, self.graph_memory):
             numbers = self.update(inputs)
         self.graph_memory = self.graph_memory or graph.pool()
         return CapturedStep(graph, inputs, numbers)

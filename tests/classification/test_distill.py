@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from nanolm.classification.classifier import WIDTH, load
 from nanolm.classification.data import Batches, Cut, Texts, encode, split_data
 from nanolm.classification.distill import IGNORED, LABELLED, LENGTHS, Distillation, Teacher
-from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.recipe import choose_settings, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
 from nanolm.classification.words import Vocabulary, subwords
@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def run(data: Path, out: Path, **settings: Any) -> Result:
+def run(data: Path, out: Path, **settings: Any) -> FinetuneResult:
     asked = FinetuneSettings.from_dict({"data": str(data), **FAST, **settings})
     return finetune(asked, out, False, lambda event: None)
 

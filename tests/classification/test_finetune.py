@@ -22,7 +22,7 @@ import nanolm
 from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
-from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.labels import trained_names
 from nanolm.classification.recipe import choose_settings, evaluations_for
 from nanolm.classification.seeds import finetune_seeds
@@ -57,7 +57,9 @@ def quiet(event: object) -> None:
     pass
 
 
-def run(data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any) -> Result:
+def run(
+    data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any
+) -> FinetuneResult:
     return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, False, notify)
 
 

@@ -19,7 +19,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from nanolm.classification.classifier import TrueLabels
+from nanolm.classification.classifier import Mistake, TrueLabels
 from nanolm.classification.metrics import (
     Scores,
     fit_temperature,
@@ -220,7 +220,9 @@ def test_scores_and_mistakes_fit_a_terminal(
     a_terminal(monkeypatch, width)
     show_scores("runs/x on test.tsv", scores_of("negative", "neither", last))
     text = "A film\nI would not \x1b]0;wish on my enemies. " * 9
-    show_mistakes([(text, "neither", last, 0.987), ("short 字", "negative", "neither", 0.5)])
+    show_mistakes(
+        [Mistake(text, "neither", last, 0.987), Mistake("short 字", "negative", "neither", 0.5)]
+    )
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "\x1b" not in shown
     assert max(map(cell_len, shown.splitlines())) <= width
@@ -254,7 +256,7 @@ def test_a_matrix_without_room_is_left_out(
 
 
 def test_mistakes_on_a_pipe_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    show_mistakes([("long " * 100, "bad", WIDE, 0.91)])
+    show_mistakes([Mistake("long " * 100, "bad", WIDE, 0.91)])
     assert (
         capsys.readouterr().out.splitlines()[1].split() == ["0.910", WIDE, "bad"] + ["long"] * 100
     )

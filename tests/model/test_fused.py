@@ -199,7 +199,7 @@ def test_whole_models(config: GPTConfig, low: bool) -> None:
     def run(low: bool) -> dict[str, Tensor]:
         model.zero_grad()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=low):
-            loss = next_token_loss(model.head, model.body(ids), ids)
+            loss = next_token_loss(model.head, model.hidden_states(ids), ids)
         loss.backward()
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         return {"loss": loss.detach(), **grads}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, PRESETS, GPTConfig, ModelConfig, RopeScaling, configure
-from nanolm.model.gpt import GPT, Attention, fused_attention, written_out_attention
+from nanolm.model.gpt import GPT, Attention, causal_attention, naive_attention
 from nanolm.model.positions import rotate, rotation_table, sinusoidal_table
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -80,7 +80,7 @@ def test_both_forms_agree_on_what_is_behind(past: int) -> None:
         torch.randn(2, 2, 3 + past, 8),
         torch.randn(2, 2, 3 + past, 8),
     )
-    torch.testing.assert_close(fused_attention(q, k, v), written_out_attention(q, k, v)[0])
+    torch.testing.assert_close(causal_attention(q, k, v), naive_attention(q, k, v)[0])
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -110,7 +110,7 @@ def test_attention_is_that_of_torch(bias: bool) -> None:
 def test_the_memory_changes_nothing(config: ModelConfig) -> None:
     model = lively(config)
     ids = torch.randint(SHAPE["vocab_size"], (2, TIME))
-    memory = model.remember(batch=2, length=TIME)
+    memory = model.init_cache(batch=2, length=TIME)
     with torch.no_grad():
         whole = model(ids)
         pieces = [model(part, memory) for part in ids.split([3, 1, 2, 1, 1], dim=1)]
@@ -122,12 +122,12 @@ def test_the_memory_changes_nothing(config: ModelConfig) -> None:
 def test_rows_of_a_memory_may_be_of_different_lengths(config: ModelConfig, fixed: bool) -> None:
     model = lively(config)
     ids = torch.randint(SHAPE["vocab_size"], (3, TIME))
-    memory = model.remember(batch=3, length=TIME, fixed=fixed)
+    memory = model.init_cache(batch=3, length=TIME, fixed=fixed)
     lengths = [4, 1, 6]
     with torch.no_grad():
         whole = model(ids)
         for row, length in enumerate(lengths):
-            part = model.remember(batch=1, length=length)
+            part = model.init_cache(batch=1, length=length)
             model(ids[row : row + 1, :length], part)
             memory.put([row], part, [length])
         order = torch.tensor([2, 0, 1])

@@ -15,16 +15,16 @@ from strategies import configs
 from torch import Tensor
 
 from nanolm.errors import ModelError
-from nanolm.generation.decoding import Cached
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.decoding import CachedDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.huggingface import load_config, load_model, save_model, save_weights
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.training.optim import Optimizers, load_tensors
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 3
@@ -89,12 +89,12 @@ def randomised(model: Any) -> Any:
 
 
 def greedy(model: Model, prompt: Tensor, count: int) -> list[int]:
-    network = Cached(model, 1, prompt.shape[1] + count)
+    decoder = CachedDecoder(model, 1, prompt.shape[1] + count)
     ids = prompt
     with torch.inference_mode():
         for length in range(prompt.shape[1], prompt.shape[1] + count):
-            network.prepare(ids, [length])
-            best = network.logits(ids, torch.tensor([length])).argmax(dim=-1)
+            decoder.prepare(ids, [length])
+            best = decoder.logits(ids, torch.tensor([length])).argmax(dim=-1)
             ids = torch.cat([ids, best[:, None]], dim=1)
     return ids[0, prompt.shape[1] :].tolist()
 
@@ -177,7 +177,7 @@ def test_transformers_reads_what_nanolm_writes(folder: Path) -> None:
         assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)
         assert tokenizer.decode(ours.tokenizer.encode(text)) == text
     samples = [Sample("the cat")]
-    for _ in ours.stream(samples, Knobs(tokens=200, greedy=True)):
+    for _ in ours.stream(samples, SamplingParams(tokens=200, greedy=True)):
         pass
     prompt = tokenizer("the cat", return_tensors="pt")
     written = theirs.generate(**prompt, do_sample=False, max_new_tokens=200)

@@ -34,7 +34,7 @@ def test_a_model_stays_nearly_itself(family: str, dim: int) -> None:
     assert all(inputs % MULTIPLE for inputs in left)
     assert bool(left) == (dim % MULTIPLE != 0)
     ids = torch.randint(300, (1, 16))
-    memory = quick.remember(1, 16)
+    memory = quick.init_cache(1, 16)
     with torch.no_grad():
         whole = model(ids).log_softmax(-1)
         steps = torch.cat([quick(id[None, None], memory) for id in ids[0]], dim=1)

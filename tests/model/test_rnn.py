@@ -68,7 +68,7 @@ def test_its_memory_is_the_same_size_for_ever(family: str) -> None:
     model = of_family(family)
     assert isinstance(model, Recurrent)
     assert model.window() is None
-    memory = model.remember(batch=2, length=10**9)
+    memory = model.init_cache(batch=2, length=10**9)
     with torch.no_grad():
         for _ in range(3):
             model(torch.zeros(2, 100, dtype=torch.long), memory)

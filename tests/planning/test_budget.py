@@ -16,9 +16,10 @@ from nanolm.planning.planner import make_plan
 from nanolm.planning.recipe import TINY_STEPS
 from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.sizes import Text
-from nanolm.pretraining import language, prepare
+from nanolm.pretraining import prepare
+from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
-from nanolm.report.listing import listing
+from nanolm.report.listing import list_runs
 from nanolm.text import store
 from nanolm.training.budget import MIN_STEPS, Budget
 from nanolm.training.events import Note, Preparing
@@ -57,9 +58,11 @@ def prepared(seen: list[object]) -> set[str]:
 
 
 def test_less_text_is_advised_where_preparing_took_the_time() -> None:
-    result = language.Result("runs/x", 3, 100, 20.0, None, None, None, 0, "too little time", 18.0)
-    assert "--max-bytes" in language.what_to_type(result)
-    assert "--max-bytes" not in language.what_to_type(replace(result, setup_seconds=2.0))
+    result = pretraining.TrainResult(
+        "runs/x", 3, 100, 20.0, None, None, None, 0, "too little time", 18.0
+    )
+    assert "--max-bytes" in pretraining.what_to_type(result)
+    assert "--max-bytes" not in pretraining.what_to_type(replace(result, setup_seconds=2.0))
 
 
 def test_exit_code_8_says_what_to_type(text: Path, cli: Cli) -> None:
@@ -77,7 +80,7 @@ def options(settings: dict[str, Any]) -> list[str]:
 
 
 def test_such_a_run_is_not_finished(too_short: Path) -> None:
-    assert [row.state for row in listing(too_short.parent, print)] == ["stopped: too little time"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["stopped: too little time"]
 
 
 def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) -> None:
@@ -91,13 +94,13 @@ def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) ->
 def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path) -> None:
     seen: list[object] = []
     settings = TrainSettings((str(text),), **SMALL)
-    result = language.train(replace(settings, minutes=0.1), too_short, False, seen.append)
+    result = pretraining.train(replace(settings, minutes=0.1), too_short, False, seen.append)
     assert (result.run, result.stopped) == (str(too_short), "minutes")
     assert result.steps >= MIN_STEPS
     assert "encoding" not in prepared(seen)
-    assert [row.state for row in listing(too_short.parent, print)] == ["finished"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["finished"]
     with pytest.raises(nanolm.errors.DataError, match="finished"):
-        language.train(replace(settings, minutes=0.1), too_short)
+        pretraining.train(replace(settings, minutes=0.1), too_short)
 
 
 def test_a_part_of_the_text_is_saved_and_kept(

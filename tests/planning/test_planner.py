@@ -13,7 +13,7 @@ from nanolm.errors import UsageError
 from nanolm.machine import available_threads, is_busy
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.model.size import body_parameters
+from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import planner, recipe, sizes
 from nanolm.planning.planner import make_plan, model_config
 from nanolm.planning.scaling_law import Forecast, Law
@@ -123,7 +123,7 @@ def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
     passes = settings.steps * settings.batch * settings.context / (200_000 // 3)
     assert passes == pytest.approx(recipe.MOST_PASSES, rel=0.05)
     assert isinstance(config, GPTConfig)
-    assert body_parameters(config) <= sizes.A_TOKEN * 200_000 / 3
+    assert non_embedding_parameters(config) <= sizes.A_TOKEN * 200_000 / 3
     assert settings.weight_decay and settings.weight_decay > 1
     little = make_plan(replace(OPEN, preset="mini", steps=5), a_text(200_000))
     assert any("by heart" in choice.reason for choice in little.choices)

@@ -11,7 +11,8 @@ import pytest
 from nanolm.errors import DataError
 from nanolm.text.documents import Reading, documents
 from nanolm.text.labelled import LabelReading, read_labelled
-from nanolm.text.sources import Source, find_sources
+from nanolm.text.source import Source
+from nanolm.text.sources import find_sources
 
 
 def zipped(*names: str) -> bytes:

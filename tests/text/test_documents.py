@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import documents
+from nanolm.text import documents, source
+from nanolm.text.decoding import lines
 from nanolm.text.documents import Reading
-from nanolm.text.sources import Source
+from nanolm.text.source import Source
 
 
 def read(file: Path, **how: str) -> list[str]:
@@ -38,7 +39,7 @@ def written(folder: Path, name: str, data: bytes | str) -> Path:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every boundary that a large file would have, in a small one."""
-    monkeypatch.setattr(documents, "BLOCK", 3)
+    monkeypatch.setattr(source, "READ_BYTES", 3)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -80,7 +81,7 @@ def test_separator(tmp_path: Path) -> None:
 def test_encodings(
     encoding: str, text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "BLOCK", block)
+    monkeypatch.setattr(source, "READ_BYTES", block)
     file = written(tmp_path, "a.txt", text.encode(encoding))
     assert read(file, encoding=encoding) == [text.replace("\r\n", "\n")]
 
@@ -108,7 +109,7 @@ def test_the_option_that_would_read_it_is_named_and_does(
 def test_the_first_bad_byte_is_told_exactly(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "BLOCK", block)
+    monkeypatch.setattr(source, "READ_BYTES", block)
     cases: dict[bytes, tuple[int, int, int]] = {
         b"ab\n\xe4\xb8\xad\xe4x": (6, 0xE4, 2),
         b"\xef\xbb\xbfab\xff": (5, 0xFF, 1),
@@ -267,4 +268,4 @@ def test_lines_are_lines_whatever_the_blocks(texts: list[str], size: int) -> Non
     expected = whole.split("\n")
     if not expected[-1]:
         expected.pop()
-    assert list(documents.lines(blocks)) == expected
+    assert list(lines(blocks)) == expected

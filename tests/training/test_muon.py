@@ -48,7 +48,7 @@ def test_torch_has_the_same_muon(steps: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_fused_matrices_are_each_their_own() -> None:
     """Queries, keys, values, gate and up, stored one below the other."""
     model = of_family("modern", dim=32, heads=4, kv_heads=2).train()
-    rows = model.matrices()
+    rows = model.muon_parameters()
     parameters = {name: dict(model.named_parameters())[name] for name in rows}
     apart = {
         f"{name} {number}": nn.Parameter(piece.detach().clone())
@@ -95,7 +95,7 @@ def test_its_state_goes_on_elsewhere() -> None:
     one, two = (of_family("modern", dim=32).train() for _ in range(2))
     two.load_state_dict(one.state_dict())
     optimizers = [
-        Optimizers(dict(model.named_parameters()), "muon", 0.1, model.matrices())
+        Optimizers(dict(model.named_parameters()), "muon", 0.1, model.muon_parameters())
         for model in (one, two)
     ]
 

@@ -23,11 +23,11 @@ def made(workers: int = 1, dtype: str = "float32", muon: bool = False, **rest: A
     model = of_family("modern", dim=32).train()
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x = model.body(ids[:, :-1])
+        x = model.hidden_states(ids[:, :-1])
         return next_token_loss(model.head, x, ids[:, 1:]), {"size": x.detach().norm()}
 
     parameters, name = dict(model.named_parameters()), "muon" if muon else "adamw"
-    optimizers = Optimizers(parameters, name, 0.1, model.matrices(), workers=workers)
+    optimizers = Optimizers(parameters, name, 0.1, model.muon_parameters(), workers=workers)
     return Step(loss, optimizers, dtype, **rest), model
 
 

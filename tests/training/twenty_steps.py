@@ -49,7 +49,7 @@ def learn(folder: Path, world: World, sharded: bool) -> None:
     model = build_model(model_config(settings, text.tokenizer.vocab_size)).double()
     world.connect("cpu")
     (folder / "run").mkdir(exist_ok=True)
-    job = Job(settings, Run(folder / "run"), text, model, None, None, True)
+    job = Job(settings, Run(folder / "run"), text, model, None, fixed_steps=True)
     task = NextToken(job, print, world)
     trainer = Trainer(job.run, settings, task, None, lambda event: None, 0.0, world)
     trainer.train(StopRequest())

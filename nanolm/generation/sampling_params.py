@@ -1,13 +1,13 @@
-"""The knobs of sampling. No torch here, so the command line can use them for its help."""
+"""The params of sampling. No torch here, so the command line can use them for its help."""
 
 import secrets
 from dataclasses import dataclass
 
-MOST_BANNED = 200  # bytes: each takes a row of all tokens
+MAX_BANNED_BYTES = 200  # bytes: each takes a row of all tokens
 
 
 @dataclass(frozen=True)
-class Knobs:
+class SamplingParams:
     """How to choose among the tokens that could come next.
 
     They work in the order in which they stand here, which is that of `transformers`.
@@ -73,8 +73,8 @@ class Knobs:
                     found.append(f"--{name} {text!r}: say which text")
                 elif any("\ud800" <= char <= "\udfff" for char in text):
                     found.append(f"--{name} {text!r}: not valid Unicode")
-        if not found and len("".join(self.ban).encode()) > MOST_BANNED:
-            found.append(f"--ban: together at most {MOST_BANNED} bytes")
+        if not found and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
+            found.append(f"--ban: together at most {MAX_BANNED_BYTES} bytes")
         return found
 
     def likeliest_only(self) -> bool:
