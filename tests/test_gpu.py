@@ -25,7 +25,7 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
 from nanolm.training.optim import Optimizers
@@ -171,7 +171,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     free_memory()  # what another test left would be freed meanwhile, and be missed
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    trial = Trial(config, 16, "cuda")
+    trial = SpeedTrial(config, 16, "cuda")
     for _ in range(2):
         trial.step()
     trial.wait()

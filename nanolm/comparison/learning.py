@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.classification.data import Batches, Ints
+from nanolm.classification.data import Ints, LengthBatches
 from nanolm.comparison.networks import Network
 from nanolm.runs.folder import Run
 from nanolm.training.interrupt import StopRequest
@@ -90,7 +90,7 @@ def learn(
         words, more, truth = batch
         return F.cross_entropy(network(words, more).float(), truth), {}
 
-    batches = Batches(lengths, recipe.batch, seed)
+    batches = LengthBatches(lengths, recipe.batch, seed)
     passes = max(LEAST, min(MOST, ENOUGH / len(lengths)))
     steps = max(1, round(passes * batches.in_epoch))
     parameters = dict(network.named_parameters())

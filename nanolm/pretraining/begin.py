@@ -26,7 +26,7 @@ from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.planning.tuning import repeatable
+from nanolm.planning.tuning import deterministic_algorithms
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.text import NAMED, TRAINABLE
@@ -68,7 +68,7 @@ class RunStart(Generic[S]):
                     self.run.clear()
             self.load_settings()
             self.notify = also_to_log(self.run, self.notify)
-            with repeatable(self.settings.deterministic):
+            with deterministic_algorithms(self.settings.deterministic):
                 yield
 
     def checkpoint(self, fingerprints: dict[str, str]) -> Path | None:

@@ -24,7 +24,10 @@ MULTIPLES = {
     **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
 }
 OFFSETS = {"layers": (-1, 0, 1), SEED: (0, 1, 2)}
-USUAL = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer": tuple(OPTIMIZERS)}
+USUAL: dict[str, tuple[Any, ...]] = {
+    "dropout": (0.0, 0.1, 0.2, 0.3),
+    "optimizer": tuple(OPTIMIZERS),
+}
 AROUND: dict[str, tuple[Any, ...]] = {**MULTIPLES, **OFFSETS, **USUAL}
 
 BUDGETS = ("steps", "epochs", "tokens")

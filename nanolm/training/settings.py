@@ -22,7 +22,7 @@ from nanolm.model.config import (
     configure,
 )
 from nanolm.text import tokenizer_problem
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.training.optimizers import OPTIMIZERS
 
 DEVICES = ("auto", "cpu", "cuda", "mps")

@@ -15,7 +15,7 @@ from nanolm.planning import sizes
 from nanolm.planning.planner import make_plan
 from nanolm.planning.recipe import TINY_STEPS
 from nanolm.planning.scaling_law import Forecast
-from nanolm.planning.sizes import Text
+from nanolm.planning.sizes import TextStats
 from nanolm.pretraining import prepare
 from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
@@ -140,7 +140,7 @@ def test_time_before_the_first_step_is_no_progress(
 
 @pytest.mark.parametrize("minutes", [0.25, 3.0])
 def test_minutes_do_not_change_the_plan_for_a_tiny_text(minutes: float) -> None:
-    tiny = Text(vocab_size=300, size=3_000, tokens=1_000, hard=lambda: 2.3)
+    tiny = TextStats(vocab_size=300, size=3_000, tokens=1_000, ngram_bits=lambda: 2.3)
     asked = TrainSettings(("poem.txt",), device="cpu")
     plain = make_plan(asked, tiny).settings
     timed = make_plan(replace(asked, minutes=minutes), tiny).settings
@@ -161,7 +161,7 @@ def test_little_is_tried_where_time_is_short(gone: float, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sizes, "step_seconds", step_seconds)
     settings = TrainSettings(("a.txt",), device="cpu", minutes=0.5, threads=1, workers=1)
-    text = Text(vocab_size=512, size=10**6, tokens=300_000, hard=lambda: None)
+    text = TextStats(vocab_size=512, size=10**6, tokens=300_000, ngram_bits=lambda: None)
     plan = make_plan(replace(settings, dtype="float32"), text, None, lambda: clock)
     assert clock - gone <= 6
     assert plan.settings.dim == 64

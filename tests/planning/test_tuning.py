@@ -154,7 +154,7 @@ def test_threads_and_workers_are_measured_and_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "available_threads", lambda: 4)
-    monkeypatch.setattr(planner, "WIDE", 0)  # else so small a model has one thread
+    monkeypatch.setattr(planner, "NARROW_DIM", 0)  # else so small a model has one thread
     monkeypatch.setattr(tuning, "is_busy", lambda: False)
     asked: list[tuple[int | None, int | None]] = []
 
