@@ -168,13 +168,13 @@ class Optimizers:
 
 def split_evenly(parameters: dict[str, nn.Parameter], parts: int) -> list[dict[str, nn.Parameter]]:
     """`parameters` in so many parts of about the same size."""
-    found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
+    split: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
     sizes = [0] * parts
     for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].numel()):
         smallest = sizes.index(min(sizes))
-        found[smallest][name] = parameter
+        split[smallest][name] = parameter
         sizes[smallest] += parameter.numel()
-    return found
+    return split
 
 
 def load_tensors(file: Path, take: Callable[[dict[str, Tensor]], None]) -> None:
