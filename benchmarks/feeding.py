@@ -25,7 +25,7 @@ from nanolm.bench.turns import medians
 from nanolm.model.config import configure
 from nanolm.planning.trial import LR, SpeedTrial
 from nanolm.text.tokens import Batches, Store
-from nanolm.training.feed import OnDevice, Read, ReadAhead, Source
+from nanolm.training.feed import DeviceSource, DiskSource, PrefetchSource, Source
 from nanolm.training.loss import next_token_loss
 
 BLOCK = 1 << 25  # tokens written at a time
@@ -45,14 +45,14 @@ def main() -> None:
         on_disk = np.asarray(np.memmap(file, dtype=np.uint16, mode="r"))
         few = np.array(on_disk[: 1 << 20])
         rows: list[dict[str, Any]] = []
-        runners = {"a few in memory": Feeding(name, device, few, OnDevice)}
+        runners = {"a few in memory": Feeding(name, device, few, DeviceSource)}
         if device == "cpu":
-            runners = {"a few in memory": Feeding(name, device, few, Read)}
-            runners["from the disk"] = Feeding(name, device, on_disk, Read)
+            runners = {"a few in memory": Feeding(name, device, few, DiskSource)}
+            runners["from the disk"] = Feeding(name, device, on_disk, DiskSource)
         else:
-            runners["read ahead from the disk"] = Feeding(name, device, on_disk, ReadAhead)
+            runners["read ahead from the disk"] = Feeding(name, device, on_disk, PrefetchSource)
             start = time.perf_counter()
-            runners["all on the GPU"] = Feeding(name, device, on_disk, OnDevice)
+            runners["all on the GPU"] = Feeding(name, device, on_disk, DeviceSource)
             rows.append({"what": "bringing all there", "seconds": time.perf_counter() - start})
         forget(file)
         taken = medians(runners, asked.seconds)
@@ -92,7 +92,7 @@ class Feeding(SpeedTrial):
     def __init__(self, name: str, device: str, tokens: Store, kind: type[Source]) -> None:
         super().__init__(configure("modern", **SHAPES[name]), ROWS[name], device)
         batches = Batches(tokens, SHAPES[name]["context"], ROWS[name], seed=1)
-        rest = (device,) if kind is OnDevice else ()
+        rest = (device,) if kind is DeviceSource else ()
         self.source = kind(batches, *rest)
         self.size = tokens.nbytes
         self.update.discard_graphs()

@@ -5,7 +5,7 @@ tried, and kept if it is faster.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from nanolm.choice import Choice
@@ -21,15 +21,19 @@ DECIDED_AT = 10  # the step; those before show what there is to gain
 EXPECTED_GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
 
 
+@dataclass
 class CompileChoice:
     """Decided once in a run; the decision is saved with its settings."""
 
-    def __init__(
-        self, run: Run, settings: Settings, task: Task, step: Step, notify: Notify, world: World
-    ) -> None:
-        self.run, self.settings, self.task, self.step = run, settings, task, step
-        self.notify, self.world = notify, world
-        self.open = task.compile_seconds is not None
+    run: Run
+    settings: Settings
+    task: Task
+    step: Step
+    notify: Notify
+    world: World
+
+    def __post_init__(self) -> None:
+        self.open = self.task.compile_seconds is not None
         self.step_seconds: list[float] = []  # until it is decided
 
     def is_due(self, step: int) -> bool:

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 8 -m nanolm train corpus.txt
 
 Everything between them is PyTorch's own: DDP, or FSDP2 where the model is sharded. The first one
-decides; it reads the text, plans, tells and writes. The others hear what it decided, as JSON in
-the store at which all of them met, and from then on all do the same. So a model does not know that
-there are others, and neither does a run folder.
+decides; it reads the text, plans, reports and writes. The others receive what it decided, as JSON
+in the store at which all of them met, and from then on all do the same. So a model does not know
+that there are others, and neither does a run folder.
 """
 
 import json
@@ -28,11 +28,11 @@ from nanolm.machine import local_processes, process
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
-LONG = timedelta(days=7)  # for the first one to read a text, and for all to come
-PATIENCE = timedelta(minutes=10)  # for another process to do what all do together
+STARTUP_TIMEOUT = timedelta(days=7)  # for the first one to read a text, and for all to come
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # for another process to do what all do together
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-DECIDED = "decided"  # the key of what the first one tells
-SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "peer")
+DECISION_KEY = "decided"  # the key of what the first one tells
+PEER_LOST_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "peer")
 
 
 @dataclass
@@ -63,13 +63,13 @@ class World:
 
     def broadcast(self, facts: dict[str, Any]) -> None:
         """Let the others know, who wait for nothing else."""
-        if self.size > 1 and not self.store.check([DECIDED]):
-            self.store.set(DECIDED, json.dumps(facts))
+        if self.size > 1 and not self.store.check([DECISION_KEY]):
+            self.store.set(DECISION_KEY, json.dumps(facts))
 
     def receive(self) -> dict[str, Any]:
         """What the first one has decided."""
-        self.store.wait([DECIDED], LONG)
-        facts: dict[str, Any] = json.loads(self.store.get(DECIDED))
+        self.store.wait([DECISION_KEY], STARTUP_TIMEOUT)
+        facts: dict[str, Any] = json.loads(self.store.get(DECISION_KEY))
         if "failed" in facts:
             raise ToldElsewhere(facts["failed"])
         return facts
@@ -96,7 +96,7 @@ class World:
                 store=PrefixStore("group", self.store),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=PATIENCE,
+                timeout=COLLECTIVE_TIMEOUT,
             )
 
     def agree(self, progress: float, *asked: bool) -> tuple[Any, ...]:
@@ -104,9 +104,9 @@ class World:
         if not self.joined:
             return (progress, *asked)
         mine = [progress if self.first else -math.inf, *map(float, asked)]
-        found = torch.tensor(mine, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        progress, *any_ = found.tolist()
+        agreed = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        progress, *any_ = agreed.tolist()
         return (progress, *(value > 0 for value in any_))
 
     def from_first(self, value: float) -> float:
@@ -116,9 +116,9 @@ class World:
     def all_reduce_max(self, value: int) -> int:
         """The most that any of them has."""
         if self.joined:
-            found = torch.tensor(value)
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-            value = int(found)
+            most = torch.tensor(value)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            value = int(most)
         return value
 
     def barrier(self) -> None:
@@ -149,7 +149,7 @@ def join_world() -> Iterator[World]:
         yield ALONE
         return
     try:
-        store, rank, size = next(rendezvous("env://", timeout=LONG))
+        store, rank, size = next(rendezvous("env://", timeout=STARTUP_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error}); start all with "
@@ -162,7 +162,8 @@ def join_world() -> Iterator[World]:
         yield world
     except RuntimeError as error:
         text = str(error).lower()
-        if size > 1 and (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)):
+        lost = isinstance(error, dist.DistError) or any(sign in text for sign in PEER_LOST_SIGNS)
+        if size > 1 and lost:
             first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
             raise PeerLost(
                 f"another of the {size} processes ended ({first}); the same command goes on from "

@@ -4,7 +4,7 @@
     >>> feed.ids(feed.batch(0).to("cuda"))  # (batch, context + 1), on the device
 
 Where the whole text fits beside the model, it lies on the GPU: a batch is then a few numbers that
-say where its windows begin. Else threads of their own read some batches ahead from the disk.
+say where its windows begin. Otherwise threads prefetch some batches from the disk.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from nanolm.text.tokens import Batches
 
-SHARE = 0.25  # of the free memory of a GPU that a text may take
-AHEAD = 16  # batches
-READERS = 8  # threads; a disk answers several of them at once
-SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}  # torch knows these better
-COPIED = 1 << 24  # tokens at a time
+MAX_MEMORY_SHARE = 0.25  # of the free memory of a GPU that a text may take
+PREFETCH_BATCHES = 16  # batches
+READER_THREADS = 8  # threads; a disk answers several of them at once
+# Torch knows signed integers better.
+SIGNED_DTYPES = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
+COPY_TOKENS = 1 << 24  # tokens at a time
 
 
 class Source(ABC):
@@ -28,46 +29,46 @@ class Source(ABC):
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
-        self.signed = SIGNED[batches.tokens.dtype]
+        self.signed = SIGNED_DTYPES[batches.tokens.dtype]
         self.mask = np.iinfo(batches.tokens.dtype).max
 
     @abstractmethod
     def batch(self, index: int) -> Tensor:
         """What has to be brought to the device."""
 
-    def ids(self, found: Tensor) -> Tensor:
+    def ids(self, batch: Tensor) -> Tensor:
         """The windows, each with the token that follows: (batch, context + 1)."""
-        return found.long() & int(self.mask)
+        return batch.long() & int(self.mask)
 
 
-class Read(Source):
+class DiskSource(Source):
     """From the disk, or the memory of the machine."""
 
     def batch(self, index: int) -> Tensor:
         return torch.from_numpy(self.batches[index].view(self.signed))
 
 
-class ReadAhead(Read):
+class PrefetchSource(DiskSource):
     """The same, some batches before they are asked for."""
 
     def __init__(self, batches: Batches) -> None:
         super().__init__(batches)
-        self.readers = ThreadPoolExecutor(READERS)
-        self.coming: dict[int, Future[Tensor]] = {}
+        self.readers = ThreadPoolExecutor(READER_THREADS)
+        self.prefetched: dict[int, Future[Tensor]] = {}
 
     def batch(self, index: int) -> Tensor:
-        wanted = range(index, index + AHEAD)
-        self.coming = {
-            number: self.coming.get(number) or self.readers.submit(self.pinned, number)
+        wanted = range(index, index + PREFETCH_BATCHES)
+        self.prefetched = {
+            number: self.prefetched.get(number) or self.readers.submit(self.pinned, number)
             for number in wanted
         }
-        return self.coming[index].result()
+        return self.prefetched[index].result()
 
     def pinned(self, index: int) -> Tensor:
         return super().batch(index).pin_memory()
 
 
-class OnDevice(Source):
+class DeviceSource(Source):
     """All of the text beside the model."""
 
     def __init__(self, batches: Batches, device: str) -> None:
@@ -75,20 +76,20 @@ class OnDevice(Source):
         tokens = batches.tokens.view(self.signed)
         kind = torch.int16 if self.signed is np.int16 else torch.int32
         self.tokens = torch.empty(len(tokens), dtype=kind, device=device)
-        for first in range(0, len(tokens), COPIED):
-            part = np.array(tokens[first : first + COPIED])
+        for first in range(0, len(tokens), COPY_TOKENS):
+            part = np.array(tokens[first : first + COPY_TOKENS])
             self.tokens[first : first + len(part)].copy_(torch.from_numpy(part))
         self.window = torch.arange(batches.context + 1, device=device)
 
     def batch(self, index: int) -> Tensor:
         return torch.from_numpy(self.batches.starts(index).astype(np.int64))  # (batch,)
 
-    def ids(self, found: Tensor) -> Tensor:
-        return super().ids(self.tokens[found[:, None] + self.window])
+    def ids(self, batch: Tensor) -> Tensor:
+        return super().ids(self.tokens[batch[:, None] + self.window])
 
 
 def source(batches: Batches, device: str) -> Source:
     if device != "cuda":
-        return Read(batches)
-    free, _ = torch.cuda.mem_get_info()
-    return OnDevice(batches, device) if batches.tokens.nbytes < SHARE * free else ReadAhead(batches)
+        return DiskSource(batches)
+    fits = batches.tokens.nbytes < MAX_MEMORY_SHARE * torch.cuda.mem_get_info()[0]
+    return DeviceSource(batches, device) if fits else PrefetchSource(batches)

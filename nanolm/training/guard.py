@@ -6,6 +6,7 @@ run rolls back to the last good checkpoint and continues with the batches behind
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -24,20 +25,16 @@ STUCK_PROGRESS, STUCK_STEPS = 0.2, 50  # so far into the run, the training loss 
 STUCK_RATIO = 0.98  # of the first
 
 
+@dataclass
 class Guard:
     """Keeps a run alive, or ends it with an explanation."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        state: State,
-        step: Step,
-        checkpointer: Checkpointer,
-        notify: Notify,
-        world: World,
-    ) -> None:
-        self.settings, self.state, self.step = settings, state, step
-        self.checkpointer, self.notify, self.world = checkpointer, notify, world
+    settings: Settings
+    state: State
+    step: Step
+    checkpointer: Checkpointer
+    notify: Notify
+    world: World
 
     @contextmanager
     def out_of_memory(self, batch: tuple[Tensor, ...]) -> Iterator[None]:

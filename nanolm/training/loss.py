@@ -1,10 +1,10 @@
-"""The loss of a language model, without ever holding the scores of all tokens in float32.
+"""The loss of a language model, without ever holding the logits of all tokens in float32.
 
     >>> next_token_loss(model.head, model.hidden_states(x), y)
 
-With a vocabulary of 50,000, the scores of a batch are larger than everything else in the model
-together. So a large batch goes through the last layer in pieces, and of each piece only the
-gradients stay: with cross-entropy they are known as soon as the scores are.
+With a vocabulary of 50,000, the logits of a batch are larger than everything else in the model
+together. So a large batch goes through the last layer in chunks, and of each chunk only the
+gradients stay: with cross-entropy they are known as soon as the logits are.
 """
 
 import contextlib
@@ -18,29 +18,30 @@ from torch import Tensor, nn
 
 from nanolm.model.size import SCORES
 
-WIDE = 1_024  # scores of a token; with fewer of them, no other products pay
-FEW = 1 << 19  # scores; so few of them are kept, which is simpler and as fast
-NEAR = 1 << 21  # scores that a CPU computes together: what it comes back to is still near
+MIN_OWN_LOGITS = 1_024  # vocabulary; for a smaller one, no other products pay
+MAX_KEPT_LOGITS = 1 << 19  # so few are kept, which is simpler and as fast
+CPU_CHUNK_LOGITS = 1 << 21  # that a CPU computes together: they fit into its cache
 
 
 def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     """The mean over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
     kernels = kernels_for(x)
-    if not torch.is_grad_enabled() or (len(x) * head.out_features < FEW and not kernels):
+    few = len(x) * head.out_features < MAX_KEPT_LOGITS
+    if not torch.is_grad_enabled() or (few and not kernels):
         return F.cross_entropy(head(x), targets)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    turn = kernels.cross_entropy_ if kernels else turn_into_gradient
-    scores: Callable[[Tensor, Tensor], Any] = partial(Scores, turn=turn)
-    if head.out_features >= WIDE:
+    turn = kernels.cross_entropy_ if kernels else cross_entropy_
+    scores: Callable[[Tensor, Tensor], Any] = partial(LogitProducts, turn=turn)
+    if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
-    loss: Tensor = InPieces.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
+    loss: Tensor = ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
     return loss
 
 
-class Scores:
-    """The products around the scores of a last layer, x @ weight.T."""
+class LogitProducts:
+    """The products around the logits of a last layer, x @ weight.T."""
 
     def __init__(self, x: Tensor, weight: Tensor, turn: Callable[..., Tensor]) -> None:
         self.x, self.weight, self.turn = x, weight.to(x.dtype), turn
@@ -52,12 +53,12 @@ class Scores:
         return self.x[part] @ self.weight.T
 
     def back(self, scores: Tensor, out: Tensor) -> None:
-        """From the gradients of scores to those of the rows."""
+        """From the gradients of the logits to those of the rows."""
         torch.mm(scores, self.weight, out=out)
 
 
-class InPieces(torch.autograd.Function):
-    """Cross-entropy of x @ weight.T: the gradients are computed on the way forward."""
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of x @ weight.T: the gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -69,7 +70,7 @@ class InPieces(torch.autograd.Function):
     ) -> Tensor:
         count, columns = len(x), len(weight)
         products = scores(x, weight)
-        most = SCORES if x.is_cuda else NEAR
+        most = SCORES if x.is_cuda else CPU_CHUNK_LOGITS
         size = -(-count // -(-count * columns // most))
         losses = []
         to_x = torch.empty_like(x)
@@ -109,7 +110,7 @@ def multiply_(x: Tensor, factor: Tensor) -> Tensor:
     return product
 
 
-def turn_into_gradient(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
+def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
     """The loss of each row; `logits` become the gradient of their sum."""
     rows = max(1, (1 << 24) // columns)
     losses = []

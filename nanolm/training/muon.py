@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanolm.training.distributed import local_tensor
 from nanolm.training.optim import BaseOptimizer
 
 MOMENTUM = 0.9
@@ -49,23 +48,11 @@ class Muon(BaseOptimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group, batch in zip(self.param_groups, self.batches, strict=True):
-            gradients = [local_tensor(p.grad) for p in group["params"] if p.grad is not None]
+            parameters, gradients, momenta, lr = self.momentum_inputs(group)
             if not gradients:
                 continue
-            momenta = [local_tensor(self.state[p]["momentum"]) for p in group["params"]]
-            lr = group["lr"]
-            if self.grad_scale is not None:
-                torch._foreach_div_(gradients, self.grad_scale)
-            if self.found_inf is not None:
-                if isinstance(lr, Tensor):  # as if the gradient were the momentum, and lr zero
-                    for momentum, gradient in zip(momenta, gradients, strict=True):
-                        gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
-                    lr = lr * (1 - self.found_inf)
-                elif self.found_inf.item():
-                    continue
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
-            parameters = [local_tensor(p) for p in group["params"]]
             if group["weight_decay"]:
                 torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
             batch.add_updates(parameters, gradients, lr)

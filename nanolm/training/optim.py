@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nanolm.errors import ModelError
-from nanolm.training.distributed import copy_full_tensor
+from nanolm.training.distributed import copy_full_tensor, local_tensor
 from nanolm.training.optimizers import OPTIMIZERS
 
 
@@ -43,7 +43,31 @@ class BaseOptimizer(torch.optim.Optimizer):
         """Allocate the state: with AdamW, twice what the parameters take."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter] = {name: torch.zeros_like(parameter) for name in self.moments}
+                zeros = {name: torch.zeros_like(parameter) for name in self.moments}
+                self.state[parameter] = zeros
+
+    def momentum_inputs(
+        self, group: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Any]:
+        """The parameters of a group that have gradients, these, divided by `grad_scale` in place,
+        their momentum (the first of `moments`) and the learning rate.
+
+        Where `found_inf` is 1, there are none, or, on a GPU, which is not asked, gradients are what
+        the momentum is and the learning rate is 0: a step with these changes nothing.
+        """
+        params = [p for p in group["params"] if p.grad is not None]
+        gradients, lr = [local_tensor(p.grad) for p in params], group["lr"]
+        momenta = [local_tensor(self.state[p][self.moments[0]]) for p in params]
+        if params and self.grad_scale is not None:
+            torch._foreach_div_(gradients, self.grad_scale)
+        if self.found_inf is not None:
+            if isinstance(lr, Tensor):
+                for momentum, gradient in zip(momenta, gradients, strict=True):
+                    gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
+                lr = lr * (1 - self.found_inf)
+            elif self.found_inf.item():
+                return [], [], [], lr
+        return [local_tensor(p) for p in params], gradients, momenta, lr
 
 
 class Optimizers:
@@ -144,13 +168,13 @@ class Optimizers:
 
 def split_evenly(parameters: dict[str, nn.Parameter], parts: int) -> list[dict[str, nn.Parameter]]:
     """`parameters` in so many parts of about the same size."""
-    found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
+    split: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
     sizes = [0] * parts
     for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].numel()):
         smallest = sizes.index(min(sizes))
-        found[smallest][name] = parameter
+        split[smallest][name] = parameter
         sizes[smallest] += parameter.numel()
-    return found
+    return split
 
 
 def load_tensors(file: Path, take: Callable[[dict[str, Tensor]], None]) -> None:

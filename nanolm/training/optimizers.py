@@ -25,8 +25,8 @@ class OptimizerSpec:
 
     def load(self) -> "type[torch.optim.Optimizer]":
         module, _, name = self.path.partition(":")
-        found: type[torch.optim.Optimizer] = getattr(import_module(module), name)
-        return found
+        kind: type[torch.optim.Optimizer] = getattr(import_module(module), name)
+        return kind
 
 
 OPTIMIZERS = {

@@ -45,8 +45,8 @@ def tensorboard(run: Path, settings: dict[str, Any], step: int) -> Tracker:
 
 def wandb(run: Path, settings: dict[str, Any], step: int) -> Tracker:
     library: Any = importlib.import_module("wandb")
-    found = library.init(project=PROJECT, name=run.name, dir=str(run), config=settings)
-    return Tracker(lambda values, step: found.log(values, step=step), found.finish)
+    run_ = library.init(project=PROJECT, name=run.name, dir=str(run), config=settings)
+    return Tracker(lambda values, step: run_.log(values, step=step), run_.finish)
 
 
 def trackio(run: Path, settings: dict[str, Any], step: int) -> Tracker:
@@ -60,13 +60,13 @@ TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 
 def known(names: str) -> list[str]:
     """Those in "wandb,trackio"; what is wrong with them is told before any work is done."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    for name in found:
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
         if name not in TRACKERS:
             raise UsageError(f"--report-to {name}: there is {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"--report-to {name}: not installed; try `pip install {name}`")
-    return found
+    return chosen
 
 
 class Trackers:

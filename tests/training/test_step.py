@@ -185,8 +185,8 @@ def test_the_loss_in_pieces(pieces: int, monkeypatch: pytest.MonkeyPatch) -> Non
     targets = torch.randint(77, (3, 5))
     plain = next_token_loss(head, x, targets)
     wanted = torch.autograd.grad(3 * plain, [x, head.weight])
-    monkeypatch.setattr(losses, "FEW", 1)
-    monkeypatch.setattr(losses, "NEAR", 77 * 15 // pieces)
+    monkeypatch.setattr(losses, "MAX_KEPT_LOGITS", 1)
+    monkeypatch.setattr(losses, "CPU_CHUNK_LOGITS", 77 * 15 // pieces)
     found = next_token_loss(head, x, targets)
     assert found.item() == pytest.approx(plain.item(), abs=1e-6)
     for a, b in zip(torch.autograd.grad(3 * found, [x, head.weight]), wanted, strict=True):
