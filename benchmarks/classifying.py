@@ -31,7 +31,7 @@ from nanolm.model.config import PRESETS, ClassifierConfig, ModelConfig, configur
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.step import Step
 
 Steps = Callable[[int], None]  # so many updates
@@ -126,7 +126,7 @@ def nanolm_steps(
     settings = replace(settings, language_loss=0.0, train="all")
     task = ClassifierTask(settings, split, tokenizer, model, None, None, lambda *how_far: None)
     task.model.train()
-    step = Step(task.loss, Optimizer(task.parameters(), 0.01), dtype)
+    step = Step(task.loss, Optimizers(task.parameters(), weight_decay=0.01), dtype)
     done = 0
 
     def run(count: int) -> None:

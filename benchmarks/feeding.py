@@ -95,7 +95,7 @@ class Feeding(SpeedTrial):
         rest = (device,) if kind is OnDevice else ()
         self.source = kind(batches, *rest)
         self.size = tokens.nbytes
-        self.update.forget_captured()
+        self.update.discard_graphs()
 
     def loss(self, found: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(found)

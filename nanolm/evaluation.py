@@ -23,7 +23,7 @@ from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer

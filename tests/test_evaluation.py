@@ -17,7 +17,7 @@ from nanolm.model.base import Model
 from nanolm.model.config import RecurrentConfig, configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.model.rnn import Recurrent
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store

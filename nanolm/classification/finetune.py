@@ -64,12 +64,13 @@ from nanolm.runs.folder import (
 )
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
-from nanolm.training.task import State
-from nanolm.training.trainer import Trainer, end
+from nanolm.training.state import State
+from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
@@ -125,7 +126,7 @@ def finetune(
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
             stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.load_best()
+                trainer.checkpointer.load_best()
             return finish(task, start.run, trainer.state, stopped, start.notify)
 
 
@@ -269,7 +270,7 @@ def choose_tokenizer(
     if settings.tokenizer not in (None, *TRAINABLE):
         return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
-    vocabulary = settings.vocab_size or (None if size < TINY else VOCABULARY)
+    vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 
@@ -325,7 +326,7 @@ def finish(
         uncalibrated=score(logits, truth, labels),
         mistakes=mistakes[:MISTAKES],
     )
-    end(run, result.to_json(), notify)
+    write_result(run, result.to_json(), notify)
     return result
 
 

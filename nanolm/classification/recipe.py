@@ -11,6 +11,7 @@ from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning import recipe
 from nanolm.planning.tuning import NARROW_DIM
+from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
 DISTILLED_PARAMETERS = 15_000_000  # larger models know more of words than labelled texts can teach
@@ -22,8 +23,6 @@ MANY_TEXTS = 50_000  # batches of 64 were measured there (docs/experiments.md)
 WIDE_DIM = 768  # narrower models knew less, and from many texts they learn it anew
 LEAST_EVALUATIONS, MOST_EVALUATIONS = 5, 50  # per run
 DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # what it takes to learn most of what a teacher knows
-DISTILLED_RATE = {"muon": 4e-3, "adamw": 3e-3}  # learning rates
-FRESH_RATE = {"muon": 2e-3, "adamw": 1e-3}
 DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
 
 
@@ -144,11 +143,11 @@ def choose_settings(
 def learning_rate(
     settings: FinetuneSettings, base: ModelConfig | None, dim: int, count: int
 ) -> tuple[float, str]:
-    optimizer = settings.optimizer or "adamw"
+    rates = OPTIMIZERS[settings.optimizer or "adamw"]
     if base is None:
-        return FRESH_RATE[optimizer], f"for fresh weights and {optimizer}"
+        return rates.fresh_lr, f"for fresh weights and {settings.optimizer}"
     if settings.distill:
-        return DISTILLED_RATE[optimizer], f"for distillation with {optimizer}"
+        return rates.distill_lr, f"for distillation with {settings.optimizer}"
     if settings.train == "head":
         return 1e-4, "for a head that starts from a linear probe"
     if settings.train == "lora":

@@ -47,7 +47,8 @@ from nanolm.model.huggingface import (
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
-from nanolm.training.task import State, Task
+from nanolm.training.state import State
+from nanolm.training.task import Task
 
 LANGUAGE_HEAD = "language_head.safetensors"
 # Matrices that Muon leaves to AdamW, and the factor of their learning rate.
@@ -232,11 +233,8 @@ class ClassifierTask(Task):
         return float(decay ** (config.layers + 1 - depth(name, config.layers)))
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        if self.settings.optimizer != "muon":
-            return {}
-        named = {
-            f"base.{name}": rows for name, rows in self.classifier.base.muon_parameters().items()
-        }
+        base = self.classifier.base.muon_parameters()
+        named = {f"base.{name}": rows for name, rows in base.items()}
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:

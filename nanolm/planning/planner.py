@@ -33,7 +33,7 @@ from nanolm.planning.sizes import (
     search_sizes,
 )
 from nanolm.planning.tuning import NARROW_DIM
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 
 DEFAULT_MINUTES = 3.0  # a first try
@@ -87,7 +87,7 @@ def make_plan(
             lambda: 60 * (1 - EVALUATION_SHARE) * minutes - elapsed(),
             lambda: 60 * SETUP_SHARE * minutes - elapsed(),
         )
-        undecided = text.size >= TINY and depends_on_machine(plan)
+        undecided = text.size >= TINY_CORPUS and depends_on_machine(plan)
         if undecided and clock.training() >= LEAST_SECONDS_TO_SEARCH:
             estimate = choose_size(plan, text, clock, report)
         else:
@@ -102,7 +102,7 @@ def make_plan(
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
-    if text.size >= TINY:  # else the time is just a limit
+    if text.size >= TINY_CORPUS:  # else the time is just a limit
         plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
     plan.fill(evaluations=EVALUATIONS)
     if base is None:
@@ -127,7 +127,7 @@ def choose_sharding(plan: Plan, config: ModelConfig) -> None:
 def warn_of_little_text(plan: Plan, text: TextStats) -> None:
     config = model_config(plan.settings, text.vocab_size)
     parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else 0
-    if text.size < TINY:
+    if text.size < TINY_CORPUS:
         reason = "tiny: good for seeing how it works, too little for a language"
     elif parameters > PARAMETERS_PER_TOKEN * text.tokens:
         reason = f"little for {parameters:,} parameters: they could learn it by heart"
@@ -142,7 +142,7 @@ def choose_device_and_budget(plan: Plan, text: TextStats) -> None:
     if plan.open("dtype") and device != "cpu":  # there it is measured
         plan.choose("dtype", *choose_dtype("auto", device))
     if all(plan.open(name) for name in ("steps", "epochs", "tokens")):
-        if text.size < TINY:
+        if text.size < TINY_CORPUS:
             plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
         else:
             plan.choose("minutes", DEFAULT_MINUTES, f"a first try; {OR_SAY}")
@@ -188,8 +188,8 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
     chosen = plan.open("preset") and any(plan.open(name) for name in needed)
     if chosen:
-        if text.size < TINY:
-            plan.choose("preset", "nano", f"under {TINY // 1000} kB of text")
+        if text.size < TINY_CORPUS:
+            plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
         elif on_cpu:
             plan.choose("preset", "micro", "the most a CPU can train in minutes")
         else:
@@ -200,7 +200,7 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
         plan.choose("context", recipe.TINY_CONTEXT, reason)
         plan.fill(batch=max(plan.processes, recipe.TINY_BATCH))
     narrow = (plan.settings.dim or preset.dim) < NARROW_DIM
-    if text.size < TINY and on_cpu and narrow and plan.open("threads"):
+    if text.size < TINY_CORPUS and on_cpu and narrow and plan.open("threads"):
         # The same number on every machine, however busy: the same steps then give the same model.
         plan.choose("threads", 1, "so small a model gains little from more")
         plan.fill(workers=1)
@@ -273,7 +273,7 @@ def choose_optimizer(
         reason = "the mean of about 50 steps: dropout makes them jump"
         plan.choose("average", recipe.EMA_DECAY, reason)
     plan.fill(average=0.0)
-    if base is not None or not isinstance(config, GPTConfig) or text.size < TINY:
+    if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:
         return

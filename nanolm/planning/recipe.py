@@ -12,11 +12,11 @@ import math
 
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.size import non_embedding_parameters
+from nanolm.training.optimizers import OPTIMIZERS
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix always
 HEAD_RATE = 0.6  # the last layer would run ahead of what it reads; also where it is the embedding
-REFERENCE_DIM = 384  # width for which these are the learning rates; wider models want less
-REFERENCE_RATE = {"muon": 3e-3, "adamw": 1.15e-3}
+REFERENCE_DIM = 384  # width for which the registry has the learning rates; wider models want less
 WIDTH_EXPONENT = 0.75  # twice the width, so many halvings
 RECURRENT_RATE = 2  # times that of a Transformer
 MOST_PULL = 0.05  # learning rate * weight decay: a step must not forget what the last ones found
@@ -53,7 +53,7 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
 
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:
-    rate = REFERENCE_RATE[optimizer] * (REFERENCE_DIM / config.dim) ** WIDTH_EXPONENT
+    rate = OPTIMIZERS[optimizer].lr * (REFERENCE_DIM / config.dim) ** WIDTH_EXPONENT
     return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT_RATE):.2g}")
 
 

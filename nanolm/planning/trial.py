@@ -24,7 +24,7 @@ from nanolm.planning.tuning import (
     with_kernels,
 )
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 
@@ -63,10 +63,10 @@ class SpeedTrial:
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)
         self.tokens = rows * config.context
-        matrices = self.model.muon_parameters() if optimizer == "muon" else None
-        parameters, shares = dict(self.model.named_parameters()), settings.workers or 1
+        parameters, workers = dict(self.model.named_parameters()), settings.workers or 1
         with threads_for(settings.threads, settings.workers):
-            learner = Optimizer(parameters, 0.1, shares=shares, matrices=matrices)
+            matrices = self.model.muon_parameters()
+            learner = Optimizers(parameters, optimizer, 0.1, matrices, workers=workers)
             self.update = Step(self.loss, learner, settings.dtype, lambda batch: self.tokens)
         shape = (NOISE_BATCHES, rows, config.context + 1)
         self.batches = torch.randint(config.vocab_size, shape)

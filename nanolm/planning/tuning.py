@@ -29,7 +29,7 @@ from nanolm.model.config import GPTConfig
 from nanolm.model.gpt import GPT
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.settings import Settings, TrainSettings
 from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
 
@@ -169,16 +169,16 @@ def step_seconds(
         use_attention(probe.model, way)
         with threads_for(way.threads, shares):
             start = time.perf_counter()
-            step.gradients(probe.batch)
+            step.accumulate_gradients(probe.batch)
             seconds = time.perf_counter() - start
-        step.optimizer.zero_grad()
+        step.optimizers.zero_grad()
         return seconds
 
     steps = []
     for way, shares in zip(ways, workers, strict=True):
         with threads_for(way.threads, shares):
-            optimizer = Optimizer(probe.parameters, 0.0, shares=shares)
-            steps.append(Step(probe.loss, optimizer, resolved_dtype(way.dtype)))
+            optimizers = Optimizers(probe.parameters, workers=shares)
+            steps.append(Step(probe.loss, optimizers, resolved_dtype(way.dtype)))
     turns = list(zip(ways, workers, steps, strict=True))
     first = [once(*turn) for turn in turns]
     tries = TIMED_ROUNDS if sum(first) < SLOW_ROUND else 0

@@ -32,8 +32,8 @@ from nanolm.runs.folder import Run
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.training.events import Note, Notify, Planned, Preparing
+from nanolm.training.metrics_log import also_to_log
 from nanolm.training.settings import Settings, TrainSettings, option
-from nanolm.training.trainer import also_to_log
 
 ROOT = Path("runs")
 S = TypeVar("S", bound=Settings)

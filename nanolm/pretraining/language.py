@@ -38,8 +38,9 @@ from nanolm.training.distributed import (
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.loss import next_token_loss
+from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
-from nanolm.training.task import State, Task
+from nanolm.training.task import Task
 
 FEW_STEPS_SHARE = 0.7  # of the planned steps: fewer are reported
 COMPILE_SECONDS = 25.0  # that it takes, about
@@ -105,7 +106,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        return self.network.muon_parameters() if self.settings.optimizer == "muon" else {}
+        return self.network.muon_parameters()
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None

@@ -27,7 +27,7 @@ from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining.begin import RunStart, check_context, reports
 from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import TRAINABLE
-from nanolm.text.store import Prepared, Request, open_tokens, prepare_tokens
+from nanolm.text.store import Prepared, TextRequest, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Notify
@@ -116,7 +116,7 @@ def prepare_text(
     most_doublings, budget = None, time_budget(settings)
     if budget and choose_device(settings.device)[0] == "cpu":
         most_doublings = doublings(budget * READ_BYTES_PER_SECOND)
-    request = Request(
+    request = TextRequest(
         corpus=settings.corpus,
         val=settings.val,
         val_fraction=settings.val_fraction,

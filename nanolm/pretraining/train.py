@@ -30,11 +30,13 @@ from nanolm.pretraining.prepare import (
     prepare_text,
     text_deadline,
 )
+from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trainer import MIN_STEPS, Trainer, end
+from nanolm.training.trainer import Trainer
 
 MOST_SLOWDOWN = 4.0  # of what comes after the steps, on a busy machine
 
@@ -83,7 +85,7 @@ def train(
             world.broadcast(job.to_dict())
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
-                end(start.run, asdict(result), start.notify)
+                write_result(start.run, asdict(result), start.notify)
             return result
 
 
@@ -121,14 +123,14 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         state, held_out = trainer.state, len(job.text.val)
         scores = state.scores
         if stopped != "interrupted":
-            trainer.load_best()
+            trainer.checkpointer.load_best()
             if held_out and not (task.evaluated_all and state.best_step == state.step):
                 scores = as_metrics(task.score())  # of all that was held out
                 if not task.evaluated_all and state.evaluated_tokens:
                     text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
                     text += f"during training used {state.evaluated_tokens:,} of them"
                     notify(Note(text))
-            trainer.tick()
+            trainer.budget.tick()
         return TrainResult(
             run=str(job.run.path),
             steps=state.step,
