@@ -63,7 +63,7 @@ class Server:
         self.models, self.limits, self.note = models, limits, note
         self.engine = Engine(limits, note)
         self.workers: dict[str, ModelWorker] = {
-            name: self.engine.add(model.found)
+            name: self.engine.add(model.loaded)
             for name, model in models.items()
             if isinstance(model, ServedLanguageModel)
         }
