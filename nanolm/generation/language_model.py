@@ -37,7 +37,7 @@ class Sample:
     prompt: str = ""
     number: int = 0  # of those of the same prompt: each has random numbers of its own
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any knob
+    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any filter
     top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
     text: str = ""  # without the prompt and without a stop text
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
