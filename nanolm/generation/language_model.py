@@ -14,11 +14,11 @@ import torch
 from nanolm.choice import Report
 from nanolm.errors import UsageError
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
-from nanolm.generation.beam_search import beam_search
+from nanolm.generation.beam_search import Beam, beam_search
 from nanolm.generation.decoding import CachedDecoder, Decoder, first_visible
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.generation.transcript import Transcript, transcribed
+from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
 from nanolm.runs.folder import find_named, model_tokenizer
@@ -166,7 +166,7 @@ class LanguageModel:
         """By beam search, which knows nothing for certain before the end."""
         params, top, path, report = options
         device = self.model.device
-        known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
+        known: dict[str, list[Beam]] = {}  # what a prompt gave: several samples may ask for it
         for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             if sample.prompt not in known:
                 decoder = path(self.model, params.beams, len(prompt) + params.tokens)
@@ -175,11 +175,9 @@ class LanguageModel:
                 )
             found = known[sample.prompt]
             beam = found[min(sample.number, len(found) - 1)]
-            sample.tokens, sample.logprobs = list(beam.tokens), list(beam.logprobs)
-            sample.top = list(beam.top) if top else []
-            sample.text, stopped = transcribed(beam.tokens, params, self.tokenizer)
-            ended = "end" if beam.tokens[-1] in self.tokenizer.stops else "length"
-            sample.stopped = "stop" if stopped else ended
+            builder = TextBuilder(sample, params, self.tokenizer)
+            for token in beam.tokens:
+                builder.add(token)
             yield row, sample.text
 
 
