@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from nanolm.model.build import build_model
-from nanolm.planning.planner import model_config
+from nanolm.planning.sizes import model_config
 from nanolm.pretraining.language import NextToken
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import Run
