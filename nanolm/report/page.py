@@ -77,10 +77,8 @@ def summary(data: RunData) -> dict[str, str]:
     facts = {"text": ", ".join(data.settings.get("corpus") or data.settings.get("data") or ())}
     if count := data.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
-    latest = {
-        k: max((row.get(k, 0) for row in data.metrics), default=0) for k in ("step", "seconds")
-    }
-    steps = result.get("steps") or latest["step"]
+    last = {key: value for row in data.metrics for key, value in row.items()}
+    steps = result.get("steps") or last.get("step", 0)
     facts["steps"] = f"{steps:,}"
     if data.steps_per_epoch:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
