@@ -27,7 +27,7 @@ from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
 from nanolm.model.size import training_bytes
 from nanolm.model.stored import parameters_by_part
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 from nanolm.planning.tuning import threads_for
 from nanolm.text.tokenizer import ByteLevel
 
@@ -157,8 +157,8 @@ class PresetBench:
         speeds.append(Measurement("step", self.name, 1000 * times["training"], "ms a step"))
         return speeds + results
 
-    def trial(self) -> Trial:
-        return Trial(self.config, self.rows, self.device, self.dtype)
+    def trial(self) -> SpeedTrial:
+        return SpeedTrial(self.config, self.rows, self.device, self.dtype)
 
     def peer(self, note: Note) -> Runner:
         """On a CPU, with all threads or one, whichever is faster: small models want one."""
@@ -206,7 +206,7 @@ class PresetBench:
         """Of one update, neither compiled nor on several threads, which would hide its parts."""
         with threads_for(1):
             products, copies = ceilings(self.device, self.dtype, min(1.0, self.seconds))
-            trial = Trial(self.config, self.rows, self.device, self.dtype, 1, compiled=False)
+            trial = SpeedTrial(self.config, self.rows, self.device, self.dtype, 1, compiled=False)
             with closing(trial):
                 return costs(trial, self.device, products, copies)
 

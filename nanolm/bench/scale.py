@@ -19,7 +19,7 @@ from nanolm.model.config import GPTConfig
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 
 GRADIENT_BYTES = 4  # of one number
 BACKWARD_SHARE = 0.5  # of a step
@@ -52,7 +52,7 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[Esti
         note(f"{preset}: {batch} x {config.context} tokens a step, for {len(counts)} numbers")
         seconds: dict[int, float] = {}
         for number in sorted(set(rows.values())):
-            with closing(Trial(config, number, device, dtype)) as trial:
+            with closing(SpeedTrial(config, number, device, dtype)) as trial:
                 seconds[number] = medians({"step": trial}, settings.seconds)["step"]
                 parameters = trial.model.parameter_count()
             del trial

@@ -22,7 +22,7 @@ from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
     from nanolm.classification.finetune import FinetuneResult
-    from nanolm.classification.seeds import Spread
+    from nanolm.classification.seeds import SeedResults
 
 TABLE: Table = {
     "Data": {
@@ -205,7 +205,7 @@ def show(result: "FinetuneResult") -> None:
     note(f'next: nanolm classify {shlex.quote(result.run)} "..."')
 
 
-def show_spread(spread: "Spread", as_json: bool) -> int:
+def show_spread(spread: "SeedResults", as_json: bool) -> int:
     if as_json:
         print_json(spread.to_json())
     if spread.interrupted:

@@ -13,15 +13,14 @@ from nanolm.cli.tables import NARROWEST, cell_width, one_line, shortened, show_t
 from nanolm.formats import counted
 
 if TYPE_CHECKING:
-    from nanolm.classification.classifier import Mistake
-    from nanolm.classification.metrics import Scores
+    from nanolm.classification.metrics import ClassifierScores, Mistake
 
 MATRIX_CLASSES = 12  # a larger confusion matrix is for programs to read
 LABEL_WIDTH = 24  # letters of a label in a table
 TEXT_WIDTH = 30  # a text that would have less room beside its labels goes below them
 
 
-def show_scores(name: str, scores: "Scores") -> None:
+def show_scores(name: str, scores: "ClassifierScores") -> None:
     """One line for all, a table of the classes, and the confusion matrix."""
     width = terminal_width()
     summary = (

@@ -19,9 +19,10 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from nanolm.classification.classifier import Mistake, TrueLabels
+from nanolm.classification.classifier import TrueLabels
 from nanolm.classification.metrics import (
-    Scores,
+    ClassifierScores,
+    Mistake,
     fit_temperature,
     majority,
     score,
@@ -167,14 +168,15 @@ def test_majority() -> None:
 def test_the_most_confident_mistakes_come_first() -> None:
     logits = np.array([[0.0, 1.0], [0.0, 5.0], [3.0, 0.0], [9.0, 0.0]])
     truth = np.array([0, 0, 1, 0])
-    found = worst_mistakes(logits, truth, count=2, temperature=2.0)
-    assert [(row, predicted) for row, predicted, _ in found] == [(1, 1), (2, 0)]
-    assert found[0][2] == pytest.approx(1 / (1 + math.exp(-2.5)))
-    assert len(worst_mistakes(logits, truth, count=9)) == 3
-    assert worst_mistakes(logits[3:], truth[3:], count=9) == []
+    texts, labels = ["a", "b", "c", "d"], ("bad", "good")
+    found = worst_mistakes(texts, logits, truth, labels, temperature=2.0)
+    assert [mistake.text for mistake in found] == ["b", "c", "a"]
+    assert (found[0].label, found[0].predicted) == ("bad", "good")
+    assert found[0].probability == pytest.approx(1 / (1 + math.exp(-2.5)))
+    assert worst_mistakes(texts[3:], logits[3:], truth[3:], labels) == ()
 
 
-def scores_of(*labels: str) -> Scores:
+def scores_of(*labels: str) -> ClassifierScores:
     """Of a classifier that is right about most of 500 texts."""
     generator = np.random.default_rng(3)
     truth = generator.integers(0, len(labels), 500)
