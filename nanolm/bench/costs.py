@@ -1,4 +1,4 @@
-"""Where the time of one update goes, and how little it could be.
+"""Where the time of one update goes, and the least it could take.
 
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
     Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)

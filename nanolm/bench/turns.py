@@ -27,7 +27,7 @@ class Runner(Protocol):
         """Until all is done."""
 
 
-R = TypeVar("R", bound=Runner)
+RunnerT = TypeVar("RunnerT", bound=Runner)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def seconds_for(runner: Runner, steps: int) -> float:
     return time.perf_counter() - start
 
 
-def fastest(runners: Sequence[R]) -> R:
+def fastest(runners: Sequence[RunnerT]) -> RunnerT:
     times = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
     return min(zip(times.values(), runners, strict=True), key=lambda pair: pair[0])[1]
 

@@ -45,7 +45,7 @@ READ_BYTES = 1 << 20  # of stdin that are read, and classified, at a time
     metavar="P",
     help=f"Say `{UNSURE}` where the likeliest label is less likely.",
 )
-@device_option(help="Where to run the model.")
+@device_option()
 @dtype_option(help="Numbers of the products.")
 @json_option(help="Print one JSON object a text.")
 @click.option(

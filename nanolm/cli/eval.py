@@ -66,7 +66,7 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
     metavar="FILE.csv",
     help="For a classifier: write all mistakes (text, label, prediction, probability).",
 )
-@device_option(help="Where to run the model.")
+@device_option()
 @json_option(help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
 @options_of(FinetuneSettings, {"How to read labelled text": LABEL_COLUMNS})

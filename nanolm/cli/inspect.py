@@ -46,7 +46,7 @@ MOST_TOKENS = 512  # of a page; attention grows with their square
 @click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
 @click.option("--positions", is_flag=True, help="The vectors of positions, as a picture.")
 @click.option("--png", metavar="FOLDER", help="Pictures for a paper too; needs nanolm[plot].")
-@device_option(help="Where to run the model.")
+@device_option()
 @json_option(help="Print the numbers; no page is written.")
 def command(
     run: str,

@@ -41,8 +41,6 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "bench": "nanolm.cli.bench",
     "doctor": "nanolm.cli.doctor",
 }
-
-
 TRAINING = ("train", "sweep", "finetune", "finetune-sentiment")
 NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
 

@@ -132,7 +132,13 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
 
 
 json_option = partial(click.option, "--json", "as_json", is_flag=True)
-device_option = partial(click.option, "--device", metavar="|".join(DEVICES), default="auto")
+device_option = partial(
+    click.option,
+    "--device",
+    metavar="|".join(DEVICES),
+    default="auto",
+    help="Where to run the model.",
+)
 dtype_option = partial(click.option, "--dtype", metavar="|".join(DTYPES), default="auto")
 run_option = partial(click.option, cls=Option, heading="Run")
 

@@ -63,7 +63,7 @@ class Run:
         return "result" in self.facts() and not self.too_short()
 
     def too_short(self) -> bool:
-        """Did it end before it could learn anything, for lack of time?"""
+        """Whether time was up before it could learn anything."""
         stopped = self.facts().get("result", {}).get("stopped")
         return bool(stopped == TooLittleTime.stopped)
 
@@ -164,8 +164,8 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
 
-    A checkpoint of ours is verified first; where it is damaged, that is reported and the newest
-    whole one is taken.
+    A checkpoint of ours is verified first; a damaged one is reported, and the newest whole one is
+    used instead.
     """
     path = Path(path)
     if not path.is_dir():
