@@ -25,10 +25,10 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,7 +171,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     free_memory()  # what another test left would be freed meanwhile, and be missed
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    trial = Trial(config, 16, "cuda")
+    trial = SpeedTrial(config, 16, "cuda")
     for _ in range(2):
         trial.step()
     trial.wait()
@@ -186,7 +186,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
     """Texts of several lengths, each captured when it comes up again; two without a gradient."""
 
     def trained(most: int) -> tuple[dict[str, torch.Tensor], list[float], int]:
-        monkeypatch.setattr(step, "CAPTURED", most)
+        monkeypatch.setattr(step, "MAX_GRAPH_TOKENS", most)
         torch.manual_seed(0)
         base = configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=64)
         config = ClassifierConfig(base=base, labels=("a", "b"), window=64)
@@ -198,7 +198,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return F.cross_entropy(model(ids, lengths), truth) * spoil.mean(), {}
 
-        update = step.Step(loss, Optimizer(parameters, 0.1), "float32")
+        update = step.Step(loss, Optimizers(parameters, weight_decay=0.1), "float32")
         losses = []
         for number in range(30):
             torch.manual_seed(number)

@@ -20,9 +20,9 @@ from nanolm.machine import available_threads, cache_folder
 from nanolm.model.device import choose_device, choose_dtype, has_float8
 from nanolm.planning.tuning import missing_compiler
 
-NEEDED = ("numpy", "tiktoken", "safetensors", "click", "rich")
-EXTRA = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
-LITTLE = 2e9  # bytes on a disk; a few checkpoints of GPT-2's size
+DEPENDENCIES = ("numpy", "tiktoken", "safetensors", "click", "rich")
+OPTIONAL = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
+LITTLE_SPACE = 2e9  # bytes; a few checkpoints of GPT-2's size
 
 
 def health() -> dict[str, str]:
@@ -33,8 +33,8 @@ def health() -> dict[str, str]:
         "nanolm": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "torch": torch.__version__,
-        "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in NEEDED),
-        "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in EXTRA),
+        "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in DEPENDENCIES),
+        "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in OPTIONAL),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores to use",
         "threads": threads(),
@@ -55,30 +55,29 @@ def version(name: str) -> str | None:
 
 
 def threads() -> str:
-    kept = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
-    set_ = [f"{name}={os.environ[name]}" for name in kept if name in os.environ]
-    return f"torch uses {torch.get_num_threads()}" + "".join(f", {each}" for each in set_)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+    given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return ", ".join([f"torch uses {torch.get_num_threads()}", *given])
 
 
 def memory() -> str:
     try:
         page = os.sysconf("SC_PAGE_SIZE")
-        all_, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
+        total, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
     except (OSError, ValueError, AttributeError):  # not every system can say
         return "unknown"
-    return f"{gigabytes(all_)}, {gigabytes(free)} of them free"
+    return f"{gigabytes(total)}, {gigabytes(free)} of them free"
 
 
 def gpu(device: str) -> str:
     if device != "cuda":
         return ""
-    free, all_ = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
     count = torch.cuda.device_count()
-    more = f", {count} GPUs" if count > 1 else ""
     return (
-        f", {gigabytes(all_)}, {gigabytes(free)} of them free, compute capability {major}.{minor}, "
-        f"CUDA {torch.version.cuda}{more}"
+        f", {gigabytes(total)}, {gigabytes(free)} of them free, compute capability {major}.{minor},"
+        f" CUDA {torch.version.cuda}" + (f", {count} GPUs" if count > 1 else "")
     )
 
 
@@ -90,17 +89,15 @@ def dtype(device: str) -> str:
 
 
 def room(place: Callable[[], Path]) -> str:
-    """How much of the disk is free there."""
+    """How much space is free on the disk there."""
     try:
         folder = place()
         free = shutil.disk_usage(folder).free
     except (OSError, NanolmError) as error:
         return f"NOT USABLE: {error}"
-    home = str(Path.home())
-    shown = str(folder)
-    if shown.startswith(home):
-        shown = "~" + shown.removeprefix(home)  # a report is for strangers
-    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE else "")
+    home = str(Path.home())  # which strangers need not see in a report
+    shown = f"~{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
+    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE_SPACE else "")
 
 
 def gigabytes(size: float) -> str:

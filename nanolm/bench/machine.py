@@ -1,4 +1,4 @@
-"""What this machine is, and the most it can do: as its maker says, or as measured.
+"""What this machine is, and its peak: as its maker says, or as measured.
 
 >>> peak_of("NVIDIA H200")
 989000000000000.0
@@ -19,8 +19,8 @@ from nanolm import __version__
 from nanolm.bench.turns import medians
 from nanolm.machine import available_threads
 
-# Dense products a second (two operations each) of 16-bit numbers summed in 32 bits, by the whole
-# name that the driver gives: bfloat16, or float16 where a GPU has none (V100, T4).
+# Dense 16-bit FLOP/s with 32-bit accumulation (bfloat16, or float16 where a GPU has none: V100,
+# T4), by the whole name that the driver gives.
 PEAKS = {
     r"B200": 2250e12,
     r"H100 80GB HBM3|H200|GH200 (480|144)GB.*": 989e12,
@@ -36,8 +36,8 @@ PEAKS = {
     r"V100-PCIE-(16|32)GB": 112e12,
     r"T4": 65e12,
 }
-SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
-COPIED = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes, more than any cache holds
+MATRIX_SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # more than any cache holds
 
 
 def peak_of(gpu: str) -> float | None:
@@ -64,16 +64,15 @@ def facts(device: str, dtype: str) -> dict[str, Any]:
 def processor() -> str:
     """What the processor is called."""
     listed = Path("/proc/cpuinfo")
-    if listed.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", listed.read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
+    text = listed.read_text() if listed.exists() else ""
+    if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+        return match[1].strip()
     return platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One large operation, to be timed: what is done each time is `amount`."""
+    """One large operation to be timed; each time it does `amount` (operations or bytes)."""
 
     amount: int
     step: Callable[[], object]
@@ -83,7 +82,7 @@ class Ceiling:
 def product(device: str, dtype: str) -> Ceiling:
     """Of square matrices, in operations. With random numbers: equal ones take a GPU less power,
     and so less time."""
-    side = SIDE.get(device, 4096)
+    side = MATRIX_SIDE.get(device, 4096)
     kind = getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))
@@ -92,13 +91,13 @@ def product(device: str, dtype: str) -> Ceiling:
 
 def copy(device: str) -> Ceiling:
     """Of memory, in bytes read and written."""
-    size = COPIED.get(device, 1 << 28)
+    size = COPY_BYTES.get(device, 1 << 28)
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     return Ceiling(2 * size, partial(target.copy_, source), partial(wait_for, device))
 
 
 def wait_for(device: str) -> None:
-    """Until it has done all that it was told."""
+    """Until all work that was launched on it is done."""
     if device != "cpu":
         torch.accelerator.synchronize()
 
@@ -106,5 +105,5 @@ def wait_for(device: str) -> None:
 def ceilings(device: str, dtype: str, seconds: float) -> tuple[float, float]:
     """Operations a second in a large product, and bytes a second in a large copy."""
     large, memory = product(device, dtype), copy(device)
-    taken = medians({"product": large, "copy": memory}, seconds)
-    return large.amount / taken["product"], memory.amount / taken["copy"]
+    times = medians({"product": large, "copy": memory}, seconds)
+    return large.amount / times["product"], memory.amount / times["copy"]

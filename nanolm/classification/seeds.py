@@ -18,8 +18,8 @@ MEASURES = ("accuracy", "macro_f1", "loss")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One result for each seed."""
+class SeedResults:
+    """The results of `finetune`, one for each seed."""
 
     run: str
     results: list[dict[str, Any]]
@@ -27,19 +27,15 @@ class Spread:
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Mean and standard deviation of each measure, on validation and test."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        summary: dict[str, dict[str, dict[str, float]]] = {}
         for part in ("val", "test"):
             rows = [result[part] for result in self.results if part in result]
-            if rows:
-                columns = {name: [row[name] for row in rows] for name in MEASURES}
-                found[part] = {
-                    name: {
-                        "mean": statistics.mean(values),
-                        "spread": statistics.stdev(values) if len(values) > 1 else 0.0,
-                    }
-                    for name, values in columns.items()
-                }
-        return found
+            for name in MEASURES if rows else ():
+                values = [row[name] for row in rows]
+                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                measured = {"mean": statistics.mean(values), "spread": spread}
+                summary.setdefault(part, {})[name] = measured
+        return summary
 
     def to_json(self) -> dict[str, Any]:
         return {"run": self.run, **self.summary(), "results": self.results}
@@ -56,7 +52,7 @@ def free_folder(settings: FinetuneSettings) -> Path:
 
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
-) -> Spread:
+) -> SeedResults:
     """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
@@ -71,6 +67,6 @@ def finetune_seeds(
             continue
         result = finetune(each, run.path, notify=notify)
         if result.stopped == "interrupted":
-            return Spread(str(folder), results, interrupted=True)
+            return SeedResults(str(folder), results, interrupted=True)
         results.append(result.to_json())
-    return Spread(str(folder), results, interrupted=False)
+    return SeedResults(str(folder), results, interrupted=False)

@@ -11,14 +11,14 @@ from urllib.parse import quote
 import click
 
 from nanolm.cli.console import note
-from nanolm.cli.options import Command
+from nanolm.cli.options import Command, device_option, dtype_option, unknown
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
     from nanolm.serve.models import ServedModel
 
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("pydantic", "starlette", "uvicorn")
 # oneDNN keeps a kernel for each shape that it has met, of prompts of every length: an LSTM's take
 # 0.3 MB each. It would keep 1,024, for as long as the server runs.
 ONEDNN_CACHE_CAPACITY = "32"
@@ -75,8 +75,8 @@ ONEDNN_CACHE_CAPACITY = "32"
     metavar="SECONDS",
     help="A text that takes longer ends where it stands.",
 )
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run models.")
-@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
+@device_option(help="Where to run models.")
+@dtype_option(help="Of the weights.")
 @click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
 def command(
     runs: tuple[str, ...],
@@ -108,10 +108,7 @@ def command(
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     problems = [f"{' and '.join(missing)} needed: pip install 'nanolm[serve]'"] if missing else []
-    if device not in DEVICES:
-        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
+    problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if key is not None and not (key.isascii() and key.isprintable() and len(key.strip()) >= 8):
         problems.append("--key: at least 8 letters, digits and signs of ASCII")
     key = key.strip() if key else key

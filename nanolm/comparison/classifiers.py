@@ -18,14 +18,21 @@ import torch
 from torch import Tensor
 
 from nanolm.classification import classifier
-from nanolm.classification.classifier import WIDTH, Logits, predict
-from nanolm.classification.data import Cut, Encoded, Ints, Split, Texts, encode, split_data
+from nanolm.classification.bag_of_words import Bags, LogisticModel, Vocabulary
+from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, predict
+from nanolm.classification.data import (
+    Encoded,
+    Ints,
+    LabelSplit,
+    Texts,
+    Truncation,
+    encode,
+    split_data,
+)
 from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
-from nanolm.classification.linear import Logistic
 from nanolm.classification.metrics import score
-from nanolm.classification.recipe import FEW, choose_fraction, default_epochs
+from nanolm.classification.recipe import FEW_TEXTS, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
-from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.networks import Averaging, Convolution, Perceptron, Recurrence, TextNetwork
 from nanolm.comparison.training import BATCH, Interrupted, ModelKind, train_in_run, train_network
 from nanolm.planning.tuning import threads_for
@@ -48,7 +55,7 @@ class Lesson:
     """What a classifier is trained on, and for how long."""
 
     settings: FinetuneSettings  # its data, seed and device
-    split: Split
+    split: LabelSplit
     notify: Notify
     stop: StopRequest
     folder: Path = Path()  # of the run, if it has one
@@ -64,11 +71,13 @@ class TokenFeatures:
 
     def __init__(self, lesson: Lesson) -> None:
         settings, split = lesson.settings, lesson.split
-        self.labels, self.multiple = len(split.labels), WIDTH[settings.device]
+        self.labels, self.multiple = len(split.labels), LENGTH_MULTIPLE[settings.device]
         self.tokenizer = choose_tokenizer(settings, None, split.train.texts, lesson.notify)
         self.size = self.tokenizer.vocab_size
         longest = max(len(self.tokenizer.encode_prompt(text)) for text in split.train.texts)
-        self.cut = Cut(min(settings.context or MAX_CONTEXT, longest), settings.long or "windows")
+        self.cut = Truncation(
+            min(settings.context or MAX_CONTEXT, longest), settings.long or "windows"
+        )
         self.train, self.val = self.encode(split.train), self.encode(split.val)
         self.lengths = self.train.lengths
 
@@ -131,10 +140,10 @@ def train_linear(lesson: Lesson, longest: int) -> TrainedClassifier:
     begin, split = time.monotonic(), lesson.split
     vocabulary = Vocabulary.of(split.train.texts, longest)
     bags, held_out = vocabulary.bags(split.train.texts), vocabulary.bags(split.val.texts)
-    best: tuple[float, Logistic] | None = None
+    best: tuple[float, LogisticModel] | None = None
     for strength in INVERSE_PENALTIES:
         shape = len(split.labels), len(vocabulary)
-        model = Logistic.fit(bags, split.train.truth, *shape, strength)
+        model = LogisticModel.fit(bags, split.train.truth, *shape, strength)
         accuracy = float((model.logits(held_out).argmax(axis=1) == split.val.truth).mean())
         if best is None or accuracy > best[0]:
             best = accuracy, model
@@ -301,7 +310,7 @@ class ClassifierComparison:
 
     def seeds(self) -> int:
         """How many are worth it: chance matters where texts are few."""
-        return SEEDS_OF_FEW if len(self.lesson(self.settings.seed).split.train) < FEW else 1
+        return SEEDS_OF_FEW if len(self.lesson(self.settings.seed).split.train) < FEW_TEXTS else 1
 
     def fingerprint(self) -> str:
         return fingerprint(self.lesson(self.settings.seed).split)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from nanolm.choice import Report
 from nanolm.model.config import configure
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 
 SEQUENCE_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 MODEL_SHAPE = {"vocab_size": 512, "layers": 2, "heads": 4, "dim": 256}
@@ -30,7 +30,7 @@ def step_times(
     cases = [(family, length) for family in families for length in SEQUENCE_LENGTHS]
     for number, (family, length) in enumerate(cases):
         report("measuring steps", number, len(cases))
-        trial = Trial(configure(family, context=length, **MODEL_SHAPE), rows=1, device=device)
+        trial = SpeedTrial(configure(family, context=length, **MODEL_SHAPE), rows=1, device=device)
         try:
             times.setdefault(family, []).append((length, median_step(trial)))
         finally:
@@ -38,7 +38,7 @@ def step_times(
     return times
 
 
-def median_step(trial: Trial) -> float:
+def median_step(trial: SpeedTrial) -> float:
     """Seconds."""
     for _ in range(WARM_UP_STEPS):
         trial.step()

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.classification.data import Batches, Ints
+from nanolm.classification.data import Ints, LengthBatches
 from nanolm.comparison.networks import TextNetwork
 from nanolm.runs.folder import Run
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.schedule import lr_factor
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step
@@ -80,11 +80,11 @@ def train_network(
     def loss(words: Tensor, more: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return F.cross_entropy(network(words, more).float(), labels), {}
 
-    batches = Batches(lengths, batch, seed)
+    batches = LengthBatches(lengths, batch, seed)
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, TEXTS_SEEN / len(lengths)))
     steps = max(1, round(epochs * batches.in_epoch))
-    optimizer = Optimizer(dict(network.named_parameters()), WEIGHT_DECAY)
-    update = Step(loss, optimizer, "float32")
+    parameters = dict(network.named_parameters())
+    update = Step(loss, Optimizers(parameters, weight_decay=WEIGHT_DECAY), "float32")
     begin, step, evaluations, worse = time.monotonic(), 0, 0, 0
     best, lowest_loss = (math.inf, 0.0), math.inf
     best_weights: dict[str, Tensor] = {}

@@ -142,7 +142,7 @@ class Batch:
         size = next((size for size in self.sizes if size >= len(self.rows)), len(self.rows))
         self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
-        key = (size, self.sampler.turned)
+        key = (size, self.sampler.active)
         if key in self.graphs:
             graph, drawn = self.graphs[key]
             graph.replay()
@@ -161,7 +161,7 @@ class Batch:
     def compute(self, size: int) -> Tensor:
         """One token more in the first rows, and what is to be known of it."""
         logits = self.decoder.logits(self.ids[:size], self.lengths_there[:size])
-        ids, known = self.sampler.draw(logits)
+        ids, known = self.sampler.sample(logits)
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
         self.lengths_there[:size] += self.going[:size]
         return known
@@ -181,7 +181,7 @@ class Batch:
 
     def sent(self, drawn: Tensor) -> InFlightStep:
         """On its way to the CPU."""
-        copied, top = None, self.sampler.turned.top
+        copied, top = None, self.sampler.active.top
         if self.device.type == "cuda":
             place = torch.empty_like(drawn, device="cpu", pin_memory=True)
             place.copy_(drawn, non_blocking=True)

@@ -26,14 +26,14 @@ from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.planning.tuning import repeatable
+from nanolm.planning.tuning import deterministic_algorithms
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.training.events import Note, Notify, Planned, Preparing
+from nanolm.training.metrics_log import also_to_log
 from nanolm.training.settings import Settings, TrainSettings, option
-from nanolm.training.trainer import also_to_log
 
 ROOT = Path("runs")
 S = TypeVar("S", bound=Settings)
@@ -68,7 +68,7 @@ class RunStart(Generic[S]):
                     self.run.clear()
             self.load_settings()
             self.notify = also_to_log(self.run, self.notify)
-            with repeatable(self.settings.deterministic):
+            with deterministic_algorithms(self.settings.deterministic):
                 yield
 
     def checkpoint(self, fingerprints: dict[str, str]) -> Path | None:

@@ -38,38 +38,36 @@ from nanolm.training.distributed import (
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.loss import next_token_loss
+from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
-from nanolm.training.task import State, Task
+from nanolm.training.task import Task
 
-SLOWER = 0.7  # of the planned steps: fewer are worth a word
+FEW_STEPS_SHARE = 0.7  # of the planned steps: fewer are reported
 COMPILE_SECONDS = 25.0  # that it takes, about
 EVALUATION_SHARE = 0.03  # of the budget
-CHEAPER = 3  # times, looking at a token than learning from it
-LEAST_LOOK = 4_096  # tokens
-FIRST_LOOK = 0.8  # seconds more than the others, where it is also the last
+EVALUATION_SPEEDUP = 3  # a token is evaluated so many times faster than trained on
+LEAST_EVALUATED_TOKENS = 4_096
+FIRST_EVALUATION_SECONDS = 0.8  # more than the others take, where it is also the last
+FINAL_SECONDS = 0.7  # that finishing a run takes
 SAMPLE_TOKENS = 80
-PATIENCE = 3  # evaluations clearly beyond the best, where no number of steps was asked for
-UNLIKE = 1.3  # times as hard for n-gram counts: held-out text of another kind
-ENDING = 0.7  # seconds, when all is done,
+UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, where no steps were asked for
+SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: held-out text of another kind
 
 
 class NextToken(Task):
     """A language model on a text."""
 
-    def __init__(self, job: Job, notify: Notify, world: World = ALONE, busy: float = 1.0) -> None:
-        """`busy` is how many times as long as usual everything takes."""
+    def __init__(
+        self, job: Job, notify: Notify, world: World = ALONE, slowdown: float = 1.0
+    ) -> None:
+        """`slowdown`: everything takes so many times as long as usual."""
         settings = self.settings = job.settings
-        self.busy = busy
+        self.slowdown = slowdown
         assert settings.context and settings.batch
         self.job, self.notify, self.world = job, notify, world
         self.step_tokens = settings.batch * settings.context
-        batches = Batches(
-            job.text.train,
-            settings.context,
-            settings.batch,
-            settings.seed,
-            world.rows(settings.batch),
-        )
+        shape = (settings.context, settings.batch, settings.seed)
+        batches = Batches(job.text.train, *shape, world.rows(settings.batch))
         self.source = source(batches, settings.device)
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
@@ -81,15 +79,15 @@ class NextToken(Task):
         assert settings.weight_decay is not None and settings.evaluations
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         if not job.fixed_steps:
-            self.patience = PATIENCE
-        self.keeps_last = len(job.text.val) > 0 and not chooses(job.text)
-        self.all_seen = False  # of the held-out text, by the last evaluation
-        self.looked = False
-        self.scoring = 0.0  # seconds for a token of it: until one has been looked at, a guess
+            self.patience = UNPLANNED_PATIENCE
+        self.keeps_last = len(job.text.val) > 0 and not can_choose_by(job.text)
+        self.evaluated_all = False  # of the held-out text, by the last evaluation
+        self.has_evaluated = False
+        self.seconds_per_token = 0.0  # of it: a guess, until some have been evaluated
         forecast = self.forecast = job.forecast
         if forecast and forecast.seconds:
             learned = forecast.passes * len(job.text.train)
-            self.scoring = forecast.seconds / learned / CHEAPER
+            self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         missing: str | None = "recurrent layers gain nothing from it"
         if isinstance(self.network, GPT):
             missing = missing_compiler(settings.device)
@@ -108,7 +106,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        return self.network.muon_parameters() if self.settings.optimizer == "muon" else {}
+        return self.network.muon_parameters()
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None
@@ -116,12 +114,12 @@ class NextToken(Task):
     def forecast_for(self, steps: float) -> Forecast | None:
         """What was predicted; where far fewer steps come out than planned, for these."""
         forecast = self.job.forecast
-        if not forecast or not forecast.steps or steps > SLOWER * forecast.steps:
+        if not forecast or not forecast.steps or steps > FEW_STEPS_SHARE * forecast.steps:
             return forecast
         assert isinstance(self.network.config, GPTConfig)
         return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
-    def tell_of_speed(self, steps: int) -> None:
+    def report_slow_steps(self, steps: int) -> None:
         """Say so where far fewer steps than planned could be done in the time."""
         planned, forecast = self.job.forecast, self.forecast_for(steps)
         if planned and forecast and forecast is not planned:
@@ -131,7 +129,7 @@ class NextToken(Task):
             self.notify(Note(text))
 
     def why_validation_rises(self) -> str:
-        if self.job.text.shift < UNLIKE:
+        if self.job.text.shift < SHIFTED_TEXT:
             return super().why_validation_rises()
         cure = "hold out text from all over the file with --val-split spread"
         if self.settings.val:
@@ -139,9 +137,9 @@ class NextToken(Task):
         return f"the held-out text is unlike the training text, so it says little; {cure}"
 
     def seconds_after_training(self) -> float:
-        tokens = 0 if self.all_seen else len(self.job.text.val)
-        once = ENDING + (0 if self.looked else FIRST_LOOK)
-        return self.busy * once + self.scoring * tokens
+        tokens = 0 if self.evaluated_all else len(self.job.text.val)
+        once = FINAL_SECONDS + (0 if self.has_evaluated else FIRST_EVALUATION_SECONDS)
+        return self.slowdown * once + self.seconds_per_token * tokens
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         return (self.source.batch(index),)
@@ -173,36 +171,36 @@ class NextToken(Task):
         return True
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        """Look at the held-out text, and write a sample."""
+        """Score the held-out text, and write a sample."""
         settings, text = self.settings, self.job.text
         if settings.minutes and progress:
             self.forecast = self.forecast_for(state.step / progress)
         if state.evaluated_tokens is None:
             share = EVALUATION_SHARE / self.evaluations
-            affordable = CHEAPER * share * state.tokens / progress
-            if settings.minutes and self.scoring:  # much of it may have passed before the steps
-                affordable = max(affordable, share * 60 * settings.minutes / self.scoring)
-            affordable = self.world.from_first(affordable)
-            state.evaluated_tokens = min(max(LEAST_LOOK, round(affordable)), len(text.val))
-        self.all_seen = state.evaluated_tokens == len(text.val)
-        network = self.seen()
+            tokens = EVALUATION_SPEEDUP * share * state.tokens / progress
+            if settings.minutes and self.seconds_per_token:  # not all of them were for steps
+                tokens = max(tokens, share * 60 * settings.minutes / self.seconds_per_token)
+            tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.from_first(tokens)))
+            state.evaluated_tokens = min(tokens, len(text.val))
+        self.evaluated_all = state.evaluated_tokens == len(text.val)
+        network = self.full_model()
         latest = -float(state.step)  # lower is better: the last weights are kept
         if not len(text.val):
             if self.world.first:
                 self.write(network, state.step)
             return [latest], {}
-        if not self.looked:
+        if not self.has_evaluated:
             self.score(network, limit=1)  # what only the first time takes
-            self.looked = True
+            self.has_evaluated = True
         start = time.monotonic()
         score = self.score(network, state.evaluated_tokens)
-        self.scoring = (time.monotonic() - start) / max(1, score.tokens)
+        self.seconds_per_token = (time.monotonic() - start) / max(1, score.tokens)
         if self.world.first:
             self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
         return [latest if self.keeps_last else score.loss], as_metrics(score)
 
-    def seen(self) -> Model:
-        """The model, to be looked at: one that is sharded as a copy that is whole."""
+    def full_model(self) -> Model:
+        """The model; one that is sharded, as a copy that is whole."""
         return snapshot(self.network, full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
@@ -217,20 +215,14 @@ class NextToken(Task):
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
         """How good the model is on held-out text, or on about `limit` tokens of it; `network` is
-        what `seen` gave, if anything."""
-        assert self.settings.context
-        text = self.job.text
-        low = AUTOCAST_DTYPES.get(self.settings.dtype) if self.settings.device != "cpu" else None
-        network = network or self.seen()
-        with torch.autocast(self.settings.device, low, enabled=low is not None):
-            return evaluate(
-                network,
-                text.tokenizer,
-                text.val,
-                self.settings.context,
-                limit,
-                world=self.world,
-            )
+        what `full_model` gave, if anything."""
+        settings, text = self.settings, self.job.text
+        assert settings.context
+        network = network or self.full_model()
+        low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
+        how = (settings.context, limit)
+        with torch.autocast(settings.device, low, enabled=low is not None):
+            return evaluate(network, text.tokenizer, text.val, *how, world=self.world)
 
     def snapshot(self) -> Callable[[Path], None]:
         copy = snapshot(self.network, gathered_copy)
@@ -242,7 +234,7 @@ class NextToken(Task):
             copy_full_tensor(parameter, saved[name])
 
 
-def chooses(text: Prepared) -> bool:
+def can_choose_by(text: Prepared) -> bool:
     """Is enough text held out to choose the best weights by?"""
     sizes = text.tokenizer.byte_lengths()
     return int(sizes[text.val[: 2 * TO_CHOOSE_BY]].sum()) >= TO_CHOOSE_BY

@@ -20,24 +20,23 @@ from nanolm.model.build import build_model
 from nanolm.model.config import ModelConfig
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import load_config, load_model
-from nanolm.planning.planner import BEFORE, MINUTES, Plan, make_plan, model_config
-from nanolm.planning.scaling_law import Forecast, how_hard
-from nanolm.planning.sizes import Text
+from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
+from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
+from nanolm.planning.sizes import TextStats, model_config
 from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining.begin import RunStart, check_context, reports
 from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import TRAINABLE
-from nanolm.text.store import Prepared, Request, open_tokens, prepare_tokens
+from nanolm.text.store import Prepared, TextRequest, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Notify
 from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
 
-READ = 50_000  # bytes of text a second, about, on a CPU
-PLANNING = 0.07  # of the time, and
-PLANNING_SECONDS = 0.5  # this much, are for the plan; of what is left before the first step,
-LEAST_FOR_TEXT = 0.06  # of the time at least is for the text
-COUNTING = 1.5  # seconds that telling how hard a text is takes, about
+READ_BYTES_PER_SECOND = 50_000  # of text, about, on a CPU
+PLANNING_SHARE, PLANNING_SECONDS = 0.07, 0.5  # of the time, and besides, for the plan
+LEAST_TEXT_SHARE = 0.06  # of the time, at least, for preparing the text
+NGRAM_SECONDS = 1.5  # that counting n-grams takes, about
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
 def time_budget(settings: TrainSettings) -> float | None:
     """Seconds for all of it, also where the default is taken; None where the clock ends nothing."""
     if settings.minutes is None and not (settings.steps or settings.epochs or settings.tokens):
-        return 60 * MINUTES
+        return 60 * DEFAULT_MINUTES
     return settings.minutes and 60 * settings.minutes
 
 
@@ -99,8 +98,8 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
     budget = time_budget(settings)
     if budget is None:
         return None
-    left = budget * (BEFORE - PLANNING) - PLANNING_SECONDS - elapsed()
-    return time.monotonic() + max(left, budget * LEAST_FOR_TEXT)
+    left = budget * (SETUP_SHARE - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
+    return time.monotonic() + max(left, budget * LEAST_TEXT_SHARE)
 
 
 def prepare_text(
@@ -116,8 +115,8 @@ def prepare_text(
         tokenizer = find_tokenizer(settings.tokenizer, note)
     most_doublings, budget = None, time_budget(settings)
     if budget and choose_device(settings.device)[0] == "cpu":
-        most_doublings = doublings(budget * READ)
-    request = Request(
+        most_doublings = doublings(budget * READ_BYTES_PER_SECOND)
+    request = TextRequest(
         corpus=settings.corpus,
         val=settings.val,
         val_fraction=settings.val_fraction,
@@ -144,14 +143,14 @@ def plan_for(
     budget = time_budget(settings)
 
     @cache
-    def hard() -> float | None:
-        if budget and BEFORE * budget - elapsed() < COUNTING:
+    def ngram_bits() -> float | None:
+        if budget and SETUP_SHARE * budget - elapsed() < NGRAM_SECONDS:
             return None
-        return how_hard(text.train, text.val, tokenizer)
+        return ngram_bits_per_byte(text.train, text.val, tokenizer)
 
-    facts = Text(tokenizer.vocab_size, text.size, len(text.train), hard)
+    stats = TextStats(tokenizer.vocab_size, text.size, len(text.train), ngram_bits)
     given = load_config(base) if base else None
-    plan = make_plan(settings, facts, given, elapsed, reports(notify)[1], processes)
+    plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
     if given is None:
         plan.fill(tokenizer=tokenizer.kind)
     plan.fill(val_split=DEFAULT_SPLIT)
@@ -178,7 +177,7 @@ def prepare(
         raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
     spare = math.inf
     if plan.settings.minutes:
-        spare = max(0.0, 60 * plan.settings.minutes * BEFORE - elapsed())
+        spare = max(0.0, 60 * plan.settings.minutes * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
     more = {"forecast": asdict(forecast)} if forecast else {}

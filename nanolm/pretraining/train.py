@@ -13,8 +13,13 @@ from nanolm.errors import TooLittleTime
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.device import choose_device
-from nanolm.planning.planner import BEFORE, Plan
-from nanolm.planning.tuning import attention_by, repeatable, tell_of_threads, threads_for
+from nanolm.planning.planner import SETUP_SHARE, Plan
+from nanolm.planning.tuning import (
+    attention_by,
+    deterministic_algorithms,
+    threads_for,
+    warn_about_threads,
+)
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import (
@@ -25,13 +30,15 @@ from nanolm.pretraining.prepare import (
     prepare_text,
     text_deadline,
 )
+from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trainer import MIN_STEPS, Trainer, end
+from nanolm.training.trainer import Trainer
 
-MOST_BUSY = 4.0  # times as long, at most, on a busy machine
+MOST_SLOWDOWN = 4.0  # of what comes after the steps, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -78,22 +85,22 @@ def train(
             world.broadcast(job.to_dict())
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
-                end(start.run, asdict(result), start.notify)
+                write_result(start.run, asdict(result), start.notify)
             return result
 
 
 def follow() -> TrainResult:
-    """Do what the first of several processes has decided, and tell nothing."""
+    """Do what the first of several processes has decided, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
-        with repeatable(job.settings.deterministic):
+        with deterministic_algorithms(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
 def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
     """All steps of a run, or what is left of them."""
     settings = job.settings
-    if world.joined:  # what was found for one process may be too much for each of several
+    if world.joined:  # what suits one process may be too much for each of several
         threads = min(settings.threads or 1, available_threads())
         job = replace(job, settings=replace(settings, workers=1, threads=threads))
         settings = job.settings
@@ -103,32 +110,27 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         attention_by(settings.attention),
         StopRequest() as stop,
     ):
-        tell_of_threads(settings, notify)
+        warn_about_threads(settings, notify)
         # On a busy machine everything takes longer, what comes after the steps too.
-        busy = min(MOST_BUSY, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
-        task = NextToken(job, notify, world, busy)
+        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
+        task = NextToken(job, notify, world, slowdown)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
         stopped = trainer.train(stop)
         if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":
-            task.tell_of_speed(trainer.state.step)
-        scores = trainer.state.scores
+            task.report_slow_steps(trainer.state.step)
+        state, held_out = trainer.state, len(job.text.val)
+        scores = state.scores
         if stopped != "interrupted":
-            trainer.load_best()
-            seen = task.all_seen and trainer.state.best_step == trainer.state.step
-            if len(job.text.val) and not seen:
+            trainer.checkpointer.load_best()
+            if held_out and not (task.evaluated_all and state.best_step == state.step):
                 scores = as_metrics(task.score())  # of all that was held out
-                if not task.all_seen and trainer.state.evaluated_tokens:
-                    part, whole_ = trainer.state.evaluated_tokens, len(job.text.val)
-                    notify(
-                        Note(
-                            f"final validation on all {whole_:,} held-out tokens; the evaluations "
-                            f"during training used {part:,} of them"
-                        )
-                    )
-            trainer.tick()
-        state = trainer.state
+                if not task.evaluated_all and state.evaluated_tokens:
+                    text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
+                    text += f"during training used {state.evaluated_tokens:,} of them"
+                    notify(Note(text))
+            trainer.budget.tick()
         return TrainResult(
             run=str(job.run.path),
             steps=state.step,
@@ -145,7 +147,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
 
 def what_to_type(result: TrainResult) -> str:
     """After a run that had too little time."""
-    needed = max(2 * result.seconds, result.setup_seconds / BEFORE) / 60
+    needed = max(2 * result.seconds, result.setup_seconds / SETUP_SHARE) / 60
     minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
     preparing = result.setup_seconds > result.seconds / 2
     less = ", or with less text (--max-bytes 250000)" if preparing else ""

@@ -1,4 +1,4 @@
-"""The run folder: what a training run leaves behind, and how it is found again.
+"""The run folder: what a training run writes, and how RUN on the command line is resolved.
 
 runs/NAME/
   config.toml     every resolved setting: `nanolm train --config` repeats the run
@@ -52,14 +52,12 @@ class Run:
         return self.facts_file.is_file()
 
     def free(self) -> bool:
-        """Nothing is there, or only what a start that failed before the run existed left."""
-        if self.exists() or (self.path.exists() and not self.path.is_dir()):
-            return False
+        """Whether nothing is there, or only what a start that failed before the first step left."""
+        if not self.path.is_dir():
+            return not self.path.exists()
         left = {".lock", self.log.name, self.config_file.name}
-        return not self.path.exists() or all(
-            entry.name in left or entry.name.startswith(files.TEMPORARY)
-            for entry in self.path.iterdir()
-        )
+        names = [entry.name for entry in self.path.iterdir()]
+        return all(name in left or name.startswith(files.TEMPORARY) for name in names)
 
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
@@ -70,8 +68,8 @@ class Run:
         return bool(stopped == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Let it be as if the run had not begun; all but its log is removed."""
-        self.facts_file.unlink()  # which makes the run exist
+        """Remove all but the log, as if the run had not begun."""
+        self.facts_file.unlink()  # first: it is what makes the run exist
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 files.discard(entry)

@@ -1,189 +1,20 @@
-"""What the API takes and gives, as schemas; and from a request to rows, from rows to an answer.
-
-The shapes are OpenAI's, so that its clients can talk to this server. Parameters that OpenAI
-does not have (top_k, min_p, repetition_penalty, min_tokens, ban) are named as in nanolm.
-"""
+"""From a request to rows of a batch, and from their tokens to an answer in OpenAI's shape."""
 
 import json
 import math
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from nanolm.errors import NanolmError
 from nanolm.generation.batch import BatchRow, SampledToken
-from nanolm.generation.sampling_params import SamplingParams
+from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
 from nanolm.serve.engine import Limits, TokenEvent
-from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
-from nanolm.serve.schema import (
-    Schema,
-    integer,
-    listed,
-    number,
-    optional,
-    problems,
-    record,
-    text,
-)
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel
+from nanolm.serve.request_models import API_NAMES, APIError
 from nanolm.text.page import spelled
 from nanolm.text.tokenizer import Tokenizer
-
-MAX_CHOICES, MAX_PROMPTS, MAX_TOP = 16, 16, 20
-MAX_STOPS, STOP_LENGTH = 16, 200
-MAX_TEXTS = 64  # to classify together
-MAX_BANNED, BANNED_LENGTH = 3, 12  # each byte takes a row of all tokens
-OTHER_NAMES = {"tokens": "max_tokens"}  # what a knob is called here
-DEFAULTS = {
-    OTHER_NAMES.get(field.name, field.name): field.default for field in fields(SamplingParams)
-}
-CHAT = (
-    "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
-    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "
-    "and `assistant:` comes last; writing then stops at the next `user:` line."
-)
-
-
-class APIError(NanolmError):
-    """A request that cannot be done, as OpenAI's clients expect to be told."""
-
-    def __init__(
-        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "")
-        return {
-            "error": {
-                "message": str(self),
-                "type": kind or "invalid_request_error",
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-
-class Schemas:
-    """Of the requests to these models, within these limits."""
-
-    def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
-        writers = {
-            name: model for name, model in models.items() if isinstance(model, ServedLanguageModel)
-        }
-        labellers = [name for name, model in models.items() if isinstance(model, ServedClassifier)]
-        vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
-        longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
-        ids = listed(integer(0, vocabulary - 1), 1, longest)
-        words = text(most=limits.body)
-        stop = text(1, STOP_LENGTH)
-        writer = name_of(list(writers))
-        common: dict[str, Schema] = {
-            "model": writer,
-            "max_tokens": optional(
-                integer(
-                    1,
-                    limits.tokens,
-                    default=min(SamplingParams.tokens, limits.tokens),
-                    description="At most so many tokens.",
-                )
-            ),
-            "temperature": knob("temperature", number(0, 100), "0 always takes the likeliest."),
-            "top_p": knob("top_p", number(1e-6, 1), "Keep the likeliest that together reach this."),
-            "top_k": knob("top_k", integer(1, 1_000_000), "Keep so many of the likeliest."),
-            "min_p": knob("min_p", number(0, 1), "Keep what is so likely, by the likeliest."),
-            "repetition_penalty": knob(
-                "repetition_penalty", number(0.01, 100), "Above 1: what was there is less likely."
-            ),
-            "frequency_penalty": knob(
-                "frequency_penalty", number(-100, 100), "Less likely for every time it was written."
-            ),
-            "presence_penalty": knob(
-                "presence_penalty", number(-100, 100), "Less likely once it was written."
-            ),
-            "min_tokens": knob("min_tokens", integer(0, limits.tokens), "No end before so many."),
-            "ban": optional(
-                listed(
-                    text(1, BANNED_LENGTH),
-                    0,
-                    MAX_BANNED,
-                    description="Texts never to be written.",
-                )
-            ),
-            "stop": {
-                "anyOf": [stop, listed(stop, 0, MAX_STOPS), {"type": "null"}],
-                "description": "End where one of these would be written.",
-            },
-            "seed": optional(integer(0, 2**53, description="The same seed writes the same text.")),
-            "n": optional(integer(1, MAX_CHOICES, default=1, description="So many texts.")),
-            "stream": optional({"type": "boolean", "default": False}),
-            "stream_options": optional(record({"include_usage": optional({"type": "boolean"})})),
-            "user": optional(text(most=200, description="Users take turns when many wait.")),
-        }
-        prompt = {
-            "anyOf": [words, listed(words, 1, MAX_PROMPTS), ids, listed(ids, 1, MAX_PROMPTS)],
-            "description": "A text, its token ids, or a list of either.",
-            "default": "",
-        }
-        top = integer(0, MAX_TOP, description="So many of the likeliest tokens at each place.")
-        part = record({"type": {"enum": ["text"]}, "text": words}, ("type", "text"))
-        message = record(
-            {
-                "role": {"enum": ["system", "developer", "user", "assistant"]},
-                "content": {"anyOf": [words, listed(part, 1, 64)]},
-                "name": optional(text(most=64)),
-            },
-            ("role", "content"),
-        )
-        most = dict(common["max_tokens"])
-        self.completion = record({"prompt": prompt, "logprobs": optional(top), **common})
-        self.chat = record(
-            {
-                "messages": listed(message, 1, 256, description=CHAT),
-                "logprobs": optional({"type": "boolean", "default": False}),
-                "top_logprobs": optional(dict(top)),
-                "max_completion_tokens": most,
-                **common,
-            },
-            ("messages",),
-        )
-        self.classification = record(
-            {
-                "model": name_of(labellers),
-                "input": {"anyOf": [words, listed(words, 1, MAX_TEXTS)]},
-            },
-            ("input",),
-        )
-        every = name_of(list(models))
-        self.tokenization = record({"model": every, "text": words}, ("text",))
-        looking = name_of([name for name, model in models.items() if model.attention])
-        self.inspection = record({"model": looking, "text": words, "ids": ids})
-
-
-def knob(name: str, schema: Schema, about: str) -> Schema:
-    """As the command line has it, with its default."""
-    default = DEFAULTS[name]
-    rest = {} if default is None else {"default": default}
-    return optional({**schema, "description": about, **rest})
-
-
-def name_of(models: list[str]) -> Schema:
-    about = "One of /v1/models; the first one where it is left out."
-    if not models:
-        return {"enum": ["none"], "description": "No model of that kind is served."}
-    return {"enum": models, "description": about, "default": models[0]}
-
-
-def checked(value: Any, schema: Schema) -> dict[str, Any]:
-    """The properties that are given, or APIError with the first thing that is wrong."""
-    for where, problem in problems(value, schema):
-        code = "model_not_found" if where == "model" else None
-        status = 404 if where == "model" and isinstance(value.get("model"), str) else 400
-        raise APIError(f"{where or 'the body'} {problem}", status, where or None, code)
-    return {name: each for name, each in value.items() if each is not None}
 
 
 @dataclass(frozen=True)
@@ -203,9 +34,9 @@ def asked_to_complete(
     given: dict[str, Any], writer: ServedLanguageModel, limits: Limits
 ) -> ParsedRequest:
     prompt = given.get("prompt", "")
-    several = isinstance(prompt, list) and not isinstance(prompt[0], int | float)
+    several = isinstance(prompt, list) and not isinstance(prompt[0], int)
     prompts = [
-        writer.tokenizer.encode_prompt(each) if isinstance(each, str) else [int(id) for id in each]
+        writer.tokenizer.encode_prompt(each) if isinstance(each, str) else each
         for each in (prompt if several else [prompt])
     ]
     return asked(given, writer, prompts, limits, given.get("logprobs"))
@@ -246,37 +77,31 @@ def asked(
         if max(ids) >= writer.tokenizer.vocab_size:
             last = writer.tokenizer.vocab_size - 1
             raise APIError(f"the prompt has the token {max(ids)}; the last one is {last}")
-    params = knobs_of({"max_tokens": min(SamplingParams.tokens, limits.tokens), **given})
+    params = params_of({"max_tokens": min(SamplingParams.tokens, limits.tokens), **given})
     rows = [
-        BatchRow(ids, params, which, int(top or 0))
+        BatchRow(ids, params, which, top or 0)
         for ids in prompts
-        for which in range(int(given.get("n", 1)))
+        for which in range(given.get("n", 1))
     ]
     return ParsedRequest(
         writer,
         rows,
         sum(map(len, prompts)),
         bool(given.get("stream")),
-        bool((given.get("stream_options") or {}).get("include_usage")),
+        bool(given.get("stream_options", {}).get("include_usage")),
         top is not None,
         given.get("user", ""),
     )
 
 
-def knobs_of(given: dict[str, Any]) -> SamplingParams:
-    values = {
-        field.name: given[OTHER_NAMES.get(field.name, field.name)]
-        for field in fields(SamplingParams)
-        if OTHER_NAMES.get(field.name, field.name) in given
-    }
-    for name in ("tokens", "top_k", "min_tokens", "seed"):
-        if name in values:
-            values[name] = int(values[name])
+def params_of(given: dict[str, Any]) -> SamplingParams:
+    fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
+    values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     params = SamplingParams(**values)
-    if found := params.problems():
-        raise APIError("; ".join(found))
+    if problems := params.problems():
+        raise APIError("; ".join(problems))
     return params
 
 

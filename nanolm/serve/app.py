@@ -30,6 +30,13 @@ from nanolm.serve.engine import (
 from nanolm.serve.guard import AccessGuard, Receive, Scope, Send, json_body
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 from nanolm.serve.openapi import document
+from nanolm.serve.request_models import (
+    MAX_TOP_LOGPROBS,
+    APIError,
+    RequestModel,
+    RequestModels,
+    checked,
+)
 from nanolm.text.page import SURPRISE_STYLE
 
 HERE = Path(__file__).parent / "page"
@@ -41,9 +48,7 @@ PAGE_FILES = {
 }
 MAX_INSPECTIONS = 8  # pages that are kept
 LONG_TEXT = 20_000  # characters that are not made into tokens by the event loop itself
-MAX_REQUEST_TOKENS = (
-    1_000_000  # tokens of one request, with what else could have come; or one whole text
-)
+MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
 
 
 Kind = TypeVar("Kind", bound=ServedModel)
@@ -62,8 +67,8 @@ class Server:
             for name, model in models.items()
             if isinstance(model, ServedLanguageModel)
         }
-        self.schemas = api.Schemas(models, limits)
-        self.document = document(self.schemas)
+        self.requests = RequestModels(models, limits)
+        self.document = document(self.requests)
         self.looks: OrderedDict[str, str] = OrderedDict()
 
     @contextlib.asynccontextmanager
@@ -106,7 +111,7 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
-            raise api.APIError("the server has stopped writing", 503)
+            raise APIError("the server has stopped writing", 503)
         return JSONResponse(
             {
                 "status": "ok",
@@ -124,9 +129,9 @@ class Server:
         data = [{**model.facts(), **most} for model in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    async def given(self, request: Request, schema: Any) -> dict[str, Any]:
-        body = await json_body(request.scope["headers"], request.receive, self.limits.body)
-        return api.checked(body, schema)
+    async def given(self, request: Request, model: type[RequestModel]) -> dict[str, Any]:
+        body = await json_body(request, self.limits.body)
+        return checked(body, model)
 
     def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
         """The one that is named, or the first that can do it."""
@@ -134,14 +139,14 @@ class Server:
             named = given.get("model") in (None, model.name)
             if isinstance(model, kind) and named and (model.attention or not looked_into):
                 return model
-        raise api.APIError("no model that can do this is served", 404, "model", "model_not_found")
+        raise APIError("no model that can do this is served", 404, "model", "model_not_found")
 
     async def complete(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.completion)
+        given = await self.given(request, self.requests.completion)
         return await self.write(request, given, api.asked_to_complete, api.Answer)
 
     async def chat(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.chat)
+        given = await self.given(request, self.requests.chat)
         return await self.write(request, given, api.asked_to_chat, api.ChatAnswer)
 
     async def write(
@@ -155,10 +160,10 @@ class Server:
         worker = self.workers[writer.name]
         asked = await self.aside(given, understand, given, writer, self.limits)
         if len(asked.rows) > (most := self.limits.queue + worker.most):
-            raise api.APIError(f"{len(asked.rows)} texts at once; at most {most}", param="n")
+            raise APIError(f"{len(asked.rows)} texts at once; at most {most}", param="n")
         told = sum(row.params.tokens * (1 + row.top) for row in asked.rows)
-        if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + api.MAX_TOP))):
-            raise api.APIError(
+        if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
+            raise APIError(
                 f"{told:,} tokens and alternatives at once; at most {most:,}: ask for less of "
                 "n, max_tokens or logprobs"
             )
@@ -189,11 +194,11 @@ class Server:
         """The ids of all texts, which are no more than a prompt may have."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
         if len(ids) > (most := self.limits.longest(model.base.window())):
-            raise api.APIError(f"{len(ids):,} tokens; at most {most:,}")
+            raise APIError(f"{len(ids):,} tokens; at most {most:,}")
         return ids
 
     async def classify(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.classification)
+        given = await self.given(request, self.requests.classification)
         labeller, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
         await self.aside(given, self.count, labeller, texts)
@@ -201,24 +206,23 @@ class Server:
         return JSONResponse(api.labels_json(labeller, chances))
 
     async def tokenize(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.tokenization)
+        given = await self.given(request, self.requests.tokenization)
         model = self.model(given, ServedModel)
         ids = await self.aside(given, self.count, model, [given["text"]])
         tokens = [api.written(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.inspection)
+        given = await self.given(request, self.requests.inspection)
         model = self.model(given, ServedModel, looked_into=True)
-        ids = [int(id) for id in given.get("ids", [])]
+        ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
-            text = (
-                text.strip() if isinstance(model, ServedClassifier) else text
-            )  # as it is classified
+            if isinstance(model, ServedClassifier):
+                text = text.strip()  # as it is classified
             ids = await self.aside(given, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
-            raise api.APIError(f"there is no token {max(ids)}", param="ids")
+            raise APIError(f"there is no token {max(ids)}", param="ids")
         page = await self.engine.do(lambda: model.look(ids))
         name = secrets.token_urlsafe(16)
         self.looks[name] = await asyncio.to_thread(page)
@@ -242,21 +246,21 @@ class Server:
         """An error in the shape that OpenAI's clients know."""
         headers: dict[str, str] = {}
         match error:
-            case api.APIError():
+            case APIError():
                 refusal = error
             case QueueFull():
-                refusal = api.APIError(str(error), 429, code="rate_limit_exceeded")
+                refusal = APIError(str(error), 429, code="rate_limit_exceeded")
                 headers["retry-after"] = str(error.seconds)
             case HTTPException():
                 about = {404: "there is nothing at this path", 405: "not with this method"}
                 text = about.get(error.status_code, error.detail)
-                refusal = api.APIError(text, error.status_code)
+                refusal = APIError(text, error.status_code)
                 headers |= error.headers or {}
             case NanolmError():
-                refusal = api.APIError(str(error))
+                refusal = APIError(str(error))
             case _:
                 self.note(f"{request.url.path} failed: {error!r}")
-                refusal = api.APIError("computing failed", 500)
+                refusal = APIError("computing failed", 500)
         return JSONResponse(refusal.body(), refusal.status, headers)
 
 
@@ -279,7 +283,7 @@ class Stream(Response):
                         await self.send(self.events(events), send)
                     await self.send(self.answer.last(), send)
                 except Exception:  # it has begun, so no status can tell
-                    refusal = api.APIError("computing failed", 500)
+                    refusal = APIError("computing failed", 500)
                     await self.send(api.event(refusal.body()), send)
                 await send({"type": "http.response.body", "body": b""})
 

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.model.config import PRESETS, RECURRENT
-from nanolm.training.settings import OPTIMIZERS, RANGES, SIZES, SWITCHES, TrainSettings
+from nanolm.training.optimizers import OPTIMIZERS
+from nanolm.training.settings import RANGES, SIZES, SWITCHES, TrainSettings
 
 SEED = "seed"
 MOST_COMBINATIONS = 1_000  # that are looked at, of a larger space
@@ -23,7 +24,10 @@ MULTIPLES = {
     **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
 }
 OFFSETS = {"layers": (-1, 0, 1), SEED: (0, 1, 2)}
-USUAL: dict[str, tuple[Any, ...]] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer": OPTIMIZERS}
+USUAL: dict[str, tuple[Any, ...]] = {
+    "dropout": (0.0, 0.1, 0.2, 0.3),
+    "optimizer": tuple(OPTIMIZERS),
+}
 AROUND: dict[str, tuple[Any, ...]] = {**MULTIPLES, **OFFSETS, **USUAL}
 
 BUDGETS = ("steps", "epochs", "tokens")

@@ -24,7 +24,7 @@ from nanolm.formats import counted
 from nanolm.model.build import build_model
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
-from nanolm.planning.planner import model_config
+from nanolm.planning.sizes import model_config
 from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining.begin import choose_folder, numbered, run_name, with_absolute_paths
 from nanolm.pretraining.extend import extend

@@ -5,16 +5,37 @@ import codecs
 import io
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import IO
 
-from nanolm.errors import DataError
+from nanolm.errors import DataError, did_you_mean
 from nanolm.text.binary import binary_format, looks_binary
-from nanolm.text.source import READ_BYTES, Source, decompressed
+from nanolm.text.source import READ_BYTES, TextSource, decompressed
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are to be read."""
+
+    encoding: str = "utf-8"
+    separator: str | None = None  # a line that is just this parts documents
+    text_field: str | None = None  # of JSON lines; dots lead into nested objects
+    text_column: str | None = None  # of tables: its name, or its number where there is no header
+
+    def problems(self) -> list[str]:
+        try:
+            "".encode(self.encoding)  # refuses `hex` and its like, which are no text encodings
+            codecs.getincrementaldecoder(self.encoding)
+        except LookupError:
+            known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
+            hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
+            return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
+        return []
 
 
 def decoded(
-    source: Source,
+    source: TextSource,
     stream: IO[bytes],
     encoding: str,
     mended: Callable[[int], None] | None = None,
@@ -63,7 +84,7 @@ def decoded(
     yield line_ends.decode(decode(b"", final=True), final=True)
 
 
-def not_text(source: Source, start: bytes) -> DataError:
+def not_text(source: TextSource, start: bytes) -> DataError:
     """What to say of a file that begins with `start`, whatever its encoding is said to be."""
     if known := binary_format(start, source.name):
         return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
@@ -77,7 +98,7 @@ def not_text(source: Source, start: bytes) -> DataError:
     )
 
 
-def broken_characters(source: Source) -> int:
+def broken_characters(source: TextSource) -> int:
     """How many there are in a file that is UTF-8 otherwise: ten whole ones to each; else 0."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     broken, beyond_ascii = 0, 0
@@ -89,7 +110,7 @@ def broken_characters(source: Source) -> int:
     return broken if beyond_ascii - broken >= 10 * broken else 0
 
 
-def line_at(source: Source, offset: int) -> int:
+def line_at(source: TextSource, offset: int) -> int:
     """The number of the line that a byte is in, counted anew: it is asked for once at most."""
     line = 1
     with source.open() as stream:

@@ -8,7 +8,6 @@ TSV, Parquet, Arrow) each row is one. `FORMATS`, at the end, declares every kind
 is a reader and a line there.
 """
 
-import codecs
 import csv
 import io
 import json
@@ -17,35 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.text.decoding import decoded, lines, whole_lines
-from nanolm.text.source import COMPRESSIONS, Source, decompressed
+from nanolm.errors import DataError, UsageError
+from nanolm.text.decoding import Reading, decoded, lines, whole_lines
+from nanolm.text.source import COMPRESSIONS, TextSource, decompressed
 
 TextBlocks = Iterator[tuple[bool, str]]  # (does a document begin here?, its text or a part of it)
 Rows = Iterator[tuple[int, Any]]  # the number of its line, and what it says
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How files are to be read."""
-
-    encoding: str = "utf-8"
-    separator: str | None = None  # a line that is just this parts documents
-    text_field: str | None = None  # of JSON lines; dots lead into nested objects
-    text_column: str | None = None  # of tables: its name, or its number where there is no header
-
-    def problems(self) -> list[str]:
-        try:
-            "".encode(self.encoding)  # refuses `hex` and its like, which are no text encodings
-            codecs.getincrementaldecoder(self.encoding)
-        except LookupError:
-            known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
-            hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
-            return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
-        return []
-
-
-def documents(source: Source, reading: Reading) -> TextBlocks:
+def documents(source: TextSource, reading: Reading) -> TextBlocks:
     """The text of `source`, document by document."""
     with source.open() as stream:
         if read := format_of(source.suffix).read:
@@ -55,7 +34,7 @@ def documents(source: Source, reading: Reading) -> TextBlocks:
             yield from plain_text(source, stream, reading)
 
 
-def plain_text(source: Source, stream: IO[bytes], reading: Reading) -> TextBlocks:
+def plain_text(source: TextSource, stream: IO[bytes], reading: Reading) -> TextBlocks:
     separator = reading.separator or source.separator
     texts = decoded(source, stream, reading.encoding)
     yield True, ""
@@ -70,7 +49,7 @@ def plain_text(source: Source, stream: IO[bytes], reading: Reading) -> TextBlock
             yield True, other
 
 
-def json_lines(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
+def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     texts = decoded(source, stream, reading.encoding)
     for number, row in json_rows(source, stream, lines(texts)):
         if isinstance(row, str):
@@ -79,7 +58,7 @@ def json_lines(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[
             yield json_text(row, f"{source.name}, line {number:,}", reading.text_field)
 
 
-def json_rows(source: Source, stream: IO[bytes], lines: Iterable[str]) -> Rows:
+def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
     """What each line says, and its number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -119,7 +98,7 @@ def text_paths(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield from ((name, *path) for path in text_paths(value))
 
 
-def separated_values(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
+def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     texts = decoded(source, stream, reading.encoding)
     plain = source.suffix == ".tsv"  # by its definition a tab-separated file quotes nothing
     column = None
@@ -137,7 +116,7 @@ def separated_values(source: Source, stream: IO[bytes], reading: Reading) -> Ite
 
 
 def csv_rows(
-    source: Source, lines: Iterable[str], delimiter: str, quoted: bool
+    source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row, and the number of the line that it ends on."""
     csv.field_size_limit(1 << 31)  # a cell may be a whole book
@@ -170,7 +149,7 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
     )
 
 
-def columns(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str]:
+def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     """One column of a Parquet or Arrow file."""
     name = ""
 
@@ -188,7 +167,7 @@ def columns(source: Source, stream: IO[bytes], reading: Reading) -> Iterator[str
 
 
 def arrow_batches(
-    source: Source, stream: IO[bytes], pick: Callable[[Any], list[str]]
+    source: TextSource, stream: IO[bytes], pick: Callable[[Any], list[str]]
 ) -> Iterator[Any]:
     """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch.
 
@@ -224,7 +203,7 @@ def arrow_batches(
         raise DataError(f"{source.name} is damaged or no {source.suffix[1:]}: {reason}") from None
 
 
-def arrow_column(schema: Any, source: Source, reading: Reading) -> str:
+def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     asked = reading.text_column or reading.text_field
     texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
@@ -236,9 +215,12 @@ def arrow_column(schema: Any, source: Source, reading: Reading) -> str:
     )
 
 
-def arrow_rows(source: Source, stream: IO[bytes], lines: Iterable[str]) -> Rows:
+def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
     batches = arrow_batches(source, stream, lambda schema: schema.names)
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+
+
+RowReader = Callable[[TextSource, IO[bytes], Iterator[str]], Rows]
 
 
 @dataclass(frozen=True)
@@ -247,9 +229,9 @@ class CorpusFormat:
 
     name: str
     suffixes: tuple[str, ...]
-    read: Callable[[Source, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
+    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
     table: bool = False  # has rows, of which each is a document
-    objects: Callable[[Source, IO[bytes], Iterator[str]], Rows] | None = None  # with named fields
+    rows: RowReader | None = None  # of a table that names its fields in each
     any_line: bool = False  # whether reading can begin at any line
 
 

@@ -12,8 +12,9 @@ import codecs
 import math
 from dataclasses import replace
 
-from nanolm.text.documents import Reading, format_of
-from nanolm.text.source import Source, blamed_on
+from nanolm.text.decoding import Reading
+from nanolm.text.documents import format_of
+from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources
 
 MOST_STRETCHES = 200  # of a text,
@@ -33,7 +34,7 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
     if max_bytes is None or (total := text_size(sources)) <= max_bytes:
         return sources
     stretch = max(SHORTEST_STRETCH, max_bytes // MOST_STRETCHES)
-    kept: list[Source] = []
+    kept: list[TextSource] = []
     taken, passed = 0.0, 0
     for source in sources.files:
         size = _size(source)
@@ -55,12 +56,12 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
     return replace(sources, files=kept)
 
 
-def _size(source: Source) -> int:
+def _size(source: TextSource) -> int:
     with blamed_on(source.name):
         return source.size() * (COMPRESSION_RATIO if source.compressed() else 1)
 
 
-def _can_skip(source: Source, reading: Reading) -> bool:
+def _can_skip(source: TextSource, reading: Reading) -> bool:
     """Can reading begin at any line?"""
     encoding = codecs.lookup(reading.encoding).name
     lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)
@@ -68,7 +69,7 @@ def _can_skip(source: Source, reading: Reading) -> bool:
 
 
 def _stretches(
-    source: Source, size: int, share: float, stretch: int
+    source: TextSource, size: int, share: float, stretch: int
 ) -> tuple[tuple[int, int], ...]:
     """Evenly spaced, from line to line."""
     count = max(1, round(share / stretch))

@@ -1,6 +1,6 @@
 """One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
 
->>> source = Source("news.jsonl.gz", Path("news.jsonl.gz"))
+>>> source = TextSource("news.jsonl.gz", Path("news.jsonl.gz"))
 >>> source.suffix, source.compressed()
 ('.jsonl', True)
 """
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 20  # at once
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One file to be read, or a stream that was copied to a temporary file."""
 
     name: str  # as messages call it
@@ -92,9 +92,6 @@ class FileRanges(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Only to the beginning, which is all that readers of text ask for."""
         if offset or whence != io.SEEK_SET:
@@ -157,7 +154,7 @@ def compression_of(stream: IO[bytes]) -> Compression | None:
     return next((each for each in COMPRESSIONS.values() if start.startswith(each.magic)), None)
 
 
-def decompressed(source: Source, stream: IO[bytes]) -> Iterator[bytes]:
+def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it begins like an archive."""
     compression = compression_of(stream)
     named = COMPRESSIONS.get(source.path.suffix.lower())

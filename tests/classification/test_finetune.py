@@ -23,10 +23,10 @@ from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune
-from nanolm.classification.labels import trained_names
 from nanolm.classification.recipe import choose_settings, evaluations_for
 from nanolm.classification.seeds import finetune_seeds
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.classification.task import trained_names
 from nanolm.errors import DataError, UsageError
 from nanolm.files import verify
 from nanolm.model.classifier import Classifier

@@ -16,6 +16,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from nanolm.generation.banned_texts import BannedTexts
@@ -35,6 +36,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.8},
     "tiny top-p": {"temperature": 1.0, "top_p": 1e-6},
     "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "typical-p": {"temperature": 1.0, "typical_p": 0.7},
+    "tiny typical-p": {"temperature": 1.0, "typical_p": 1e-6},
+    "typical-p after others": {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "typical_p": 0.4},
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
     "less than one": {"temperature": 1.0, "repetition_penalty": 0.6},
     "ban": {"temperature": 1.0, "ban": ("A", "BC", "\x02D")},
@@ -44,6 +48,7 @@ FILTERS: dict[str, dict[str, Any]] = {
         "top_k": 40,
         "top_p": 0.9,
         "min_p": 0.02,
+        "typical_p": 0.9,
         "repetition_penalty": 1.3,
         "ban": ("A", "\x02D"),
         "min_tokens": 2,
@@ -79,6 +84,8 @@ def by_transformers(params: SamplingParams) -> LogitsProcessorList:
         parts.append(TopPLogitsWarper(params.top_p))
     if params.min_p is not None:
         parts.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p is not None:
+        parts.append(TypicalLogitsWarper(params.typical_p))
     return LogitsProcessorList(parts)
 
 
@@ -108,7 +115,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
     sampler.scores = lambda logits: scores  # type: ignore[method-assign]  # the first step's, always
     for _ in range(steps):
         sampler.prepare(rows)
-        ids, _ = sampler.draw(scores)
+        ids, _ = sampler.sample(scores)
         counts += torch.bincount(ids, minlength=SIZE)
     wanted = expected.double() * rows * steps
     assert counts[wanted == 0].sum() == 0
@@ -183,9 +190,9 @@ def test_rows_draw_the_same_whatever_is_beside_them() -> None:
     for _ in range(RANDOM_BLOCK + 20):
         for sampler in (together, alone, other):
             sampler.prepare(sampler.rows)
-        found = together.draw(logits)[0][2]
-        same.append(found == alone.draw(logits[2:3])[0][0])
-        different.append(found == other.draw(logits[2:3])[0][0])
+        found = together.sample(logits)[0][2]
+        same.append(found == alone.sample(logits[2:3])[0][0])
+        different.append(found == other.sample(logits[2:3])[0][0])
     assert all(same)
     assert not all(different)
 
@@ -201,7 +208,7 @@ def test_rows_draw_the_same_whatever_is_beside_them() -> None:
 def test_greedy(params: SamplingParams) -> None:
     logits = torch.zeros(1, SIZE)
     logits[0, 77] = 1e-3
-    assert sampler_of(params, [[1]]).draw(logits)[0].tolist() == [77]
+    assert sampler_of(params, [[1]]).sample(logits)[0].tolist() == [77]
 
 
 def test_what_is_known_of_a_draw_is_the_models_own() -> None:
@@ -209,7 +216,7 @@ def test_what_is_known_of_a_draw_is_the_models_own() -> None:
     params = SamplingParams(temperature=0.3, top_k=3, repetition_penalty=1.5)
     sampler = sampler_of(params, [[1], [2]], top=6)
     sampler.prepare(2)
-    ids, known = sampler.draw(logits)
+    ids, known = sampler.sample(logits)
     own = logits[:, :SIZE].log_softmax(-1)
     best = own.topk(6)
     assert known[:, 0].tolist() == ids.tolist()
@@ -231,12 +238,14 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
         top_k=0,
         top_p=1.5,
         min_p=-0.1,
+        typical_p=0,
         beams=0,
         seed=-1,
     )
     named = [problem.split()[0].rstrip(":") for problem in wrong.problems()]
     fields = (
-        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams seed"
+        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p typical-p "
+        "beams seed"
     )
     expected = [f"--{name}" for name in fields.split()]
     expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
@@ -258,13 +267,18 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1, top_k=2)]
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(min_p=0.1, top_k=2, typical_p=0.5),
+    ],
 )
 def test_a_model_that_has_diverged_still_gives_tokens(params: SamplingParams) -> None:
     sampler = sampler_of(params, [[1]])
     sampler.prepare(1)
     for value in (torch.nan, -torch.inf):
-        ids, _ = sampler.draw(torch.full((1, SIZE), value))
+        ids, _ = sampler.sample(torch.full((1, SIZE), value))
         assert 0 <= ids.item() < SIZE
 
 
@@ -272,7 +286,7 @@ def test_nothing_waits_for_the_cpu() -> None:
     """A step reads no value of a tensor, or a GPU would stop for it."""
     params = SamplingParams(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
     sampler = sampler_of(params, [PROMPT])
-    assert sampler.turned.drawn  # seen before a step, as a batch does
+    assert sampler.active.sampled  # seen before a step, as a batch does
     sampler.prepare(1)
 
     def refuse(tensor: Tensor) -> Any:
@@ -281,7 +295,7 @@ def test_nothing_waits_for_the_cpu() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
             patch.setattr(torch.Tensor, name, refuse)
-        sampler.draw(torch.randn(1, SIZE))
+        sampler.sample(torch.randn(1, SIZE))
 
 
 def test_every_row_has_knobs_of_its_own() -> None:
@@ -301,7 +315,7 @@ def test_every_row_has_knobs_of_its_own() -> None:
     for _ in range(40):
         logits = 3 * torch.randn(len(every), SIZE, generator=generator)
         together.prepare(len(every))
-        found = together.draw(logits)[0].tolist()
+        found = together.sample(logits)[0].tolist()
         for row, sampler in enumerate(alone):
             sampler.prepare(1)
-            assert sampler.draw(logits[row : row + 1])[0].item() == found[row], every[row]
+            assert sampler.sample(logits[row : row + 1])[0].item() == found[row], every[row]

@@ -18,7 +18,6 @@ from nanolm.serve.engine import (
     TokenEvent,
 )
 from nanolm.serve.models import ServedLanguageModel, names_of
-from nanolm.serve.schema import integer, listed, number, optional, problems, record, text
 from nanolm.text.tokenizer import train_tokenizer
 
 
@@ -172,34 +171,3 @@ def test_a_conversation_by_the_tokens_of_the_tokenizer() -> None:
         for id in (tokenizer.encode(part) if isinstance(part, str) else part)
     ]
     assert (ids, stops) == (flat, [])  # what a message says is text, whatever it looks like
-
-
-SCHEMA = record(
-    {
-        "n": integer(1, 3),
-        "x": optional(number(0, 1)),
-        "t": {"anyOf": [text(1, 5), listed(text(1, 5), 1, 2)]},
-    },
-    ("n",),
-)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"n": 1}, []),
-        ({"n": 2.0, "x": None, "t": ["a"]}, []),
-        ({"n": 1.5}, [("n", "must be a whole number")]),
-        ({"n": True}, [("n", "must be a whole number")]),
-        ({"n": 4}, [("n", "must be from 1 to 3")]),
-        ({"n": 1, "x": "1"}, [("x", "must be a number or null")]),
-        ({"n": 1, "x": float("inf")}, [("x", "must be from 0 to 1")]),
-        ({"n": 1, "t": 5}, [("t", "must be a text or a list")]),
-        ({"n": 1, "t": ["toolong"]}, [("t[0]", "must have 1 to 5 characters")]),
-        ({"n": 1, "t": []}, [("t", "must have 1 to 2 entries")]),
-        ({"y": 1}, [("n", "is missing"), ("y", "is not known here")]),
-        ([], [("", "must be an object")]),
-    ],
-)
-def test_values_are_held_to_a_schema(value: object, expected: list[tuple[str, str]]) -> None:
-    assert list(problems(value, SCHEMA)) == expected

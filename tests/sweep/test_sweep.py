@@ -138,14 +138,8 @@ def test_every_round_costs_the_same() -> None:
     assert [rungs(count) for count in (1, 3, 9, 27)] == [[1], [3, 1], [9, 3, 1], [27, 9, 3, 1]]
     assert [cost(count) for count in (1, 3, 9, 27)] == [1, 6, 27, 108]
     assert rungs(20) == [20, 6, 2, 1]
-    assert [affordable(seconds, 99, False) for seconds in (59, 60, 269, 270, 1079, 1080)] == [
-        1,
-        3,
-        3,
-        9,
-        9,
-        27,
-    ]
+    seconds = (59, 60, 269, 270, 1079, 1080)
+    assert [affordable(each, 99, by_value=False) for each in seconds] == [1, 3, 3, 9, 9, 27]
     assert longest(270, 9) == pytest.approx(10 * (0.36 + 0.6 * 3 + 9))
 
 

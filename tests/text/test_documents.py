@@ -15,15 +15,14 @@ from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text import documents, source
-from nanolm.text.decoding import lines
-from nanolm.text.documents import Reading
-from nanolm.text.source import Source
+from nanolm.text.decoding import Reading, lines
+from nanolm.text.source import TextSource
 
 
 def read(file: Path, **how: str) -> list[str]:
     """The documents of a file, put together."""
     found: list[str] = []
-    for begins, text in documents.documents(Source(str(file), file), Reading(**how)):
+    for begins, text in documents.documents(TextSource(str(file), file), Reading(**how)):
         if begins:
             found.append("")
         found[-1] += text
@@ -269,3 +268,10 @@ def test_lines_are_lines_whatever_the_blocks(texts: list[str], size: int) -> Non
     if not expected[-1]:
         expected.pop()
     assert list(lines(blocks)) == expected
+
+
+def test_a_suffix_belongs_to_one_format() -> None:
+    suffixes = documents.KNOWN_SUFFIXES
+    assert len(set(suffixes)) == len(suffixes)
+    assert documents.format_of(".parquet").table and documents.format_of(".jsonl").any_line
+    assert documents.format_of(".log") is documents.format_of("") is documents.PLAIN_TEXT

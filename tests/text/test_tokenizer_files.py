@@ -28,7 +28,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.text import NAMED
-from nanolm.text.corpus import SAFE
+from nanolm.text.corpus import SAFE_CUT
 from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer, spell, train_tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer, named_tokenizer, read_json
 from nanolm.text.tokenizer_files.byte_level import ByteLevelFile
@@ -352,7 +352,7 @@ def test_all_short_texts_are_cut_as_by_tokenizers(shape: str) -> None:
 def test_a_text_can_be_cut_at_safe_places(shape: str, text: str) -> None:
     tokenizer, _ = native(shape)
     assert tokenizer.cuttable
-    for place in [match.start() for match in SAFE.finditer(text)]:
+    for place in [match.start() for match in SAFE_CUT.finditer(text)]:
         parts = (text[:place], text[place:])
         assert [id for part in parts for id in tokenizer.encode(part)] == tokenizer.encode(text)
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from nanolm.model.build import build_model
-from nanolm.planning.planner import model_config
+from nanolm.planning.sizes import model_config
 from nanolm.pretraining.language import NextToken
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import Run
-from nanolm.text.store import Request, prepare_tokens
+from nanolm.text.store import TextRequest, prepare_tokens
 from nanolm.training.distributed import World, gathered_copy, join_world
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
@@ -44,7 +44,7 @@ def learn(folder: Path, world: World, sharded: bool) -> None:
         compile=False,
         shard=sharded,
     )
-    text = prepare_tokens(Request(settings.corpus, tokenizer="byte"))
+    text = prepare_tokens(TextRequest(settings.corpus, tokenizer="byte"))
     torch.manual_seed(1)
     model = build_model(model_config(settings, text.tokenizer.vocab_size)).double()
     world.connect("cpu")
