@@ -82,7 +82,7 @@ def summary(data: RunData) -> dict[str, str]:
     facts["steps"] = f"{steps:,}"
     if data.steps_per_epoch:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
-    facts["time"] = f"{(result.get('seconds') or latest['seconds']) / 60:.1f} minutes"
+    facts["time"] = f"{(result.get('seconds') or last.get('seconds', 0)) / 60:.1f} minutes"
     if (bits := result.get("val_bits_per_byte")) is not None:
         facts["held-out text"] = f"{bits:.3f} bits per byte"
     for key, name in SPLITS.items():
