@@ -7,13 +7,17 @@ other arrows is left out (transitive reduction), so that the picture can be read
 """
 
 import ast
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "nanolm"
 PICTURE = HERE / "architecture.svg"
 SUFFIXES = {".py", ".js", ".css", ".html"}
-BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW, MARGIN, TOP = 150, 46, 186, 92, 24, 64  # pixels
+BOX_WIDTH, BOX_HEIGHT, COLUMN, LANE = 140, 46, 166, 26  # pixels
+ROW, MARGIN, TOP = 92, 24, 64
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f; text-anchor: middle; }
 .title { font-size: 16px; font-weight: 600; text-anchor: start; }
@@ -67,62 +71,89 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     }
 
 
-def layers(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The parts by the longest chain of imports below them, the highest layer first."""
+def chains(graph: dict[str, set[str]]) -> dict[tuple[str, str], list[tuple[int, str]]]:
+    """Each arrow as its places (row, name), with an unnamed place in each row that it passes."""
 
     def depth(name: str) -> int:
         return 1 + max(map(depth, graph[name]), default=-1)
 
-    rows: dict[int, list[str]] = {}
-    for name in graph:
-        rows.setdefault(depth(name), []).append(name)
-    order = [rows[number] for number in sorted(rows, reverse=True)]
-    # Each below the middle of what imports it, so that arrows are short and cross little.
-    for number, row in enumerate(order[1:], start=1):
-        above = {name: place for upper in order[:number] for place, name in enumerate(upper)}
+    top = max(map(depth, graph))
+    return {
+        (name, other): [
+            (top - depth(name), name),
+            *((row, f"{name} {other}") for row in range(top - depth(name) + 1, top - depth(other))),
+            (top - depth(other), other),
+        ]
+        for name, known in graph.items()
+        for other in sorted(known)
+    }
 
-        def middle(name: str, above: dict[str, int] = above) -> float:
-            places = [place for other, place in above.items() if name in graph[other]]
-            return sum(places) / max(1, len(places))
 
-        row.sort(key=middle)
-    return order
+def positions(arrows: Iterable[list[tuple[int, str]]]) -> dict[tuple[int, str], float]:
+    """The x of each place: in each row from left to right by the mean of what points to it, so that
+    arrows are short and cross little."""
+    x: dict[tuple[int, str], float] = {}
+    rows: dict[int, set[str]] = {}
+    above: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for chain in arrows:
+        for row, name in chain:
+            rows.setdefault(row, set()).add(name)
+        for upper, lower in itertools.pairwise(chain):
+            above.setdefault(lower, []).append(upper)
+    for row in sorted(rows):
+        wanted = {
+            name: sum(x[place] for place in above.get((row, name), []))
+            / len(above.get((row, name), "x"))
+            for name in rows[row]
+        }
+        names = sorted(rows[row], key=lambda name: (wanted[name], name))
+        widths = [LANE if " " in name else COLUMN for name in names]
+        left = fmean(wanted.values()) - sum(widths) / 2
+        for name, width in zip(names, widths, strict=True):
+            x[row, name] = left + width / 2
+            left += width
+    return x
 
 
 def picture() -> str:
     graph, files = reduced(imports()), parts()
-    rows = layers(graph)
-    width = 2 * MARGIN + COLUMN * max(map(len, rows))
-    height = TOP + ROW * len(rows)
-    places = {
-        name: (width / 2 + COLUMN * (place - (len(row) - 1) / 2), TOP + ROW * number)
-        for number, row in enumerate(rows)
-        for place, name in enumerate(row)
-    }
+    arrows = chains(graph)
+    x = positions(arrows.values())
+    shift = MARGIN + BOX_WIDTH / 2 - min(x.values())
+    width = shift + max(x.values()) + BOX_WIDTH / 2 + MARGIN
+    height = TOP + ROW * (1 + max(row for row, _ in x))
     lines = [
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}">',
         f"<title>The packages of nanolm</title><style>{STYLE}</style>",
         '<rect class="page" width="100%" height="100%"/>',
         '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
         'orient="auto"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker>',
-        f'<text class="title" x="{MARGIN}" y="32">nanolm: an arrow points to what is imported</text>',
+        f'<text class="title" x="{MARGIN}" y="32">nanolm: arrows point to what is imported</text>',
     ]
-    for name, known in graph.items():
-        for other in sorted(known):
-            (x1, y1), (x2, y2) = places[name], places[other]
-            y1, bend = y1 + BOX_HEIGHT, ROW / 2
-            lines.append(
-                f'<path class="arrow" data-from="{name}" data-to="{other}" marker-end="url(#head)" '
-                f'd="M{x1:g},{y1:g} C{x1:g},{y1 + bend:g} {x2:g},{y2 - bend:g} {x2:g},{y2:g}"/>'
+    for (name, other), chain in arrows.items():
+        path = ""
+        for upper, lower in itertools.pairwise(chain):
+            (x1, y1), (x2, y2) = (
+                (x[place] + shift, TOP + ROW * place[0]) for place in (upper, lower)
             )
-    for name, (x, y) in places.items():
-        count = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files[name])
+            y1, bend = y1 + BOX_HEIGHT, (ROW - BOX_HEIGHT) / 2
+            path += f"{'L' if path else 'M'}{x1:.1f},{y1} "
+            path += f"C{x1:.1f},{y1 + bend:g} {x2:.1f},{y2 - bend:g} {x2:.1f},{y2} "
         lines.append(
-            f'<rect class="box" x="{x - BOX_WIDTH / 2:g}" y="{y:g}" width="{BOX_WIDTH}" '
-            f'height="{BOX_HEIGHT}" rx="6"/><text class="name" x="{x:g}" y="{y + 20:g}">{name}</text>'
-            f'<text class="lines" x="{x:g}" y="{y + 37:g}">{count:,} lines</text>'
+            f'<path class="arrow" data-from="{name}" data-to="{other}" marker-end="url(#head)" '
+            f'd="{path.strip()}"/>'
         )
+    for (row, name), middle in x.items():
+        if name in files:
+            at, y = middle + shift, TOP + ROW * row
+            count = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files[name])
+            lines.append(
+                f'<rect class="box" x="{at - BOX_WIDTH / 2:.1f}" y="{y}" width="{BOX_WIDTH}" '
+                f'height="{BOX_HEIGHT}" rx="6"/>'
+                f'<text class="name" x="{at:.1f}" y="{y + 20}">{name}</text>'
+                f'<text class="lines" x="{at:.1f}" y="{y + 37}">{count:,} lines</text>'
+            )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
