@@ -128,6 +128,14 @@ class GPTConfig(ModelConfig):
         return found
 
 
+Switches = dict[str, tuple[object, ...]]  # of a GPTConfig, each with the values it may have
+
+
+def unsupported(config: GPTConfig, switches: Switches) -> list[str]:
+    """The switches whose value in `config` is not among those allowed."""
+    return [name for name, allowed in switches.items() if getattr(config, name) not in allowed]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
     """A stack of recurrent layers: what Transformers are measured against."""

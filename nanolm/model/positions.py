@@ -14,9 +14,40 @@ import torch
 from torch import Tensor
 
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.cpu_ops import RoPEFunction
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
+TABLE_STEP = 1024  # tables grow by so many positions at a time
+
+
+class PositionTables:
+    """The tables of a model's computed positions, made when they are needed."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        self.config = config
+        self.tables: tuple[Tensor, ...] = ()
+
+    def at_least(self, length: int, device: torch.device) -> tuple[Tensor, ...]:
+        """For the first `length` positions or more."""
+        if not self.tables or length > len(self.tables[0]) or self.tables[0].device != device:
+            length = -(-length // TABLE_STEP) * TABLE_STEP
+            with torch.inference_mode(False):  # they may be made while sampling, and trained with
+                if self.config.positions == "rope":
+                    tables: tuple[Tensor, ...] = rotation_table(length, self.config)
+                else:
+                    tables = (sinusoidal_table(length, self.config.dim),)
+                self.tables = tuple(table.to(device) for table in tables)
+        return self.tables
+
+    def rotation(
+        self, positions: slice | Tensor, length: int, device: torch.device
+    ) -> Rotation | None:
+        """Where positions are rotary, those at `positions`, which are below `length`."""
+        if self.config.positions != "rope":
+            return None
+        cosines, sines = (table[positions] for table in self.at_least(length, device))
+        if isinstance(positions, Tensor):  # (batch, 1, time, head_dim): the same for all heads
+            return cosines[:, None], sines[:, None]
+        return cosines, sines
 
 
 def sinusoidal_table(length: int, dim: int) -> Tensor:
@@ -64,11 +95,8 @@ def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn component i and its partner i + head_dim / 2 by the angle of their position."""
+    """RoPE: turn component i and its partner i + head_dim / 2 by the angle of their position."""
     cosines, sines = rotation
-    if x.dtype == cosines.dtype and not torch.compiler.is_compiling():
-        y: Tensor = RoPEFunction.apply(x, cosines, sines)  # type: ignore[no-untyped-call]
-        return y
     left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
-    turned = torch.cat([-right, left], dim=-1)
-    return (x * cosines + turned * sines).to(x.dtype)
+    partner = torch.cat([-right, left], dim=-1)  # (batch, heads, time, head_dim)
+    return (x * cosines + partner * sines).to(x.dtype)
