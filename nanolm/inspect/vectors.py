@@ -121,4 +121,4 @@ def positions(model: Model, most: int = 512) -> tuple[str, Floats]:
         return "rotary: cosines, then sines", torch.cat(
             [cosines[:, :half], sines[:, :half]], 1
         ).numpy()
-    raise UsageError("--positions: this model has none")
+    raise UsageError("--positions: this model has no vectors for them")

@@ -30,6 +30,11 @@ class KVCache:
         self.host_lengths = [0] * batch  # the lengths, known without asking the device
         self.use(batch)
 
+    @staticmethod
+    def size(config: GPTConfig, length: int) -> int:
+        """Numbers for `length` tokens of one row: keys and values."""
+        return 2 * config.layers * config.kv_heads * config.head_dim * length
+
     def use(self, rows: int) -> None:
         """Let the first `rows` take part from now on."""
         self.rows = rows

@@ -6,15 +6,12 @@
 
 Token ids become vectors; blocks of attention (tokens exchange what they know, each looking only
 back) and feed-forward layers (each token by itself) add to them; a last linear layer turns each
-vector into a score for every token that could come next.
-
-This is all that is computed. What computes it faster is put on from outside: `fast/training.py`
-and `fast/decoding.py`.
+vector into a score for every token that could come next. What computes the same faster is put on
+from outside (`fast/`).
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -54,9 +51,8 @@ class GPT(Model):
         self.tables = PositionTables(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        # With post-norm, the last block ends in a norm already.
-        norm_first = config.norm_place == "pre"
-        self.norm = make_norm(config, config.dim) if norm_first else nn.Identity()
+        post_norm = config.norm_place == "post"  # the last block ends in a norm already
+        self.norm = nn.Identity() if post_norm else make_norm(config, config.dim)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
@@ -66,15 +62,13 @@ class GPT(Model):
     def forward(
         self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
-        x = self.hidden_states(ids, cache, weights)  # (batch, time, dim)
-        logits: Tensor = self.head(x)  # (batch, time, vocabulary)
-        return logits
+        logits: Tensor = self.head(self.hidden_states(ids, cache, weights))
+        return logits  # (batch, time, vocabulary)
 
     def hidden_states(
         self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
     ) -> Tensor:
-        """All but the head. `weights`, if given, is filled with the attention weights of each
-        layer, (batch, heads, time, past + time)."""
+        """All but the head; with a list as `weights`, each layer appends its attention weights."""
         given = self.attention_inputs(ids.shape[1], cache, weights)
         x = self.transform(self.dropout(self.embed(ids, given)), given)
         if cache:
@@ -98,9 +92,8 @@ class GPT(Model):
                 if given.kv_length > (context := self.config.context):
                     raise ValueError(f"{given.kv_length} tokens, and positions for {context}")
                 x = x + self.position_embedding.weight[given.positions]
-            case "sinusoidal":
+            case "sinusoidal":  # the tokens are scaled up, or the waves drown them
                 (waves,) = self.tables.at_least(given.kv_length, self.device)  # (positions, dim)
-                # Scaled up, or the waves drown it.
                 x = (x * math.sqrt(self.config.dim) + waves[given.positions]).to(x.dtype)
             case "rope" | "none":  # attention rotates queries and keys, or does without
                 pass
@@ -112,8 +105,8 @@ class GPT(Model):
         """The blocks from the `first` on, then the last norm."""
         for block in islice(self.blocks, first, None):
             x = block(x, given)
-        y: Tensor = self.norm(x)  # (batch, time, dim)
-        return y
+        y: Tensor = self.norm(x)
+        return y  # (batch, time, dim)
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
         given = self.attention_inputs(ids.shape[1])
@@ -130,9 +123,8 @@ class GPT(Model):
         return KVCache(self.config, batch, length, self.token_embedding.weight, fixed)
 
     def cache_bytes(self, length: int) -> int:
-        config = self.config
-        numbers = 2 * config.layers * config.kv_heads * config.head_dim  # keys and values
-        return numbers * min(length, config.context) * self.token_embedding.weight.element_size()
+        length = min(length, self.config.context)
+        return KVCache.size(self.config, length) * self.token_embedding.weight.element_size()
 
     def init_weights(self) -> None:
         for module in self.modules():
@@ -186,10 +178,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 def naive_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention as on the slides: the result, and the weights (batch, heads, time, past + time).
-
-    `q` is (batch, heads, time, head_dim), `k` and `v` are (batch, kv_heads, past + time, head_dim).
-    """
+    """Attention as on the slides: the result, and the weights (batch, heads, time, past + time)."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))  # each serves `group` heads
     scores = q @ k.transpose(2, 3)  # (batch, heads, time, past + time)
@@ -266,7 +255,7 @@ def swiglu(x: Tensor) -> Tensor:
 NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's approximation
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's approximation
     "relu2": lambda x: F.relu(x).square(),
     "swiglu": swiglu,
 }
