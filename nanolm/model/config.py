@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Positions = Literal["learned", "sinusoidal", "rope", "none"]
+Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]

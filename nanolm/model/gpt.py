@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nanolm.model.base import Embedding, Model, StackedLinear
 from nanolm.model.cache import KVCache, causal_mask
 from nanolm.model.config import GPTConfig
-from nanolm.model.positions import PositionTables, Rotation, rotate
+from nanolm.model.positions import PositionTables, Rotation, alibi_mask, rotate
 
 
 class AttentionInputs(NamedTuple):
@@ -31,7 +31,7 @@ class AttentionInputs(NamedTuple):
     positions: slice | Tensor  # where the tokens stand: the same in all rows, or (batch, time)
     kv_length: int  # tokens that can be looked at, these included
     rotation: Rotation | None = None  # RoPE: cosines and sines for the positions
-    mask: Tensor | None = None  # which keys each query sees; None: its own and all before it
+    mask: Tensor | None = None  # keys each query sees, or biases; None: its own and all before it
     cache: KVCache | None = None  # keys and values of the tokens before these
     weights: list[Tensor] | None = None  # each layer appends its attention weights
 
@@ -82,6 +82,8 @@ class GPT(Model):
         kv_length = cache.kv_length(positions) if cache else time
         rotation = self.tables.rotation(positions, kv_length, self.device)
         mask = cache.mask(positions) if cache else None
+        if self.config.positions == "alibi":
+            mask = alibi_mask(positions, kv_length, self.config.heads, self.token_embedding.weight)
         return AttentionInputs(positions, kv_length, rotation, mask, cache, weights)
 
     def embed(self, ids: Tensor, given: AttentionInputs) -> Tensor:
@@ -95,7 +97,7 @@ class GPT(Model):
             case "sinusoidal":  # the tokens are scaled up, or the waves drown them
                 (waves,) = self.tables.at_least(given.kv_length, self.device)  # (positions, dim)
                 x = (x * math.sqrt(self.config.dim) + waves[given.positions]).to(x.dtype)
-            case "rope" | "none":  # attention rotates queries and keys, or does without
+            case "rope" | "alibi" | "none":  # attention knows them, or does without
                 pass
             case other:
                 raise ValueError(f"unknown positions: {other}")
@@ -185,7 +187,8 @@ def naive_attention(
     scores = scores / math.sqrt(q.shape[3])  # or the softmax would be all 0 and 1
     if mask is None:
         mask = causal_mask(q.shape[2], k.shape[2], q.device)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    seen = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = seen.softmax(dim=-1)
     return weights @ v, weights
 
 

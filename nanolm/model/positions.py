@@ -5,7 +5,8 @@
 
 Attention and feed-forward layers are blind to order. Sine/cosine positions add a pattern of waves
 to each token, one vector per index. Rotary positions turn queries and keys by an angle that grows
-with the index, so that their product depends on how far apart they are.
+with the index, so that their product depends on how far apart they are. ALiBi (Press et al., 2022)
+subtracts from each attention score what grows with the distance, in each head at another rate.
 """
 
 import math
@@ -92,6 +93,26 @@ def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
         kept = 1 - (torch.arange(pairs) - first) / max(last - first, 0.001)
     kept = kept.clamp(0, 1)
     return kept * frequencies + (1 - kept) * slowed
+
+
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """2^(-8 i / heads) for head i from 1 on; where their number is no power of two, those of the
+    next lower one, then every other one of twice as many."""
+    lower = 1 << (heads.bit_length() - 1)
+    slopes = torch.arange(1, lower + 1, device=device) / lower
+    between = torch.arange(1, 2 * lower, 2, device=device)[: heads - lower] / (2 * lower)
+    return torch.exp2(-8 * torch.cat([slopes, between]))
+
+
+def alibi_mask(positions: slice | Tensor, kv_length: int, heads: int, like: Tensor) -> Tensor:
+    """-slope * distance where a query sees a key, else -inf: (batch or 1, heads, time, kv_length),
+    to be added to the scores."""
+    if isinstance(positions, slice):
+        positions = torch.arange(positions.start, positions.stop, device=like.device)[None]
+    keys = torch.arange(kv_length, device=like.device)
+    distances = positions[:, None, :, None] - keys  # (batch or 1, 1, time, kv_length)
+    biases = -alibi_slopes(heads, like.device)[:, None, None] * distances
+    return biases.masked_fill(distances < 0, -torch.inf).to(like.dtype)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
