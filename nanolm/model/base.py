@@ -8,31 +8,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from nanolm.model.config import ModelConfig
-
-
-class Cache(Protocol):
-    """What a model keeps of the tokens behind it, so that each is computed once."""
-
-    def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
-        """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
-
-    def select(self, rows: Tensor) -> None:
-        """Let row i be what row rows[i] was."""
-
-    def use(self, rows: int) -> None:
-        """Let the first `rows` take part from now on."""
-
-    def move(self, source: int, target: int) -> None:
-        """Let one row be what another was."""
-
-    def forget(self, row: int) -> None:
-        """Nothing is behind this row, and it stays so."""
 
 
 class Embedding(nn.Embedding):
@@ -78,7 +59,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
-        """An empty `Cache` for `batch` rows of up to `length` tokens.
+        """An empty cache for `batch` rows of up to `length` tokens: a `KVCache`, or one like it.
 
         With `fixed` it stays in one place, so that one step can be captured and repeated.
         """

@@ -161,27 +161,19 @@ class ClassifierConfig:
 
 
 # The switches that make a family.
+LLAMA = {
+    "positions": "rope",
+    "norm": "rms",
+    "norm_place": "pre",
+    "feed_forward": "swiglu",
+    "qk_norm": False,
+    "bias": False,
+    "tied": False,
+    "norm_epsilon": 1e-5,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "modern": {  # written as Qwen3
-        "positions": "rope",
-        "norm": "rms",
-        "norm_place": "pre",
-        "feed_forward": "swiglu",
-        "qk_norm": True,
-        "bias": False,
-        "tied": False,
-        "norm_epsilon": 1e-6,
-    },
-    "llama": {
-        "positions": "rope",
-        "norm": "rms",
-        "norm_place": "pre",
-        "feed_forward": "swiglu",
-        "qk_norm": False,
-        "bias": False,
-        "tied": False,
-        "norm_epsilon": 1e-5,
-    },
+    "modern": {**LLAMA, "qk_norm": True, "norm_epsilon": 1e-6},  # written as Qwen3
+    "llama": LLAMA,
     "gpt2": {
         "positions": "learned",
         "norm": "layer",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig, Switches, unsupported
+from nanolm.model.config import Switches, unsupported
 from nanolm.model.fast import cpu_ops
 from nanolm.model.gpt import (
     GPT,
@@ -40,8 +40,7 @@ FUSED_ATTENTION: Switches = {
     "qk_norm": (False, True),
 }
 FUSED_NONLINEARITIES = ("swiglu", "gelu_tanh")
-REPLACED = ("forward", "transform", "rotate", "attend", "scores")
-OPTIONS = ("speedups", "compiled_blocks")
+ADDED = ("forward", "transform", "rotate", "attend", "scores", "speedups", "compiled_blocks")
 COPIES = ("low", "rounded")  # of a layer's weights, in lower precision
 
 
@@ -74,7 +73,7 @@ def speed_up(model: Model, **changes: Any) -> Model:
                 override(module, "rotate", cpu_ops.rotate)
                 if speedups.math_attention:
                     override(module, "attend", cpu_ops.attend)
-                if kernels and knows(model.config, FUSED_ATTENTION):
+                if kernels and not unsupported(model.config, FUSED_ATTENTION):
                     override(module, "forward", fused_attention(kernels))
             case FeedForward():
                 override(module, "forward", fused_feed_forward(kernels, module.kind))
@@ -94,7 +93,7 @@ def speed_up(model: Model, **changes: Any) -> Model:
 def plain(model: Model) -> Model:
     """Take everything off."""
     for module in model.modules():
-        for name in (*REPLACED, *OPTIONS, *COPIES):
+        for name in (*ADDED, *COPIES):
             module.__dict__.pop(name, None)
     return model
 
@@ -106,16 +105,12 @@ def speedups_of(model: Model) -> Speedups:
 def block_kernels(model: GPT) -> Any:
     """The kernels that do the work between the products of a whole model, or None."""
     speedups = speedups_of(model)
-    fused = not speedups.compiled and knows(model.config, FUSED_BLOCKS)
-    return speedups.kernels if fused else None
+    known = not unsupported(model.config, FUSED_BLOCKS)
+    return speedups.kernels if known and not speedups.compiled else None
 
 
 def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
     setattr(module, name, MethodType(function, module))
-
-
-def knows(config: GPTConfig, switches: Switches) -> bool:
-    return not unsupported(config, switches)
 
 
 def training_kernels(float8: bool) -> Any:
