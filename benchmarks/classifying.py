@@ -22,16 +22,16 @@ from results import save
 
 from nanolm.bench.machine import wait_for
 from nanolm.classification.classifier import TextClassifier, in_parts
-from nanolm.classification.data import Split, numbered, sorted_labels, stratified
-from nanolm.classification.labels import Labels
+from nanolm.classification.data import LabelSplit, numbered, sorted_labels, stratified
 from nanolm.classification.recipe import choose_settings
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.classification.task import ClassifierTask
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import PRESETS, ClassifierConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.step import Step
 
 Steps = Callable[[int], None]  # so many updates
@@ -52,7 +52,7 @@ def main() -> None:
     read = read_labelled((options.file,), LabelReading(), lambda *how_far: None)
     labels = sorted_labels(set(read.labels))
     train, val = stratified(numbered(read, labels), 0.05, seed=1)
-    split = Split(labels, train, val, None, read.how, [], [])
+    split = LabelSplit(labels, train, val, None, read.how, [], [])
     tokenizer = train_tokenizer(train.texts, "bpe", 16_384)
     lengths = [len(tokenizer.encode(text)) for text in train.texts]
     print(f"{options.file}: {len(train):,} texts, {statistics.mean(lengths):.1f} tokens on average")
@@ -112,16 +112,21 @@ def model_config(preset: str, vocab_size: int) -> ModelConfig:
 
 
 def nanolm_steps(
-    split: Split, tokenizer: Tokenizer, lengths: list[int], preset: str, device: str, dtype: str
+    split: LabelSplit,
+    tokenizer: Tokenizer,
+    lengths: list[int],
+    preset: str,
+    device: str,
+    dtype: str,
 ) -> Steps:
     config = classifier_config(split.labels, tokenizer, preset, max(lengths))
     model = Classifier(config)
     settings = FinetuneSettings(batch=BATCH, lr=LR, dropout=0.1, device=device, dtype=dtype)
     settings, _ = choose_settings(settings, config.base, model.parameter_count(), lengths)
     settings = replace(settings, language_loss=0.0, train="all")
-    task = Labels(settings, split, tokenizer, model, None, None, lambda *how_far: None)
+    task = ClassifierTask(settings, split, tokenizer, model, None, None, lambda *how_far: None)
     task.model.train()
-    step = Step(task.loss, Optimizer(task.parameters(), 0.01), dtype)
+    step = Step(task.loss, Optimizers(task.parameters(), weight_decay=0.01), dtype)
     done = 0
 
     def run(count: int) -> None:
@@ -135,7 +140,7 @@ def nanolm_steps(
 
 
 def transformers_steps(
-    split: Split, tokenizer: Tokenizer, preset: str, device: str, dtype: str
+    split: LabelSplit, tokenizer: Tokenizer, preset: str, device: str, dtype: str
 ) -> Steps:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 

@@ -23,7 +23,7 @@ from training import ROWS, SHAPES
 
 from nanolm.bench.turns import medians
 from nanolm.model.config import configure
-from nanolm.planning.trial import LR, Trial
+from nanolm.planning.trial import LR, SpeedTrial
 from nanolm.text.tokens import Batches, Store
 from nanolm.training.feed import OnDevice, Read, ReadAhead, Source
 from nanolm.training.loss import next_token_loss
@@ -86,7 +86,7 @@ def forget(file: Path) -> None:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class Feeding(Trial):
+class Feeding(SpeedTrial):
     """Steps on batches from a store."""
 
     def __init__(self, name: str, device: str, tokens: Store, kind: type[Source]) -> None:
@@ -95,7 +95,7 @@ class Feeding(Trial):
         rest = (device,) if kind is OnDevice else ()
         self.source = kind(batches, *rest)
         self.size = tokens.nbytes
-        self.update.forget_captured()
+        self.update.discard_graphs()
 
     def loss(self, found: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(found)

@@ -42,9 +42,9 @@ from nanolm.bench.turns import OnThreads, Runner, medians
 from nanolm.machine import available_threads, cache_folder
 from nanolm.model.config import GPTConfig, configure
 from nanolm.text.corpus import read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
-from nanolm.text.store import Request, prepare_tokens
+from nanolm.text.store import TextRequest, prepare_tokens
 from nanolm.text.words import MARK
 
 Row = dict[str, Any]
@@ -227,7 +227,7 @@ def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
 def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
     """The same in tokens, the held-out ones after one that begins a text."""
     prepared = prepare_tokens(
-        Request((file,), None, HELD_OUT, "end", tokenizer="bpe", vocab_size=2048)
+        TextRequest((file,), None, HELD_OUT, "end", tokenizer="bpe", vocab_size=2048)
     )
     parts = (prepared.train, prepared.val, prepared.tokenizer.byte_lengths())
     train, held_out, sizes = (torch.from_numpy(part.astype(np.int64)) for part in parts)

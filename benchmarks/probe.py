@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanolm.classification.classifier import WIDTH, in_batches
-from nanolm.classification.data import Cut, Texts, encode, split_data
+from nanolm.classification.classifier import LENGTH_MULTIPLE, in_batches
+from nanolm.classification.data import Texts, Truncation, encode, split_data
 from nanolm.classification.finetune import finetune
 from nanolm.classification.probe import fit_probe
 from nanolm.classification.settings import FinetuneSettings
@@ -123,9 +123,9 @@ class Features:
     def __call__(self, texts: Texts) -> torch.Tensor:
         new = [text for text in dict.fromkeys(texts.texts) if text not in self.known]
         if new:
-            cut = Cut(min(self.model.config.context, 512), "tail")
+            cut = Truncation(min(self.model.config.context, 512), "tail")
             unlabelled = Texts(new, np.zeros(len(new), dtype=np.int64))
-            data = encode(unlabelled, self.tokenizer, cut, quiet, WIDTH[self.device.type])
+            data = encode(unlabelled, self.tokenizer, cut, quiet, LENGTH_MULTIPLE[self.device.type])
 
             def last(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
                 return pooled(self.model.hidden_states(ids), lengths, "last")

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from results import save
 from transformers import AutoModelForCausalLM
 
-from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.model.device import use_fitting_threads
@@ -54,9 +54,9 @@ def main() -> None:
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         ours = LanguageModel(load_model(Path(folder)).to(device, dtype), tokenizer)
 
-    def nanolm(rows: int, knobs: Knobs, writer: LanguageModel = ours) -> None:
+    def nanolm(rows: int, params: SamplingParams, writer: LanguageModel = ours) -> None:
         samples = [Sample(PROMPT, number) for number in range(rows)]
-        for _ in writer.stream(samples, knobs):
+        for _ in writer.stream(samples, params):
             pass
         assert all(len(sample.tokens) == asked.new for sample in samples)
 
@@ -76,9 +76,9 @@ def main() -> None:
         )
         assert out.shape == (rows, 16 + asked.new)
 
-    greedy = Knobs(tokens=asked.new, min_tokens=asked.new, greedy=True)
-    sampled = Knobs(tokens=asked.new, min_tokens=asked.new, temperature=0.8)
-    top_k = Knobs(tokens=asked.new, min_tokens=asked.new, temperature=0.8, top_k=50)
+    greedy = SamplingParams(tokens=asked.new, min_tokens=asked.new, greedy=True)
+    sampled = SamplingParams(tokens=asked.new, min_tokens=asked.new, temperature=0.8)
+    top_k = SamplingParams(tokens=asked.new, min_tokens=asked.new, temperature=0.8, top_k=50)
     like = {"do_sample": True, "temperature": 0.8, "top_k": 50}
     cases: dict[tuple[str, int], Callable[[], None]] = {
         ("nanolm, greedy", 1): lambda: nanolm(1, greedy),

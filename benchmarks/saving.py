@@ -14,7 +14,7 @@ from typing import Any
 from results import save
 
 import nanolm
-from nanolm.training.trainer import SAVE_SECONDS
+from nanolm.training.checkpointer import SAVE_SECONDS
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from results import save
 
-from nanolm.generation.knobs import Knobs
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.model.device import use_fitting_threads
@@ -107,12 +107,12 @@ def main() -> None:
 def measured(
     ours: LanguageModel, client: Client, rounds: int, new: int, streams: int
 ) -> list[dict[str, Any]]:
-    knobs = Knobs(tokens=new, min_tokens=new)
+    params = SamplingParams(tokens=new, min_tokens=new)
 
     def offline(rows: int) -> float:
         samples = [Sample(PROMPT, number) for number in range(rows)]
         start = time.perf_counter()
-        for _ in ours.stream(samples, knobs):
+        for _ in ours.stream(samples, params):
             pass
         return rows * new / (time.perf_counter() - start)
 

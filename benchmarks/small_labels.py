@@ -21,7 +21,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
-from nanolm.classification.data import Split, split_data
+from nanolm.classification.data import LabelSplit, split_data
 from nanolm.classification.finetune import finetune
 from nanolm.classification.recipe import choose_fraction
 from nanolm.classification.settings import FinetuneSettings
@@ -29,7 +29,7 @@ from nanolm.classification.settings import FinetuneSettings
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 
-def count_words(split: Split) -> float:
+def count_words(split: LabelSplit) -> float:
     """The accuracy of TF-IDF and logistic regression."""
     assert split.test
     vectorizer = TfidfVectorizer(ngram_range=(1, 2))

@@ -37,7 +37,7 @@ def blocks(file: str, size: int = 1 << 19) -> Iterator[str]:
 
 def learn_nanolm(file: str, size: str, out: str) -> Answer:
     from nanolm.text.corpus import read_corpus
-    from nanolm.text.documents import Reading
+    from nanolm.text.decoding import Reading
     from nanolm.text.sources import find_sources
     from nanolm.text.vocabulary import make_tokenizer
 
@@ -91,24 +91,24 @@ def learn_rustbpe(file: str, size: str, out: str) -> Answer:
 
 def encode_nanolm(file: str, tokenizer_file: str) -> Answer:
     """The whole path: look at the file, read it, encode it, write tokens safely to the disk."""
-    from nanolm.text.loading import load_tokenizer
-    from nanolm.text.store import Request, prepare_tokens
+    from nanolm.text.store import TextRequest, prepare_tokens
+    from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(Path(tokenizer_file))
     tokenizer.encode("warm")
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        prepared = prepare_tokens(Request((file,), tokenizer=tokenizer), cache=Path(folder))
+        prepared = prepare_tokens(TextRequest((file,), tokenizer=tokenizer), cache=Path(folder))
         seconds = time.perf_counter() - started
         again = time.perf_counter()
-        prepare_tokens(Request((file,), tokenizer=tokenizer), cache=Path(folder))
+        prepare_tokens(TextRequest((file,), tokenizer=tokenizer), cache=Path(folder))
         again = time.perf_counter() - again
         return {"seconds": seconds, "tokens": len(prepared.train), "again": again}
 
 
 def encode_tiktoken(file: str, tokenizer_file: str) -> Answer:
-    from nanolm.text.loading import load_tokenizer
     from nanolm.text.tokenizer import Tiktoken
+    from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(Path(tokenizer_file))
     assert isinstance(tokenizer, Tiktoken)
@@ -135,9 +135,9 @@ def prepare(file: str, held_out: str) -> Answer:
     What is held out is another file, so that the same words are learned from however often the
     text is repeated: memory does grow with the distinct words.
     """
-    from nanolm.text.store import Request, prepare_tokens
+    from nanolm.text.store import TextRequest, prepare_tokens
 
-    request = Request((file,), val=held_out, tokenizer="bpe", vocab_size=4096)
+    request = TextRequest((file,), val=held_out, tokenizer="bpe", vocab_size=4096)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         prepare_tokens(request, cache=Path(folder))

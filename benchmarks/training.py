@@ -26,7 +26,7 @@ from nanolm.bench.turns import OnThreads, Runner, fastest, medians
 from nanolm.machine import available_threads
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import has_float8
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 
 SHAPES: dict[str, dict[str, int]] = {
     "gpt2": {"layers": 12, "heads": 12, "dim": 768, "context": 1024, "vocab_size": 50_304},
@@ -57,14 +57,16 @@ def compare(name: str, device: str, seconds: float) -> list[dict[str, Any]]:
     classic = configure("gpt2", **{**CLASSIC, "feed_forward": feed_forward}, **shape)
     assert isinstance(classic, GPTConfig)
     configs = {"nanolm": classic, "nanolm, modern": configure("modern", **shape)}
-    trials = {what: Trial(config, rows, device) for what, config in configs.items()}
+    trials = {what: SpeedTrial(config, rows, device) for what, config in configs.items()}
     if name == "gpt2" and has_float8():
-        trials["nanolm, float8"] = Trial(classic, rows, device, "float8")
-        trials["nanolm, modern, float8"] = Trial(configs["nanolm, modern"], rows, device, "float8")
+        trials["nanolm, float8"] = SpeedTrial(classic, rows, device, "float8")
+        trials["nanolm, modern, float8"] = SpeedTrial(
+            configs["nanolm, modern"], rows, device, "float8"
+        )
     if device == "cpu":
-        trials["nanolm, float32"] = Trial(classic, rows, device, "float32")
+        trials["nanolm, float32"] = SpeedTrial(classic, rows, device, "float32")
         modern = configs["nanolm, modern"]
-        trials["nanolm, modern, compiled"] = Trial(modern, rows, device, compiled=True)
+        trials["nanolm, modern, compiled"] = SpeedTrial(modern, rows, device, compiled=True)
     plain = Plain(classic, rows, device)
     theirs = Transformers(configure("gpt2", **shape), rows, device, dtype, print)
     runners: dict[str, Runner] = {**trials}

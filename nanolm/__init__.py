@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanolm.classification import finetune as _finetune
     from nanolm.classification.classifier import TextClassifier
+    from nanolm.classification.finetune import FinetuneResult
     from nanolm.generation.language_model import LanguageModel
-    from nanolm.pretraining.language import Result
+    from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
 
 __version__ = "0.2.0.dev0"
@@ -33,16 +33,16 @@ def train(
     resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
-) -> "Result":
+) -> "TrainResult":
     """What `nanolm train` does; `settings` are its options, with underscores.
 
     `notify` is called with each event of the run (see nanolm.training.events); nothing is printed.
     """
-    from nanolm.pretraining import language
+    from nanolm.pretraining import train as pretraining
     from nanolm.training.settings import TrainSettings
 
     values = {"corpus": _listed(corpus), **_plain(settings)}
-    return language.train(TrainSettings.from_dict(values), out, resume, notify)
+    return pretraining.train(TrainSettings.from_dict(values), out, resume, notify)
 
 
 def finetune(
@@ -52,7 +52,7 @@ def finetune(
     resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
-) -> "_finetune.Result":
+) -> "FinetuneResult":
     """What `nanolm finetune` does; `settings` are its options, with underscores.
 
     `--from` is `start_from` here; `notify` is as for `train`.

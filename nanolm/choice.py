@@ -1,9 +1,11 @@
-"""What the user is told: what was decided and why (kept in run.json too), and how far work is."""
+"""Automatic choices with their reasons, as they are reported and kept in run.json."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much or 0
+S = TypeVar("S")  # a dataclass of settings
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,30 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.shown()} ({self.reason})"
+
+
+@dataclass
+class Chosen(Generic[S]):
+    """Settings, of which those left open are chosen one after the other."""
+
+    settings: S
+    choices: list[Choice] = field(default_factory=list)
+
+    def open(self, name: str) -> bool:
+        """Whether the user left it to be chosen."""
+        return getattr(self.settings, name) in (None, "auto")
+
+    def choose(self, name: str, value: object, reason: str, shown: object = None) -> None:
+        """Unless it was given."""
+        if self.open(name):
+            self.set(name, value, reason, shown)
+
+    def set(self, name: str, value: object, reason: str, shown: object = None) -> None:
+        """Whatever was given."""
+        self.settings = replace(self.settings, **{name: value})  # type: ignore[type-var]
+        self.choices.append(Choice(name, value if shown is None else shown, reason))
+
+    def fill(self, **values: Any) -> None:
+        """Choose what needs no reason."""
+        left = {name: value for name, value in values.items() if self.open(name)}
+        self.settings = replace(self.settings, **left)  # type: ignore[type-var]

@@ -23,7 +23,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.message import Message
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
-BLOCK = 1 << 16  # bytes
+RECEIVED_BYTES = 1 << 16  # at once
 
 
 class _Interrupted(Exception):
@@ -146,11 +145,9 @@ def _download(url: str, file: Path, shown: str, report: Report) -> None:
             f"{shown}: {error}; {arrived:,} bytes of {file.name} have arrived, "
             f"and the same command {on}"
         ) from None
-    with part.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     # In this order, so that a kill in between leaves a part file that is known to be whole.
-    size = part.stat().st_size
-    _write_json(record_file, {**_read_json(record_file), "size": size, "sha256": digest})
+    whole = {"size": part.stat().st_size, "sha256": files.sha256(part)}
+    _write_json(record_file, {**_read_json(record_file), **whole})
     files.replace(part, file)
 
 
@@ -166,7 +163,9 @@ def _receive(url: str, file: Path, shown: str, report: Report) -> None:
         headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
     try:
         with _open(url, shown, headers) as response:
-            validator = _validator(response.headers)
+            # What `If-Range` takes: an ETag that stands for the very bytes, or else the date.
+            tag = response.headers.get("ETag", "")
+            validator = tag if tag.startswith('"') else response.headers.get("Last-Modified")
             if response.status == 206:
                 size = record.get("size") or 0
                 rest = f"bytes {done}-{size - 1}/{size}"
@@ -195,16 +194,10 @@ def _resumable(record: dict[str, Any]) -> bool:
     return bool(record.get("validator") and record.get("size"))
 
 
-def _validator(headers: Message) -> str | None:
-    """What `If-Range` takes: an ETag that stands for the very bytes, or else the date."""
-    tag = headers.get("ETag", "")
-    return tag if tag.startswith('"') else headers.get("Last-Modified")
-
-
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
     """The body as it arrives. Its errors are told apart here from those of the disk."""
     try:
-        while block := response.read1(BLOCK):
+        while block := response.read1(RECEIVED_BYTES):
             yield block
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(f"the connection broke ({error})") from None
@@ -244,8 +237,7 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
     try:
         request = urllib.request.Request(quote(url, safe=string.punctuation), headers=headers)
         opener = urllib.request.build_opener(_Redirects)
-        response: http.client.HTTPResponse = opener.open(_authorised(request), timeout=TIMEOUT)
-        return response
+        return opener.open(_authorised(request), timeout=TIMEOUT)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         error.close()
         raise _explained(error, url, shown) from None
@@ -271,10 +263,9 @@ def _explained(error: urllib.error.HTTPError, url: str, shown: str) -> NanolmErr
                 f"the Hub has no open {shown} {status}; check its spelling, "
                 "or set HF_TOKEN to an access token that may read it"
             )
-        if error.code in (404, 410):
-            return UsageError(f"{shown} does not exist {status}; check its spelling")
-        hint = "download it another way and give the file instead"
-        return UsageError(f"{shown} is not open to everyone {status}; {hint}")
+        missing = f"does not exist {status}; check its spelling"
+        closed = f"is not open to everyone {status}; download it another way and give the file"
+        return UsageError(f"{shown} {missing if error.code > 403 else f'{closed} instead'}")
     reason = " ".join(str(error.reason).split())
     return DataError(f"{shown}: the server answered HTTP {error.code} ({reason}); try again later")
 

@@ -76,6 +76,12 @@ class ToldElsewhere(NanolmError):
         self.exit_code = exit_code
 
 
+def refuse(problems: list[str]) -> None:
+    """Raise one UsageError that lists all `problems`, if there are any."""
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """A question to end a message with, where something close to `word` is known."""
     close = get_close_matches(str(word), known, n=1)

@@ -23,14 +23,14 @@ from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
 
-LOGITS = 1 << 24  # of a batch, at 4 bytes each
+MOST_LOGITS = 1 << 24  # of a batch, at 4 bytes each
 CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
 # One token of a text; rank 1 is the likeliest. An array of them, for a text may have many.
 SURPRISE = np.dtype([("id", "u4"), ("bits", "f4"), ("rank", "u4")])
@@ -71,20 +71,13 @@ def evaluate_texts(
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
         characters = count_characters(corpus)
-        for found, window in models:
+        for each, window in models:
+            model, tokenizer = each.model.to(device), each.tokenizer
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 file = Path(folder) / "tokens"
-                encode_corpus(corpus, (0, corpus.length), found.tokenizer, file, report)
-                score = evaluate(
-                    found.model.to(device),
-                    found.tokenizer,
-                    mapped(file, found.tokenizer),
-                    window,
-                    report=report,
-                    stride=stride,
-                    ranked=True,
-                    keep=keep,
-                )
+                encode_corpus(corpus, (0, corpus.length), tokenizer, file, report)
+                ids = mapped(file, tokenizer)
+                score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
                 # Of the text itself: other people's tokenizers may add to it, or lose of it.
                 bits = score.loss * score.tokens / math.log(2)
                 exact = replace(
@@ -95,7 +88,7 @@ def evaluate_texts(
                     bits_per_character=bits / max(1, characters),
                 )
                 scores.append(exact)
-                found.model.cpu()  # room for the next
+                model.cpu()  # room for the next
     return scores
 
 
@@ -145,15 +138,15 @@ def evaluate(
             counts[2] += (ranks[counted] <= 5).sum()
             part = np.empty(min(room, len(targets)), SURPRISE)
             bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
-            values = {"id": targets, "bits": bits, "rank": ranks}
-            for name, value in values.items():
+            for name, value in (("id", targets), ("bits", bits), ("rank", ranks)):
                 part[name] = value[: len(part)].numpy()
             kept.append(part)
             room -= len(part)
-    by_batch = torch.zeros(world.most(max(nats, default=-1) + 1), dtype=torch.float64)
-    for number, found in nats.items():
-        by_batch[number] = found
-    world.add_up(by_batch, counts, text)  # of which all but one are zero: nothing is rounded
+    by_batch = torch.zeros(world.all_reduce_max(max(nats, default=-1) + 1), dtype=torch.float64)
+    for number, total in nats.items():
+        by_batch[number] = total
+    # All but one of what is added are zero: nothing is rounded.
+    world.all_reduce_sum(by_batch, counts, text)
     all_nats = sum(by_batch.tolist())
     size, characters = text.tolist()
     tokens, top_1, top_5 = counts.tolist()
@@ -192,7 +185,7 @@ def scored(
     window = max(1, min(window, targets))
     stride = min(stride, window)
     starts = range(0, targets - window + stride, stride)[::every]
-    rows = max(1, LOGITS // (window * model.config.vocab_size))
+    rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
     for number, done in enumerate(range(0, len(starts), rows)):
         if number % world.size != world.rank:
             continue

@@ -34,12 +34,15 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         temporary.mkdir(parents=True)
         write(temporary)
         files = sorted(temporary.iterdir())
-        mode = 0o666 & ~_umask()  # safetensors makes files that only their owner can read
+        os.umask(mask := os.umask(0))
         for file in files:
-            file.chmod(mode)
+            file.chmod(0o666 & ~mask)  # safetensors makes files that only their owner can read
             _flush(file)
         manifest = temporary / MANIFEST
-        manifest.write_text(_manifest(files), encoding="utf-8")
+        entries = {
+            file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in files
+        }
+        manifest.write_text(_manifest(entries), encoding="utf-8")
         _flush(manifest)
         _flush(temporary)
         if final.exists():  # left by a run that was resumed from further back
@@ -51,9 +54,11 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         shutil.rmtree(temporary, ignore_errors=True)
         if not no_room(error):
             raise
+        place = next(each for each in (parent, *parent.absolute().parents) if each.exists())
+        free = shutil.disk_usage(place).free
         raise DiskFull(
-            f"the disk is full: no room for {final} ({_megabytes(size)} or more; "
-            f"{_megabytes(_free(parent))} are free); what was saved before is "
+            f"the disk is full: no room for {final} ({size / 1e6:,.1f} MB or more; "
+            f"{free / 1e6:,.1f} MB are free); what was saved before is "
             "intact. Free some space and run the same command again to go on."
         ) from None
     return final
@@ -68,16 +73,13 @@ def no_room(error: Exception) -> bool:
 
 def verify(folder: Path) -> None:
     """Raise ModelError, naming the file, unless everything is as the manifest says."""
-    manifest = _read_manifest(folder)
-    for name, entry in manifest.items():
+    for name, entry in _read_manifest(folder).items():
         file = folder / name
         if not file.is_file():
             raise ModelError(f"{file} is missing")
-        if file.stat().st_size != entry["size"]:
-            raise ModelError(
-                f"{file} is damaged: {file.stat().st_size:,} bytes, not {entry['size']:,}"
-            )
-        if _sha256(file) != entry["sha256"]:
+        if (size := file.stat().st_size) != entry["size"]:
+            raise ModelError(f"{file} is damaged: {size:,} bytes, not {entry['size']:,}")
+        if sha256(file) != entry["sha256"]:
             raise ModelError(f"{file} is damaged: its contents do not match its checksum")
 
 
@@ -153,8 +155,7 @@ def replace(temporary: Path, file: Path) -> None:
     _flush(file.parent)
 
 
-def _manifest(files: list[Path]) -> str:
-    entries = {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+def _manifest(entries: dict[str, Any]) -> str:
     own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
 
@@ -164,15 +165,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelError(f"{file} is missing, or no file")
     try:
-        values = json.loads(file.read_bytes())
-        entries: dict[str, Any] = values["files"]
+        entries: dict[str, Any] = json.loads(file.read_bytes())["files"]
         for name, entry in entries.items():
             if Path(name).name != name or set(entry) != {"size", "sha256"}:
                 raise ValueError
         # Written anew, it must be the file byte for byte: a flip in its white space counts too.
-        own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
-        anew = json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
-        if anew.encode() != file.read_bytes():
+        if _manifest(entries).encode() != file.read_bytes():
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{file} is damaged: it does not match its own checksum") from None
@@ -190,35 +188,13 @@ def _flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot flush a folder
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
-        yield descriptor
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _free(folder: Path) -> int:
-    """Bytes on the disk of `folder`, which may not be there yet."""
-    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return shutil.disk_usage(place).free
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nanolm.errors import DataError
 
-KEPT = 1 << 30  # bytes that training on a CPU does not give back
-MOMENT = 0.02  # seconds; several of the scheduler's turns
+KEPT_BYTES = 1 << 30  # that training on a CPU does not give back
+PROBE_SECONDS = 0.02  # seconds; several of the scheduler's turns
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as malloc.h has them
 
 
@@ -27,9 +27,9 @@ def available_threads() -> int:
 def is_busy() -> bool:
     """Whether other processes compete for the cores: then work takes longer than its CPU time."""
     start, cpu = time.monotonic(), time.thread_time()
-    while time.thread_time() < cpu + MOMENT:
+    while time.thread_time() < cpu + PROBE_SECONDS:
         pass
-    return time.monotonic() - start > 1.4 * MOMENT
+    return time.monotonic() - start > 1.4 * PROBE_SECONDS
 
 
 def process() -> tuple[int | None, int]:
@@ -52,7 +52,7 @@ def keep_memory() -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):  # only the GNU library has this
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most that it takes
-        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_ARENA_MAX, 1)  # those of single threads are always given back
 
 

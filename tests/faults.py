@@ -110,11 +110,14 @@ def spoil(
     train_step, spoiled = Trainer.train_step, []
 
     def everything(trainer: Trainer) -> list[Tensor]:
-        tensors = [*trainer.task.model.parameters(), *trainer.optimizer.tensors().values()]
+        tensors = [
+            *trainer.task.model.parameters(),
+            *trainer.step.optimizers.state_tensors().values(),
+        ]
         return [tensor.detach().clone() for tensor in tensors]
 
     def train(trainer: Trainer, lr: float) -> Tensor:
-        index = trainer.state.step + trainer.state.passed_over
+        index = trainer.state.step + trainer.state.data_offset
         if index not in steps:
             return train_step(trainer, lr)
         before, loss = everything(trainer), trainer.step.loss

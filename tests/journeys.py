@@ -11,8 +11,8 @@ import pytest
 
 import nanolm
 from nanolm.classification import finetune
-from nanolm.classification.labels import Labels
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.classification.task import ClassifierTask
 from nanolm.pretraining.language import NextToken
 from nanolm.training.events import Event
 from nanolm.training.task import Task
@@ -68,7 +68,7 @@ def journeys(folder: Path) -> dict[str, Journey]:
     labelled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return {
         "training": Journey("training", "train", "embedded:tiny", NextToken, SETTINGS),
-        "fine-tuning": Journey("fine-tuning", "finetune", str(labelled), Labels, LABELS),
+        "fine-tuning": Journey("fine-tuning", "finetune", str(labelled), ClassifierTask, LABELS),
     }
 
 

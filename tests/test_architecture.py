@@ -8,6 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "nanolm"
 ORDER = [
     "errors",
     "formats",
+    "webpage",
     "choice",
     "machine",
     "files",

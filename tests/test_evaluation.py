@@ -17,9 +17,9 @@ from nanolm.model.base import Model
 from nanolm.model.config import RecurrentConfig, configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.model.rnn import Recurrent
-from nanolm.text.documents import Reading
-from nanolm.text.loading import load_tokenizer
+from nanolm.text.decoding import Reading
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 
 DOCUMENTS = ("the cat sat on the mät. " * 5, "the dog ran. " * 3, "日本")
@@ -90,7 +90,7 @@ def test_windows_by_the_definition(
     for length in (2, 5, 9, 8 + 2 * stride + 1, len(ids)):
         expected = token_by_token(model, tokenizer, ids[:length], 8, stride)
         for rows in (1, 3, 1000):  # windows in a batch
-            monkeypatch.setattr(evaluation, "LOGITS", rows * 8 * tokenizer.vocab_size)
+            monkeypatch.setattr(evaluation, "MOST_LOGITS", rows * 8 * tokenizer.vocab_size)
             score = evaluate(
                 model, tokenizer, ids[:length], 8, stride=stride, ranked=True, keep=len(ids)
             )
@@ -218,7 +218,7 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
     tokenizer = train_tokenizer([], "byte")
     model = Bigrams(tokenizer.vocab_size)
     ids: Store = np.zeros(100_000, dtype=np.uint16)
-    monkeypatch.setattr(evaluation, "LOGITS", 1 << 18)
+    monkeypatch.setattr(evaluation, "MOST_LOGITS", 1 << 18)
     for window, stride in ((64, 64), (2, 1)):
         tracemalloc.start()
         score = evaluate(model, tokenizer, ids, window, stride=stride)

@@ -14,21 +14,21 @@ from journeys import journeys, same
 from models import SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
 
 import nanolm
-from nanolm.generation.batch import Batch, Row
-from nanolm.generation.decoding import Cached, Naive
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.batch import Batch, BatchRow
+from nanolm.generation.decoding import CachedDecoder, NaiveDecoder
 from nanolm.generation.language_model import Sample
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.words import score_words
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,19 +61,19 @@ def test_train_resume_and_sample(family: str, tmp_path: Path) -> None:
 
 
 def written(
-    path: type[Naive] | type[Cached],
+    path: type[NaiveDecoder] | type[CachedDecoder],
     model: Model,
     prompts: list[list[int]],
     sizes: tuple[int, ...] = (),
 ) -> Any:
     tokenizer = train_tokenizer([], "byte")
-    knobs = Knobs(
+    params = SamplingParams(
         tokens=36, top_p=0.95, repetition_penalty=1.2, ban=("a", "bc"), min_tokens=9, seed=1
     )
     count, length = max((len(prompts), *sizes)), max(map(len, prompts)) + 36
     sampler = Sampler(tokenizer, count, model.device)
     batch = Batch(path(model, count, length), sampler, length, sizes)
-    found: dict[Row, list[Any]] = {Row(prompt, knobs, top=3): [] for prompt in prompts}
+    found: dict[BatchRow, list[Any]] = {BatchRow(prompt, params, top=3): [] for prompt in prompts}
     batch.join(list(found))
     while batch.busy():
         for row, token in batch.step():
@@ -93,11 +93,13 @@ def test_cached_and_naive_agree_token_for_token() -> None:
     fused = 0
     for model in models:
         model.to("cuda").eval()
-        fused += Cached(model, 1, 9).fused(1) is not None
+        fused += CachedDecoder(model, 1, 9).fused(1) is not None
         for rows in (1, 3, 12):
-            expected = written(Naive, model, prompts[:rows])
-            assert written(Cached, model, prompts[:rows]) == expected
-        assert written(Cached, model, prompts, (16,)) == expected  # with rows that stand idle
+            expected = written(NaiveDecoder, model, prompts[:rows])
+            assert written(CachedDecoder, model, prompts[:rows]) == expected
+        assert (
+            written(CachedDecoder, model, prompts, (16,)) == expected
+        )  # with rows that stand idle
     assert fused > 10  # the kernels were tried
 
 
@@ -108,11 +110,11 @@ def test_half_precision_is_close(family: str, dtype: torch.dtype) -> None:
     ids = torch.randint(SHAPE["vocab_size"], (1, 7), device="cuda")
     expected = model(ids)[0].log_softmax(-1)
     model.to(dtype)
-    network = Cached(model, 1, 8)
+    decoder = CachedDecoder(model, 1, 8)
     with torch.inference_mode():
         for length in range(1, 8):
-            network.prepare(ids, [length])
-            found = network.logits(ids, torch.tensor([length], device="cuda"))
+            decoder.prepare(ids, [length])
+            found = decoder.logits(ids, torch.tensor([length], device="cuda"))
             difference = found[0].float().log_softmax(-1) - expected[length - 1]
             assert difference.abs().mean() < 0.1 * expected.std()
 
@@ -120,7 +122,7 @@ def test_half_precision_is_close(family: str, dtype: torch.dtype) -> None:
 def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = of_family("modern", vocab_size=258).to("cuda")
     prompts = [[1, 2, 3]]
-    expected = written(Naive, model, prompts)
+    expected = written(NaiveDecoder, model, prompts)
 
     def fail(*anything: object) -> None:
         raise RuntimeError("no C compiler")
@@ -128,7 +130,7 @@ def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.Monk
     from nanolm.model.fast import decoding
 
     monkeypatch.setattr(decoding.OneToken, "__call__", fail)
-    assert written(Cached, model, prompts) == expected
+    assert written(CachedDecoder, model, prompts) == expected
 
 
 def some_models() -> list[Model]:
@@ -169,7 +171,7 @@ def test_the_estimate_of_memory(family: str, preset: str) -> None:
     free_memory()  # what another test left would be freed meanwhile, and be missed
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    trial = Trial(config, 16, "cuda")
+    trial = SpeedTrial(config, 16, "cuda")
     for _ in range(2):
         trial.step()
     trial.wait()
@@ -184,7 +186,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
     """Texts of several lengths, each captured when it comes up again; two without a gradient."""
 
     def trained(most: int) -> tuple[dict[str, torch.Tensor], list[float], int]:
-        monkeypatch.setattr(step, "CAPTURED", most)
+        monkeypatch.setattr(step, "MAX_GRAPH_TOKENS", most)
         torch.manual_seed(0)
         base = configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=64)
         config = ClassifierConfig(base=base, labels=("a", "b"), window=64)
@@ -196,7 +198,7 @@ def test_captured_updates_are_those_of_single_kernels(monkeypatch: pytest.Monkey
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return F.cross_entropy(model(ids, lengths), truth) * spoil.mean(), {}
 
-        update = step.Step(loss, Optimizer(parameters, 0.1), "float32")
+        update = step.Step(loss, Optimizers(parameters, weight_decay=0.1), "float32")
         losses = []
         for number in range(30):
             torch.manual_seed(number)
@@ -293,7 +295,7 @@ def test_a_batch_that_really_does_not_fit(tmp_path: Path) -> None:
 def test_words_are_as_likely_as_on_a_cpu(trained: Path) -> None:
     model = nanolm.load(trained)
     sample = Sample("the small cat")
-    for _ in model.stream([sample], Knobs(tokens=20, seed=3)):
+    for _ in model.stream([sample], SamplingParams(tokens=20, seed=3)):
         pass
     expected = score_words(model, sample, top=4)
     model.model.to("cuda")

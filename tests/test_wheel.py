@@ -20,6 +20,7 @@ def test_a_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert {f"nanolm/data/{name}" for name in ("tiny.txt", "stories.txt", "reviews.tsv")} <= set(
         names
     )
+    assert "nanolm/py.typed" in names  # type checkers then use our annotations
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith(("tests", "data")) for name in names)
     # -P keeps the current folder, and so the checkout, off the path.

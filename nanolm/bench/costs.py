@@ -3,9 +3,9 @@
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
     Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)
 
-Two updates are made: one to count what each operator computes and moves, and one under the profiler
-for the time it takes. An operator can be no faster than its products at the rate of a large
-product, nor than its inputs and outputs, each read or written once, at the rate of a large copy.
+One update counts what each operator computes and moves, another is timed by the profiler. An
+operator can be no faster than its products at the rate of a large product, nor than its inputs and
+outputs, each read or written once, at the rate of a large copy.
 """
 
 import math
@@ -21,22 +21,14 @@ from torch.utils._pytree import tree_leaves
 
 from nanolm.bench.turns import Runner, seconds_for
 
-# Arguments of operators whose numbers are not looked at, or not all of them.
+LOOKUPS = {"embedding": "weight", "index": "self", "gather": "self", "index_select": "self"}
+# Arguments of operators whose numbers are not read, or not all of them.
 UNREAD = {
-    ("embedding", "weight"),
-    ("index", "self"),
-    ("gather", "self"),
-    ("index_select", "self"),
-    ("nll_loss_forward", "self"),
-    ("nll_loss_backward", "self"),
-    ("copy_", "self"),
-    ("zero_", "self"),
-    ("fill_", "self"),
-    ("_foreach_copy_", "self"),
-    ("_foreach_zero_", "self"),
+    *LOOKUPS.items(),
+    *((name, "self") for name in ("nll_loss_forward", "nll_loss_backward")),
+    *((name, "self") for name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")),
 }
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
-LOOKUPS = ("embedding", "index", "gather", "index_select")  # read as much as comes out
+MATRIX_PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")}
 
 
 @dataclass(frozen=True)
@@ -99,19 +91,17 @@ def plain(name: str) -> str:
 
 
 def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Of the products; all others are few beside the bytes they take."""
+    """Of matrix products; those of other operators are few beside the bytes they move."""
     name = func._schema.name
     if name.startswith("aten::_scaled_dot_product"):
-        # Two products there, five on the way back; half of each, since no token looks ahead.
+        # Two products forward, five backward; half of each, since attention is causal.
         batch, heads, length, width = args[0].shape
         return (5 if "backward" in name else 2) * int(batch * heads * length * length * width)
-    if plain(name) not in PRODUCTS:
+    if plain(name) not in MATRIX_PRODUCTS:
         return 0
     # By name, not by torch's own formulas: those break on overloads with further arguments.
-    given = {
-        argument.name: arg for argument, arg in zip(func._schema.arguments, args, strict=False)
-    }
-    given |= kwargs
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     left = next(given[name] for name in ("mat1", "batch1", "self") if name in given)
     return 2 * int(out.numel()) * int(left.shape[-1])
 
@@ -123,11 +113,9 @@ def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
     aliases = [returned.alias_info for returned in schema.returns if returned.alias_info]
     if any(not alias.is_write for alias in aliases) or name.startswith(("empty", "new_empty")):
         return 0  # a view, or memory that is not touched yet
-    total = 0 if aliases else size(out)
-    if name in LOOKUPS:
-        total *= 2
-    for place, argument in enumerate(schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
+    total = 0 if aliases else size(out) * (2 if name in LOOKUPS else 1)
+    for index, argument in enumerate(schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
         written = bool(argument.alias_info and argument.alias_info.is_write)
         total += size(value) * (((name, argument.name) not in UNREAD) + written)
     return total
@@ -148,38 +136,34 @@ def costs(runner: Runner, device: str, products: float, copies: float) -> Profil
     with Counter() as counter:  # the first, which also sets everything up
         runner.step()
         runner.wait()
-    activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True) as watched:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities, acc_events=True) as profiler:
         total = 1000 * seconds_for(runner, steps=1)
     calls: dict[str, list[float]] = {}  # milliseconds of each
-    for event in watched.events() or []:
-        if taken := milliseconds(event, counter.work.keys(), device):
-            calls.setdefault(plain(event.name), []).append(taken)
-    found = []
+    for event in profiler.events() or []:
+        if duration := milliseconds(event, counter.work.keys(), device):
+            calls.setdefault(plain(event.name), []).append(duration)
+    costs = []
     for name, times in calls.items():
         work = counter.work.get(name, Work())
         limit = 1000 * max(work.operations / products, work.bytes / copies)
         short = name.removeprefix("aten::")
-        found.append(Cost(short, len(times), sum(times), sum(times) / total, limit or None))
-    found.sort(key=lambda cost: cost.milliseconds, reverse=True)
-    return Profile(total, products, copies, found)
+        costs.append(Cost(short, len(times), sum(times), sum(times) / total, limit or None))
+    costs.sort(key=lambda cost: cost.milliseconds, reverse=True)
+    return Profile(total, products, copies, costs)
 
 
 def milliseconds(event: FunctionEvent, counted: Collection[str], device: str) -> float:
-    """Of an operator that is not part of another, with all that it calls.
-
-    On a GPU also of what launches kernels by itself, though nobody knows how much those move.
-    """
-    outside = event.cpu_parent
-    while outside is not None:
-        if plain(outside.name) in counted:
+    """Of an operator that is not part of another, with all that it calls; on a GPU also of what
+    launches kernels by itself, though nobody knows how much those move."""
+    parent = event.cpu_parent
+    while parent is not None:
+        if plain(parent.name) in counted:
             return 0.0
-        outside = outside.cpu_parent
-    taken = 0.0
+        parent = parent.cpu_parent
+    microseconds = 0.0
     if plain(event.name) in counted:
-        taken = event.device_time_total if device == "cuda" else event.cpu_time_total
+        microseconds = event.device_time_total if device == "cuda" else event.cpu_time_total
     elif device == "cuda" and event.device_type.name == "CPU":
-        taken = event.self_device_time_total
-    return taken / 1000
+        microseconds = event.self_device_time_total
+    return microseconds / 1000

@@ -20,9 +20,9 @@ from nanolm.machine import available_threads, cache_folder
 from nanolm.model.device import choose_device, choose_dtype, has_float8
 from nanolm.planning.tuning import missing_compiler
 
-NEEDED = ("numpy", "tiktoken", "safetensors", "click", "rich")
-EXTRA = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
-LITTLE = 2e9  # bytes on a disk; a few checkpoints of GPT-2's size
+DEPENDENCIES = ("numpy", "tiktoken", "safetensors", "click", "rich")
+OPTIONAL = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
+LITTLE_SPACE = 2e9  # bytes; a few checkpoints of GPT-2's size
 
 
 def health() -> dict[str, str]:
@@ -33,8 +33,8 @@ def health() -> dict[str, str]:
         "nanolm": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "torch": torch.__version__,
-        "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in NEEDED),
-        "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in EXTRA),
+        "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in DEPENDENCIES),
+        "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in OPTIONAL),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores to use",
         "threads": threads(),
@@ -100,7 +100,7 @@ def room(place: Callable[[], Path]) -> str:
     shown = str(folder)
     if shown.startswith(home):
         shown = "~" + shown.removeprefix(home)  # a report is for strangers
-    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE else "")
+    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE_SPACE else "")
 
 
 def gigabytes(size: float) -> str:

@@ -36,8 +36,8 @@ PEAKS = {
     r"V100-PCIE-(16|32)GB": 112e12,
     r"T4": 65e12,
 }
-SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
-COPIED = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes, more than any cache holds
+MATRIX_SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # more than any cache holds
 
 
 def peak_of(gpu: str) -> float | None:
@@ -64,10 +64,9 @@ def facts(device: str, dtype: str) -> dict[str, Any]:
 def processor() -> str:
     """What the processor is called."""
     listed = Path("/proc/cpuinfo")
-    if listed.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", listed.read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
+    text = listed.read_text() if listed.exists() else ""
+    if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+        return match[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -83,7 +82,7 @@ class Ceiling:
 def product(device: str, dtype: str) -> Ceiling:
     """Of square matrices, in operations. With random numbers: equal ones take a GPU less power,
     and so less time."""
-    side = SIDE.get(device, 4096)
+    side = MATRIX_SIDE.get(device, 4096)
     kind = getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))
@@ -92,7 +91,7 @@ def product(device: str, dtype: str) -> Ceiling:
 
 def copy(device: str) -> Ceiling:
     """Of memory, in bytes read and written."""
-    size = COPIED.get(device, 1 << 28)
+    size = COPY_BYTES.get(device, 1 << 28)
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     return Ceiling(2 * size, partial(target.copy_, source), partial(wait_for, device))
 
@@ -106,5 +105,5 @@ def wait_for(device: str) -> None:
 def ceilings(device: str, dtype: str, seconds: float) -> tuple[float, float]:
     """Operations a second in a large product, and bytes a second in a large copy."""
     large, memory = product(device, dtype), copy(device)
-    taken = medians({"product": large, "copy": memory}, seconds)
-    return large.amount / taken["product"], memory.amount / taken["copy"]
+    times = medians({"product": large, "copy": memory}, seconds)
+    return large.amount / times["product"], memory.amount / times["copy"]

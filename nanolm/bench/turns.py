@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 
 from nanolm.planning.tuning import threads_for
 
-WARM_UP = 3  # steps: kernels are chosen, compiled and captured in the first ones
+WARM_UP_STEPS = 3  # kernels are chosen, compiled and captured in the first ones
 ROUNDS = 10  # in the time there is
-FEWEST = 3  # rounds, however long they take
+FEWEST_ROUNDS = 3  # however long they take
 
 
 class Runner(Protocol):
@@ -46,9 +46,7 @@ class OnThreads:
 
 
 def warm_up(runner: Runner) -> None:
-    for _ in range(WARM_UP):
-        runner.step()
-    runner.wait()
+    seconds_for(runner, WARM_UP_STEPS)
 
 
 def seconds_for(runner: Runner, steps: int) -> float:
@@ -60,8 +58,8 @@ def seconds_for(runner: Runner, steps: int) -> float:
 
 
 def fastest(runners: Sequence[R]) -> R:
-    taken = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
-    return runners[int(min(taken, key=lambda number: taken[number]))]
+    times = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
+    return min(zip(times.values(), runners, strict=True), key=lambda pair: pair[0])[1]
 
 
 def medians(runners: Mapping[str, Runner], seconds: float) -> dict[str, float]:
@@ -72,8 +70,8 @@ def medians(runners: Mapping[str, Runner], seconds: float) -> dict[str, float]:
         steps[name] = max(1, round(seconds / ROUNDS / seconds_for(runner, 1)))
     rounds: dict[str, list[float]] = {name: [] for name in runners}
     start, done = time.perf_counter(), 0
-    while done < FEWEST or time.perf_counter() - start < seconds * len(runners):
+    while done < FEWEST_ROUNDS or time.perf_counter() - start < seconds * len(runners):
         for name, runner in runners.items():
             rounds[name].append(seconds_for(runner, steps[name]) / steps[name])
         done += 1
-    return {name: statistics.median(found) for name, found in rounds.items()}
+    return {name: statistics.median(times) for name, times in rounds.items()}

@@ -20,8 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from nanolm.choice import Report
-from nanolm.classification.data import Cut, Encoded, Ints, Texts, encode, known_labels
-from nanolm.classification.metrics import Scores, score, softmax, worst_mistakes
+from nanolm.classification.data import Encoded, Ints, Texts, Truncation, encode, known_labels
+from nanolm.classification.metrics import (
+    ClassifierScores,
+    Mistake,
+    score,
+    softmax,
+    worst_mistakes,
+)
 from nanolm.errors import DataError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
@@ -30,10 +36,10 @@ from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
-TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # computed together, filling included
-TOGETHER = 8192  # texts that are sorted by length together
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # padding included
+MOST_SORTED = 8192  # texts that are sorted by length together
 MISTAKES = 10  # that are part of a result; mistakes.csv has all of them
-WIDTH = {"cpu": 1, "cuda": 8, "mps": 1}  # what the length of a batch is a multiple of
+LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # of which the length of a batch is one
 
 Logits = npt.NDArray[np.float32]
 
@@ -49,15 +55,15 @@ def predict(
 
     `model` takes ids, (batch, time), and the length of each row.
     """
-    found = np.empty((len(data.lengths), labels), dtype=np.float32)
+    logits = np.empty((len(data.lengths), labels), dtype=np.float32)  # of each window
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    for rows, logits in in_batches(model, data, device, low, report):
-        found[rows] = logits.cpu().numpy()
+    for rows, batch in in_batches(model, data, device, low, report):
+        logits[rows] = batch.cpu().numpy()
     model.train(was_training)
-    totals = np.zeros((data.count, found.shape[1]), dtype=np.float32)
-    np.add.at(totals, data.text, found)
+    totals = np.zeros((data.count, labels), dtype=np.float32)
+    np.add.at(totals, data.text, logits)
     windows: Logits = np.bincount(data.text, minlength=data.count).astype(np.float32)
     return totals / windows[:, None]
 
@@ -73,47 +79,27 @@ def in_batches(
 ) -> list[tuple[Ints, Tensor]]:
     """What `compute` makes of ids and lengths, in float32, with the windows each result is of."""
     order = np.argsort(data.lengths, kind="stable")
-    done, found = 0, []
+    done, batches = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
-        some = order[done : done + TOKENS[device.type]]
+        some = order[done : done + BATCH_TOKENS[device.type]]
         sizes = data.lengths[some] * np.arange(1, len(some) + 1)
-        rows = some[: max(1, int(np.searchsorted(sizes, TOKENS[device.type], side="right")))]
+        rows = some[: max(1, int(np.searchsorted(sizes, BATCH_TOKENS[device.type], side="right")))]
         ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
-            found.append((rows, compute(ids, lengths).float()))
+            batches.append((rows, compute(ids, lengths).float()))
         done += len(rows)
         report(what, done, len(order))
-    return found
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A text that was taken for something else."""
-
-    text: str
-    label: str
-    predicted: str
-    probability: float
+    return batches
 
 
 @dataclass(frozen=True)
 class Measured:
     """How right a classifier is, and what to know about the texts."""
 
-    scores: Scores
+    scores: ClassifierScores
     mistakes: tuple[Mistake, ...]  # all of them, the most confident first
     notes: list[str]
-
-
-def worst(
-    texts: list[str], logits: Logits, truth: Ints, labels: tuple[str, ...], temperature: float = 1.0
-) -> tuple[Mistake, ...]:
-    """All mistakes, the most confident first."""
-    return tuple(
-        Mistake(texts[row], labels[truth[row]], labels[predicted], probability)
-        for row, predicted, probability in worst_mistakes(logits, truth, None, temperature)
-    )
 
 
 def mistakes_csv(mistakes: Iterable[Mistake]) -> str:
@@ -141,8 +127,8 @@ class TextClassifier:
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
         """(texts, labels)."""
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
-        multiple = WIDTH[self.model.device.type]
-        cut = Cut(self.model.config.window, self.model.config.long)
+        multiple = LENGTH_MULTIPLE[self.model.device.type]
+        cut = Truncation(self.model.config.window, self.model.config.long)
         data = encode(unknown, self.tokenizer, cut, report, multiple)
         return predict(self.model, len(self.labels), data, self.low, report)
 
@@ -165,7 +151,7 @@ class TextClassifier:
         truth = np.array([ids[label] for label in read.labels], dtype=np.int64)
         logits = self.logits(read.texts, report)
         scores = score(logits, truth, self.labels)
-        mistakes = worst(read.texts, logits, truth, self.labels)
+        mistakes = worst_mistakes(read.texts, logits, truth, self.labels)
         return Measured(scores, mistakes, [read.how, *read.notes])
 
     def on(self, device: str, dtype: str) -> Self:
@@ -186,23 +172,23 @@ class TrueLabels:
         self.known: dict[str, int] = {}
 
     def are_known(self, values: set[str]) -> bool:
-        """Whether all are labels of the classifier; together they may tell what one alone does not:
-        0 may be negative or neutral, -1, 0 and 1 cannot be taken wrongly."""
+        """Whether all are labels of the classifier; together they may say what one alone does not:
+        0 may be negative or neutral, -1, 0 and 1 mean one thing only."""
         try:
-            self.known = known_labels(self.written | values, self.labels, self.where)
+            self.add(values)
         except DataError:
             return False
-        self.written |= values
         return bool(values)
+
+    def add(self, values: set[str]) -> None:
+        self.known = known_labels(self.written | values, self.labels, self.where)
+        self.written |= values
 
     def __getitem__(self, value: str) -> str:
         """The name of a label; empty where there is none. DataError if it is not known."""
-        if not value:
-            return ""
-        if value not in self.written:
-            self.known = known_labels(self.written | {value}, self.labels, self.where)
-            self.written.add(value)
-        return self.labels[self.known[value]]
+        if value and value not in self.written:
+            self.add({value})
+        return self.labels[self.known[value]] if value else ""
 
 
 def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -210,7 +196,7 @@ def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
     left, size = iter(texts), 64
     while part := list(islice(left, size)):
         yield part
-        size = min(TOGETHER, 2 * size)
+        size = min(MOST_SORTED, 2 * size)
 
 
 def load(
@@ -218,6 +204,6 @@ def load(
 ) -> TextClassifier:
     """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
     folder = find_named(path, note, progress)
-    load_classifier_config(folder)  # what is no classifier is told at once
+    load_classifier_config(folder)  # what is no classifier is refused at once
     tokenizer = model_tokenizer(folder)
     return TextClassifier(load_classifier(folder), tokenizer)

@@ -1,12 +1,13 @@
 """Labelled texts on their way to a model: split, encoded, and put together into batches.
 
 >>> split = split_data(settings, report)
->>> encoded = encode(split.train, split.labels, tokenizer, cut)
->>> ids, lengths, truth = encoded.rows(Batches(encoded.lengths, batch=32, seed=1)[0])
+>>> encoded = encode(split.train, tokenizer, Truncation(256, "windows"), report, multiple=1)
+>>> ids, lengths, truth = encoded.rows(LengthBatches(encoded.lengths, batch=32, seed=1)[0])
 """
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +23,7 @@ from nanolm.text.labelled import Labelled, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int64]
-POOL = 50  # batches whose texts are sorted by length together
+POOLED_BATCHES = 50  # whose texts are sorted by length together
 
 NEGATIVE, POSITIVE = "negative", "positive"
 SENTIMENTS = {  # how sentiment is usually labelled, and what it means
@@ -53,7 +54,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Split:
+class LabelSplit:
     """What is learned from, what is chosen by, and what is measured on at the end."""
 
     labels: tuple[str, ...]
@@ -65,7 +66,7 @@ class Split:
     notes: list[str]
 
 
-def split_data(settings: FinetuneSettings, report: Report) -> Split:
+def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     """Read everything, and split by label where no file is named."""
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
@@ -112,7 +113,7 @@ def split_data(settings: FinetuneSettings, report: Report) -> Split:
             notes.append(note)
     first = zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True)
     shown = [f"  {' '.join(label.split())}: {' '.join(text.split())[:70]}" for label, text in first]
-    return Split(labels, train, val, parts["test"], whole.how, shown, notes)
+    return LabelSplit(labels, train, val, parts["test"], whole.how, shown, notes)
 
 
 def sorted_labels(labels: set[str]) -> tuple[str, ...]:
@@ -131,15 +132,9 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
     """Which of the `known` labels each one that is `written` is: by its name, or as sentiment is
     usually labelled, where that can mean one thing only."""
     usual = [names for names, means in SENTIMENTS.items() if means == known]
-    fitting = [
-        {name: id for id, name in enumerate(names)}
-        for names in (known, *usual)
-        if written <= set(names)
-    ]
-    if fitting and all(
-        one[name] == other[name] for one in fitting for other in fitting for name in written
-    ):
-        return fitting[0]
+    fitting = [names for names in (known, *usual) if written <= set(names)]
+    if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
+        return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
         raise DataError(
             f"{where}: {', '.join(sorted(written))} can mean several of {', '.join(known)}; write "
@@ -181,7 +176,7 @@ def duplicates(train: Texts, other: Texts, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """What is done with texts beyond the context."""
 
     context: int
@@ -215,6 +210,9 @@ class Encoded:
     most: int  # tokens in a window
     multiple: int  # batches are as wide as a multiple of it
 
+    def window(self, row: int) -> npt.NDArray[np.int32]:
+        return self.ids[self.starts[row] :][: self.lengths[row]]
+
     def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
         lengths = self.lengths[which]
@@ -226,7 +224,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Kept(Encoded):
+class CachedStates(Encoded):
     """Windows with what frozen layers make of them: a vector for each token, or, where no layer is
     trained, one for each window."""
 
@@ -253,23 +251,21 @@ def rounded(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-def encode(texts: Texts, tokenizer: Tokenizer, cut: Cut, report: Report, multiple: int) -> Encoded:
-    pieces: list[npt.NDArray[np.int32]] = []
-    lengths: list[int] = []
+def encode(
+    texts: Texts, tokenizer: Tokenizer, cut: Truncation, report: Report, multiple: int
+) -> Encoded:
+    windows: list[npt.NDArray[np.int32]] = []
     text: list[int] = []
     begin = len(tokenizer.begin)
     for number, words in enumerate(texts.texts):
-        for window in cut.windows(tokenizer.encode_prompt(words), begin):
-            pieces.append(np.array(window, dtype=np.int32))
-            lengths.append(len(window))
-            text.append(number)
+        parts = cut.windows(tokenizer.encode_prompt(words), begin)
+        windows += (np.array(part, dtype=np.int32) for part in parts)
+        text += [number] * len(parts)
         if number % 1000 == 0:
             report("encoding", number, len(texts))
-    sizes, of = np.array(lengths, dtype=np.int64), np.array(text, dtype=np.int64)
+    of = np.array(text, dtype=np.int64)
     return Encoded(
-        ids=np.concatenate(pieces),
-        starts=np.cumsum(sizes) - sizes,
-        lengths=sizes,
+        **packed(windows),
         truth=texts.truth[of],
         text=of,
         count=len(texts),
@@ -279,7 +275,14 @@ def encode(texts: Texts, tokenizer: Tokenizer, cut: Cut, report: Report, multipl
     )
 
 
-class Batches:
+def packed(windows: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> dict[str, Any]:
+    """Windows one after the other, as `Encoded` has them."""
+    lengths = np.array([len(window) for window in windows], dtype=np.int64)
+    ids = np.concatenate([np.asarray(window, dtype=np.int32) for window in windows])
+    return {"ids": ids, "starts": np.cumsum(lengths) - lengths, "lengths": lengths}
+
+
+class LengthBatches:
     """Batch number i: a pure function of the seed and i. Every window once in each epoch.
 
     The texts of a batch are about equally long, so that little of it is filling.
@@ -300,8 +303,8 @@ class Batches:
         # The last batch is filled up with texts of this epoch: all have the same size.
         order = np.concatenate([order, order[: self.in_epoch * self.batch - len(order)]])
         batches: list[Ints] = []
-        for start in range(0, len(order), POOL * self.batch):
-            pool = order[start : start + POOL * self.batch]
+        for start in range(0, len(order), POOLED_BATCHES * self.batch):
+            pool = order[start : start + POOLED_BATCHES * self.batch]
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
             batches += list(pool.reshape(-1, self.batch))
         return [batches[place] for place in random.permutation(len(batches))]

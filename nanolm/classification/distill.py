@@ -12,29 +12,28 @@ label, which cross-validation shows, there is no teacher.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from nanolm.classification.data import Batches, Cut, Encoded, Ints, Texts, encode
-from nanolm.classification.linear import Logistic
+from nanolm.classification.bag_of_words import LogisticModel, Vocabulary, subwords
+from nanolm.classification.data import Encoded, Ints, LengthBatches, Texts, Truncation, packed
 from nanolm.classification.metrics import majority, softmax
-from nanolm.classification.words import Vocabulary, subwords
 from nanolm.text.tokenizer import Tokenizer
 
-FOLDS = 4
-STRENGTH = 5.0  # inverse of the L2 penalty; from 3 to 10 the accuracy is the same
-TOLERANCE = 1e-3  # of the fit; a closer one does not predict better
-FEWEST, MOST = 100, 5_000  # texts; with fewer, cross-validation says nothing
-LEAST = 0.05  # share of the majority class's errors that a teacher has to avoid
-LENGTHS = (4, 24)  # words of a synthetic text
-IGNORED = -100  # the label that cross-entropy ignores by default
-LABELLED = 0.5  # weight of the labelled texts of a batch, relative to that of its synthetic ones
-REPLACED = 0.3  # of its words are new ones, for the classifier to learn what n-grams mean
-
-WORD = re.compile(r" \w{3,}")  # a token that begins a word, and may be all of it
+TEACHER_FOLDS = 4  # of cross-validation
+TEACHER_STRENGTH = 5.0  # inverse of the L2 penalty; from 3 to 10 the accuracy is the same
+TEACHER_TOLERANCE = 1e-3  # of the fit; a closer one does not predict better
+FEWEST_TEXTS, MOST_TEXTS = 100, 5_000  # with fewer, cross-validation says nothing
+LEAST_SKILL = 0.05  # share of the majority class's errors that a teacher has to avoid
+SYNTHETIC_WORDS = (4, 24)  # of a text
+IGNORED_LABEL = -100  # by cross-entropy, by default
+LABELLED_WEIGHT = 0.5  # of the labelled texts of a batch, relative to that of its synthetic ones
+REPLACED_SHARE = 0.3  # of its words are new ones, for the classifier to learn what n-grams mean
+WORD_TOKEN = re.compile(r" \w{3,}")  # a token that begins a word, and may be all of it
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -44,7 +43,7 @@ class Teacher:
     """A linear model of n-grams, and what it predicts for texts that it was not fitted on."""
 
     vocabulary: Vocabulary
-    model: Logistic
+    model: LogisticModel
     held_out: Probabilities  # (texts, labels); each text by a model of the other folds
     accuracy: float  # of those
     majority: float
@@ -53,8 +52,8 @@ class Teacher:
     def fit(cls, train: Texts, labels: int, seed: int) -> Self:
         """Deterministic in the texts and the seed: on resume it is fitted again."""
         held_out = np.empty((len(train), labels))
-        fold = np.random.default_rng([seed, FOLDS]).permutation(len(train)) % FOLDS
-        for number in range(FOLDS):
+        fold = np.random.default_rng([seed, TEACHER_FOLDS]).permutation(len(train)) % TEACHER_FOLDS
+        for number in range(TEACHER_FOLDS):
             rest, left_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
             vocabulary, model = fit_linear(train.part(rest), labels)
             texts = train.part(left_out).texts
@@ -66,7 +65,7 @@ class Teacher:
         """Its share in the target of a labelled text; 0 if it hardly beats the majority class."""
         skill = (self.accuracy - self.majority) / max(1e-9, 1 - self.majority)
         noise = 2 * (0.25 / len(self.held_out)) ** 0.5  # two standard errors
-        if skill < LEAST or self.accuracy - self.majority < noise:
+        if skill < LEAST_SKILL or self.accuracy - self.majority < noise:
             return 0.0
         return round(min(0.5, skill), 2)
 
@@ -74,10 +73,10 @@ class Teacher:
         return softmax(self.model.logits(self.vocabulary.bags(texts)))
 
 
-def fit_linear(train: Texts, labels: int) -> tuple[Vocabulary, Logistic]:
+def fit_linear(train: Texts, labels: int) -> tuple[Vocabulary, LogisticModel]:
     vocabulary = Vocabulary.of(train.texts, analyze=subwords)
-    bags = vocabulary.bags(train.texts)
-    return vocabulary, Logistic.fit(bags, train.truth, labels, len(vocabulary), STRENGTH, TOLERANCE)
+    bags, how = vocabulary.bags(train.texts), (TEACHER_STRENGTH, TEACHER_TOLERANCE)
+    return vocabulary, LogisticModel.fit(bags, train.truth, labels, len(vocabulary), *how)
 
 
 class Distillation:
@@ -89,7 +88,7 @@ class Distillation:
         weight: float,
         train: Texts,
         encoded: Encoded,
-        batches: Batches,
+        batches: LengthBatches,
         tokenizer: Tokenizer,
     ) -> None:
         self.teacher, self.encoded, self.batches = teacher, encoded, batches
@@ -98,7 +97,7 @@ class Distillation:
         self.targets = (1 - weight) * true + weight * teacher.held_out
         self.words = [words for text in train.texts if (words := text.split())]
         tokens = (token.decode(errors="ignore") for token in tokenizer.tokens)
-        self.vocabulary = [token[1:] for token in tokens if WORD.fullmatch(token)]
+        self.vocabulary = [token[1:] for token in tokens if WORD_TOKEN.fullmatch(token)]
 
     def batch(self, index: int) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float32]]:
         """(ids, lengths, truth, target), where target is (texts, time, labels).
@@ -109,29 +108,23 @@ class Distillation:
         however many words they have; elsewhere they are zero.
         """
         rows = self.batches[index]
-        random = np.random.default_rng([self.batches.seed, index, FOLDS])
-        count = int(random.integers(*LENGTHS, endpoint=True))  # the same for all: less padding
+        random = np.random.default_rng([self.batches.seed, index, TEACHER_FOLDS])
+        # As many words in all of them: less padding.
+        count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))
         spliced = [self.splice(count, random) for _ in rows]
-        texts = [" ".join(words) for words in spliced]
-        cut = Cut(self.encoded.most, "head")
-        unlabelled = Texts(texts, np.full(len(texts), IGNORED))
-        synthetic = encode(
-            unlabelled, self.tokenizer, cut, lambda *_: None, self.encoded.multiple
-        ).rows(np.arange(len(texts)))
-        labelled = self.encoded.rows(rows)
-        width = max(labelled[0].shape[1], synthetic[0].shape[1])
-        padding = self.encoded.padding
-        ids, lengths, truth = (
-            np.stack([one, other], axis=1).reshape(2 * len(rows), *one.shape[1:])
-            for one, other in zip(
-                (padded(labelled[0], width, padding), *labelled[1:]),
-                (padded(synthetic[0], width, padding), *synthetic[1:]),
-                strict=True,
-            )
-        )  # a labelled and a synthetic text in turn, so that any part of a batch has both
+        # A labelled and a synthetic text in turn, so that any part of a batch has both.
+        cut, begin = Truncation(self.encoded.most, "head"), len(self.tokenizer.begin)
+        windows: list[Sequence[int] | npt.NDArray[np.int32]] = []
+        for row, words in zip(rows, spliced, strict=True):
+            windows.append(self.encoded.window(row))
+            windows += cut.windows(self.tokenizer.encode_prompt(" ".join(words)), begin)
+        truth = np.full(len(windows), IGNORED_LABEL)
+        truth[::2] = self.encoded.truth[rows]
+        both = replace(self.encoded, **packed(windows), truth=truth)
+        ids, lengths, truth = both.rows(np.arange(len(windows)))
         target = np.zeros((*ids.shape, self.targets.shape[1]), dtype=np.float32)
         target[np.arange(0, len(ids), 2), lengths[::2] - 1] = (
-            2 * LABELLED * self.targets[self.encoded.text[rows]]
+            2 * LABELLED_WEIGHT * self.targets[self.encoded.text[rows]]
         )
         places = [
             (2 * row + 1, position, " ".join(words[:count]))
@@ -150,10 +143,10 @@ class Distillation:
         sizes = np.array([len(word.encode()) + 1 for word in words])
         ends = np.cumsum(sizes) - 1  # in bytes
         reached = np.cumsum(self.byte_lengths[ids[begin:length]])
-        found = np.searchsorted(reached, ends)
+        positions = np.searchsorted(reached, ends)
         known = [
             (count, begin + int(position))
-            for count, (position, end) in enumerate(zip(found, ends, strict=True), start=1)
+            for count, (position, end) in enumerate(zip(positions, ends, strict=True), start=1)
             if position < len(reached) and reached[position] == end
         ]
         return known or [(len(words), length - 1)]
@@ -167,7 +160,7 @@ class Distillation:
             start = int(random.integers(len(words)))
             spliced += words[start : start + int(random.integers(1, len(words) - start + 1))]
         spliced = spliced[:count]
-        for place in np.flatnonzero(random.random(count) < REPLACED):
+        for place in np.flatnonzero(random.random(count) < REPLACED_SHARE):
             if self.vocabulary and random.random() < 0.5:
                 spliced[place] = self.vocabulary[random.integers(len(self.vocabulary))]
                 continue
@@ -178,7 +171,3 @@ class Distillation:
                 + ending[random.integers(len(ending)) :]
             )
         return spliced
-
-
-def padded(ids: Ints, width: int, padding: int) -> Ints:
-    return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=padding)

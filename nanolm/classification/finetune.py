@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained language model learns to tell labels.
+"""Fine-tuning: a trained language model learns to classify texts.
 
 >>> finetune(FinetuneSettings(data=("embedded:reviews",), start_from="none"), out="runs/reviews")
 """
@@ -15,12 +15,19 @@ from torch import nn
 
 from nanolm import files
 from nanolm.choice import Choice
-from nanolm.classification.classifier import MISTAKES, Mistake, mistakes_csv, worst
-from nanolm.classification.data import Split, split_data
+from nanolm.classification.classifier import MISTAKES, mistakes_csv
+from nanolm.classification.data import LabelSplit, split_data
 from nanolm.classification.distill import Teacher
-from nanolm.classification.labels import Labels
-from nanolm.classification.metrics import Scores, fit_temperature, majority, score
-from nanolm.classification.probe import FOLDS, Probe
+from nanolm.classification.metrics import (
+    ClassifierScores,
+    Mistake,
+    fit_temperature,
+    json_value,
+    majority,
+    score,
+    worst_mistakes,
+)
+from nanolm.classification.probe import PROBE_FOLDS, LinearProbe
 from nanolm.classification.recipe import (
     choose_fraction,
     choose_settings,
@@ -28,13 +35,12 @@ from nanolm.classification.recipe import (
     wants_teacher,
 )
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
+from nanolm.classification.task import ClassifierTask
 from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
-from nanolm.model.config_json import model_type
-from nanolm.model.device import choose_device
 from nanolm.model.huggingface import (
     BaseModel,
     checked,
@@ -45,16 +51,8 @@ from nanolm.model.huggingface import (
     save_model,
     weights_fingerprint,
 )
-from nanolm.planning.tuning import repeatable, tell_of_threads, threads_for
-from nanolm.pretraining.prepare import (
-    ROOT,
-    begin,
-    choose_run,
-    refuse_finished,
-    reports,
-    resume_from,
-    with_absolute_paths,
-)
+from nanolm.planning.tuning import threads_for, warn_about_threads
+from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import (
     Run,
@@ -66,12 +64,13 @@ from nanolm.runs.folder import (
 )
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
-from nanolm.text.vocabulary import TINY
+from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
-from nanolm.training.task import State
-from nanolm.training.trainer import Trainer, also_to_log, end
+from nanolm.training.state import State
+from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
@@ -79,7 +78,7 @@ VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
 
 
 @dataclass(frozen=True)
-class Result:
+class FinetuneResult:
     """What a run came to: the last line that `nanolm finetune --json` prints."""
 
     run: str
@@ -92,18 +91,15 @@ class Result:
     stopped: str  # "steps", "minutes", "enough" or "interrupted"
     majority: float  # what always the commonest label would get on the validation texts
     temperature: float | None = None  # what the scores were divided by
-    val: Scores | None = None
-    test: Scores | None = None
-    uncalibrated: Scores | None = None  # on the validation texts, before that division
+    val: ClassifierScores | None = None
+    test: ClassifierScores | None = None
+    uncalibrated: ClassifierScores | None = None  # on the validation texts, before that division
     mistakes: tuple[Mistake, ...] = ()  # on the validation texts, the most confident first
     test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        for name in ("val", "test", "uncalibrated"):
-            if found := getattr(self, name):
-                values[name] = found.to_json()
-        return values
+        values = json_value(asdict(self))
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def finetune(
@@ -111,39 +107,27 @@ def finetune(
     out: str | Path | None = None,
     resume: bool = False,
     notify: Notify = lambda event: None,
-) -> Result:
+) -> FinetuneResult:
     """Fine-tune on `settings.data`, or go on with an unfinished run of the same settings."""
     settings.check()
-    choose_device(settings.device)  # one that is not there is better told at once
-    settings = with_absolute_paths(with_start(settings, notify))
-    run = choose_run(settings, Path(out) if out is not None else None, resume, notify)
-    request = settings
-    fresh = not run.exists()
-    if not fresh:
-        settings = FinetuneSettings.from_dict(run.settings())
-        settings.check()
-    note, progress = reports(notify)
-    settings = choose_fraction(settings)
-    split = split_data(settings, progress)
+    start = RunStart(with_start(settings, notify), out, resume, notify)
+    split = split_data(choose_fraction(start.settings), reports(notify)[1])
     base = None
-    if settings.start_from != SCRATCH:
-        base = find_or_download(str(settings.start_from), note, progress)
-    with run.locked(), repeatable(settings.deterministic):
-        if run.exists():
-            refuse_finished(run)  # it may have ended between the choice and the lock
-        notify = also_to_log(run, notify)
-        job = prepare(settings, request, run, base, split, fresh, notify)
-        with threads_for(job.settings.threads), StopRequest() as stop:
-            tell_of_threads(job.settings, notify)
-            begin_time = time.monotonic()
-            if probe := job.start():
-                notify(Note(in_words(probe)))
-            spent = time.monotonic() - begin_time
-            trainer = Trainer(run, job.settings, job, job.checkpoint, notify, spent)
-            stopped = trainer.loop(stop)
+    if start.settings.start_from != SCRATCH:
+        base = find_or_download(str(start.settings.start_from), *reports(notify))
+    with start.locked():
+        task = prepare(start, base, split)
+        with threads_for(task.settings.threads), StopRequest() as stop:
+            warn_about_threads(task.settings, start.notify)
+            begin = time.monotonic()
+            if probe := task.start():
+                start.notify(Note(in_words(probe)))
+            spent = time.monotonic() - begin
+            trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
+            stopped = trainer.train(stop)
             if stopped != "interrupted":
-                trainer.take_best()
-            return finish(job, run, trainer.state, stopped, notify)
+                trainer.checkpointer.load_best()
+            return finish(task, start.run, trainer.state, stopped, start.notify)
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
@@ -151,77 +135,64 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
-    if given:
-        notify(Note(f"training from scratch, since {given[0]} is given (--from for another start)"))
-        return replace(settings, start_from=SCRATCH)
     newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
-    if newest is None:
-        notify(
-            Note(f"no run of a language model under {ROOT}/ to start from: training from scratch")
-        )
-        return replace(settings, start_from=SCRATCH)
-    notify(Note(f"starting from {newest}, the newest run of a language model (--from for another)"))
-    return replace(settings, start_from=str(newest))
+    start = SCRATCH
+    if given:
+        why = f"training from scratch, since {given[0]} is given (--from for another start)"
+    elif newest is None:
+        why = f"no run of a language model under {ROOT}/ to start from: training from scratch"
+    else:
+        start = str(newest)
+        why = f"starting from {newest}, the newest run of a language model (--from for another)"
+    notify(Note(why))
+    return replace(settings, start_from=start)
 
 
 def prepare(
-    settings: FinetuneSettings,
-    request: FinetuneSettings,
-    run: Run,
-    base: Path | None,
-    split: Split,
-    fresh: bool,
-    notify: Notify,
-) -> Labels:
-    """Settings, tokens and model: new, or as the last checkpoint of the run has them."""
-    _, progress = reports(notify)
-    tokenizer = choose_tokenizer(settings, base, split.train.texts, notify)
-    fingerprints = {"data": fingerprint(split)}
+    start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
+) -> ClassifierTask:
+    """Plan what was left open and build the task with its model, or resume both."""
+    settings, texts = choose_fraction(start.settings), split.train.texts
+    _, progress = reports(start.notify)
+    tokenizer = choose_tokenizer(settings, base, texts, start.notify)
+    fingerprints, reference = {"data": fingerprint(split)}, None
     config: ModelConfig | None = None
     parameters = 0
     if base:
-        found = load_any_config(base)
-        config = found.base if isinstance(found, ClassifierConfig) else found
-        with checked(base, found) as (model, _):
+        loaded = load_any_config(base)
+        config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
+        with checked(base, loaded) as (model, _):
             parameters = model.parameter_count()
-        if settings.context is not None and settings.context > config.context:
-            raise UsageError(
-                f"--context {settings.context}: {settings.start_from} looks back on "
-                f"{config.context:,} tokens at most"
-            )
-        headless = isinstance(found, ClassifierConfig) and not config.tied
+        check_context(settings, config.context)
+        headless = isinstance(loaded, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
         fingerprints["model to start from"] = weights_fingerprint(base)
-    lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
-    teacher, parts, vocabulary = None, None, []
-    if not fresh and settings.distill is None:  # begun by version 0.1
+        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
+    lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
+    teacher, parts, choices = None, None, []
+    if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
     if wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    if wants_words(settings, base, tokenizer, teacher, fresh):
-        assert isinstance(tokenizer, ByteLevel)
+    if wants_words(settings, base, tokenizer, teacher, start.fresh):
+        assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
-        tokenizer = known.extended(split.train.texts, settings.vocab_size or VOCABULARY)
+        tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
         parts, added = tokenizer.parts(known), tokenizer.vocab_size - known.vocab_size
-        lengths = [len(tokenizer.encode_prompt(text)) for text in split.train.texts]
+        lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
+        config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
         reason = f"the model's {known.vocab_size:,}, and {added:,} learned from the labelled texts"
-        vocabulary = [Choice("vocabulary", tokenizer.vocab_size, reason)]
+        choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
-    folder = None if fresh else resume_from(run, fingerprints, notify)
-    settings, choices = choose_settings(settings, config, parameters, lengths, teacher)
-    choices = vocabulary + choices
+    folder = start.checkpoint(fingerprints)
+    settings, more = choose_settings(settings, config, parameters, lengths, teacher)
     assert settings.context and settings.long and settings.dropout is not None
-    if config is not None:
-        base_config = replace(config, dropout=settings.dropout)
-        if parts:
-            base_config = replace(base_config, vocab_size=len(parts))
-    else:
-        base_config = fresh_config(settings, tokenizer.vocab_size)
+    config = config or fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
-        base=base_config,
+        base=replace(config, dropout=settings.dropout),
         labels=split.labels,
         pool=settings.pool,  # type: ignore[arg-type]
         window=settings.context,
@@ -233,30 +204,21 @@ def prepare(
         saved = load_classifier_config(folder)
         saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
         if saved != classifier_config:
-            raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    family, reason = model_type(classifier_config)
-    reference = None
-    if base:
-        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
-    task = Labels(
+            raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
+    task = ClassifierTask(
         settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
     )
-    settings, choices = task.settings, choices + task.choices
-    if family == "nanolm":
-        choices.append(Choice("format", "nanolm only", f"transformers has none like it: {reason}"))
-    if fresh:  # and nothing is wrong with the settings
-        for text in (split.how, *split.examples, *split.notes):
-            notify(Note(text))
-        count = classifier.parameter_count()
-        begin(run, request, settings, choices, fingerprints, count, notify)
+    for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
+        start.notify(Note(text))  # now that nothing is wrong with the settings
+    start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
     return task
 
 
-def in_words(probe: Probe) -> str:
+def in_words(probe: LinearProbe) -> str:
     what = "the head starts from a linear probe of the model as it is"
     if not probe.accuracy:
         return what
-    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {FOLDS}-fold cross-validation)"
+    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold cross-validation)"
 
 
 def wants_words(
@@ -308,11 +270,11 @@ def choose_tokenizer(
     if settings.tokenizer not in (None, *TRAINABLE):
         return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
-    vocabulary = settings.vocab_size or (None if size < TINY else VOCABULARY)
+    vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 
-def fingerprint(split: Split) -> str:
+def fingerprint(split: LabelSplit) -> str:
     """Of every text and label, and of which part each is in."""
     digest = hashlib.sha256()
     for part in (split.train, split.val, split.test):
@@ -321,10 +283,12 @@ def fingerprint(split: Split) -> str:
     return digest.hexdigest()
 
 
-def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -> Result:
+def finish(
+    task: ClassifierTask, run: Run, state: State, stopped: str, notify: Notify
+) -> FinetuneResult:
     """Measure the best model, calibrate it, and write all that is left behind."""
     split, labels = task.split, task.split.labels
-    result = Result(
+    result = FinetuneResult(
         run=str(run.path),
         labels=labels,
         steps=state.step,
@@ -344,11 +308,11 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)
-    mistakes = worst(split.val.texts, logits, truth, labels, temperature)
+    mistakes = worst_mistakes(split.val.texts, logits, truth, labels, temperature)
     files.write_atomically(run.path / MISTAKES_FILE, mistakes_csv(mistakes))
     if task.test and split.test:
         test_logits = task.logits(task.test)  # by the calibrated model
-        test_mistakes = worst(split.test.texts, test_logits, split.test.truth, labels)
+        test_mistakes = worst_mistakes(split.test.texts, test_logits, split.test.truth, labels)
         files.write_atomically(run.path / TEST_MISTAKES_FILE, mistakes_csv(test_mistakes))
         result = replace(
             result,
@@ -362,11 +326,11 @@ def finish(task: Labels, run: Run, state: State, stopped: str, notify: Notify) -
         uncalibrated=score(logits, truth, labels),
         mistakes=mistakes[:MISTAKES],
     )
-    end(run, result.to_json(), notify)
+    write_result(run, result.to_json(), notify)
     return result
 
 
-def save_final(task: Labels, run: Run, state: State) -> None:
+def save_final(task: ClassifierTask, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
         save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}

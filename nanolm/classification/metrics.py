@@ -1,4 +1,4 @@
-"""How good a classifier is: what it gets right, class by class, and whether its word can be taken.
+"""How good a classifier is: accuracy, class by class, calibration, and its worst mistakes.
 
 >>> scores = score(logits, truth, ["bad", "good"], temperature=fit_temperature(logits, truth))
 >>> print(scores.accuracy, scores.macro_f1, scores.calibration_error)
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 10  # of the top probability, equally wide (Guo et al. 2017 take 10 or 15)
-COLDEST, HOTTEST = 0.05, 20.0  # temperatures
-PRIOR = 10.0  # nats that 1 / T = 0 or 2 costs, all texts together
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
+TEMPERATURE_PRIOR = 10.0  # nats that 1 / T = 0 or 2 costs, all texts together
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
@@ -46,7 +46,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ClassifierScores:
     accuracy: float
     macro_f1: float
     loss: float  # mean log-loss in nats
@@ -58,27 +58,36 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """As lists and plain values; what is not finite is None, JSON has no word for it."""
-        values: dict[str, Any] = _plain(asdict(self))
-        return values
+        return json_value(asdict(self))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A text with the wrong prediction."""
+
+    text: str
+    label: str
+    predicted: str
+    probability: float
 
 
 def score(
     logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1.0
-) -> Scores:
+) -> ClassifierScores:
     """All figures at once; only loss and calibration depend on the `temperature`."""
     count, classes = logits.shape
     logs = log_softmax(logits, temperature)
     predicted = logits.argmax(axis=1)
     pairs = np.bincount(truth.astype(np.int64) * classes + predicted, minlength=classes**2)
     confusion = pairs.reshape(classes, classes)  # (truth, predicted)
-    right, support, taken = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision = right / np.maximum(1, taken)
+    right, support, predictions = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision = right / np.maximum(1, predictions)
     recall = right / np.maximum(1, support)
-    f1 = 2 * right / np.maximum(1, support + taken)
+    f1 = 2 * right / np.maximum(1, support + predictions)
     columns = [column.tolist() for column in (precision, recall, f1, support)]
     error, bins = calibration(np.exp(logs.max(axis=1)), predicted == truth)
     some = max(1, count)
-    return Scores(
+    return ClassifierScores(
         accuracy=float(right.sum() / some),
         macro_f1=float(f1.mean()),
         loss=float(-logs[np.arange(count), truth].sum() / some),
@@ -107,7 +116,7 @@ def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tu
 def fit_temperature(logits: Floats, truth: Integers) -> float:
     """The T between 0.05 and 20 for which softmax(logits / T) has the least log-loss.
 
-    Few texts, or some without a mistake, say little about it: PRIOR pulls towards 1. The loss is
+    Few texts, or some without a mistake, say little about it: a prior pulls towards 1. The loss is
     convex in 1 / T, so that its slope has one root at most: bisection finds it.
     """
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
@@ -116,11 +125,11 @@ def fit_temperature(logits: Floats, truth: Integers) -> float:
     def slope(temperature: float) -> float:
         """Of the loss in 1 / T; above 0 where a higher temperature is better."""
         expected = (softmax(shifted, temperature) * shifted).sum(axis=1)
-        return float((expected - right).sum()) + 2 * PRIOR * (1 / temperature - 1)
+        return float((expected - right).sum()) + 2 * TEMPERATURE_PRIOR * (1 / temperature - 1)
 
     if not abs(slope(1.0)) > 0:
         return 1.0  # the best there is, or all are as good, or there is no telling (NaN)
-    low, high = math.log(COLDEST), math.log(HOTTEST)
+    low, high = math.log(LEAST_TEMPERATURE), math.log(MOST_TEMPERATURE)
     for _ in range(50):  # as far as floats go
         middle = (low + high) / 2
         if slope(math.exp(middle)) > 0:
@@ -136,16 +145,20 @@ def majority(truth: Integers, classes: int) -> float:
 
 
 def worst_mistakes(
-    logits: Floats, truth: Integers, count: int | None, temperature: float = 1.0
-) -> list[tuple[int, int, float]]:
-    """(row, predicted class, its probability) of the most confident mistakes (None: of all of
-    them), the worst first."""
+    texts: Sequence[str],
+    logits: Floats,
+    truth: Integers,
+    labels: Sequence[str],
+    temperature: float = 1.0,
+) -> tuple[Mistake, ...]:
+    """All mistakes, the most confident first."""
     predicted = logits.argmax(axis=1)
     confidence = softmax(logits, temperature).max(axis=1)
     wrong = np.flatnonzero(predicted != truth)
-    worst = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]
-    return list(
-        zip(worst.tolist(), predicted[worst].tolist(), confidence[worst].tolist(), strict=True)
+    worst = wrong[np.argsort(-confidence[wrong], kind="stable")]
+    return tuple(
+        Mistake(texts[row], labels[truth[row]], labels[predicted[row]], float(confidence[row]))
+        for row in worst
     )
 
 
@@ -162,9 +175,9 @@ def log_softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]
     return logs
 
 
-def _plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: json_value(each) for key, each in value.items()}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [json_value(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from nanolm.classification.metrics import fit_temperature
 
-FOLDS = 5
-REPEATS = 4  # of cross-validation, each with other folds; with FEW rows, one is too noisy
-FEW = 1000  # rows
-CROSS_VALIDATED = 5000  # rows at most; more take long and change little
+PROBE_FOLDS = 5  # of cross-validation,
+REPEATS_OF_FEW = 4  # times with other folds where there are few rows: one is too noisy
+FEW_ROWS = 1000
+MOST_ROWS = 5000  # for cross-validation; more take long and change little
 STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(8, -3, -1))  # strongest first
 ITERATIONS, HISTORY, HALVINGS = 200, 10, 30  # of L-BFGS, at most
 TOLERANCE = 1e-6  # of the gradient of the mean loss
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """A fitted probe, and how it did on the rows that each fold left out."""
 
     weight: Tensor  # (labels, dim), float32
@@ -50,7 +50,7 @@ def fit_probe(
     groups: Ints | None = None,
     class_weights: Tensor | None = None,
     seed: int = 0,
-) -> Probe:
+) -> LinearProbe:
     """Fit on all rows. Rows of one group (the windows of one text) are in the same fold.
 
     A few hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
@@ -82,7 +82,7 @@ def fit_probe(
     weight = torch.zeros(1, labels, x.shape[1], dtype=torch.float64)
     weight = fit(x, y, weights, STRENGTHS[chosen], torch.ones(len(x), 1).double(), weight)[0]
     weight = weight @ basis.T / scale / temperature
-    return Probe(weight.float(), STRENGTHS[chosen], accuracy, loss)
+    return LinearProbe(weight.float(), STRENGTHS[chosen], accuracy, loss)
 
 
 def rotated(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,28 +102,28 @@ def cross_validate(
 ) -> tuple[Ints, Floats]:
     """Rows, and their logits by probes that have not seen them: (strengths, rows, labels)."""
     rows = np.arange(len(truth))
-    if len(rows) > CROSS_VALIDATED:
+    if len(rows) > MOST_ROWS:
         kept = random.permutation(np.unique(groups))
-        rows = np.flatnonzero(np.isin(groups, kept[: CROSS_VALIDATED * len(kept) // len(rows)]))
-    repeats = REPEATS if len(rows) < FEW else 1
+        rows = np.flatnonzero(np.isin(groups, kept[: MOST_ROWS * len(kept) // len(rows)]))
+    repeats = REPEATS_OF_FEW if len(rows) < FEW_ROWS else 1
     fold = np.stack([folds(truth[rows], groups[rows], random) for _ in range(repeats)])
-    if len(np.unique(groups[rows])) < 2 * FOLDS:
+    if len(np.unique(groups[rows])) < 2 * PROBE_FOLDS:
         return rows[:0], np.zeros((len(STRENGTHS), 0, len(weights)))
     x, y = x[rows], y[rows]
     # All folds of all repeats are fitted together: a problem is a column of rows to learn from.
-    problems = repeats * FOLDS
-    left_out = torch.from_numpy(fold[:, None] == np.arange(FOLDS)[:, None]).flatten(0, 1)
+    problems = repeats * PROBE_FOLDS
+    left_out = torch.from_numpy(fold[:, None] == np.arange(PROBE_FOLDS)[:, None]).flatten(0, 1)
     learned = (~left_out).double().T  # (rows, problems)
     weight = torch.zeros(problems, len(weights), x.shape[1], dtype=torch.float64)
-    found = np.empty((len(STRENGTHS), repeats * len(rows), len(weights)))
-    where = torch.from_numpy(fold + FOLDS * np.arange(repeats)[:, None])  # (repeats, rows)
+    held_out = np.empty((len(STRENGTHS), repeats * len(rows), len(weights)))
+    where = torch.from_numpy(fold + PROBE_FOLDS * np.arange(repeats)[:, None])  # (repeats, rows)
     for place, strength in enumerate(STRENGTHS):
         weight = fit(x, y, weights, strength, learned, weight)
         logits = (x @ weight.flatten(0, 1).T).view(len(x), problems, -1)
         for repeat in range(repeats):
             mine = logits[torch.arange(len(x)), where[repeat]]  # (rows, labels)
-            found[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
-    return np.tile(rows, repeats), found
+            held_out[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
+    return np.tile(rows, repeats), held_out
 
 
 def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:
@@ -132,7 +132,7 @@ def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:
     order = random.permutation(len(names))
     order = order[np.argsort(truth[first[order]], kind="stable")]  # label by label
     fold = np.empty(len(names), dtype=np.int64)
-    fold[order] = np.arange(len(names)) % FOLDS
+    fold[order] = np.arange(len(names)) % PROBE_FOLDS
     return fold[place]
 
 

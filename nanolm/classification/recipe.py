@@ -1,30 +1,29 @@
 """Settings of a fine-tuning run that were left open, chosen: each choice with its reason."""
 
 from dataclasses import replace
-from typing import Any
 
-from nanolm.choice import Choice
-from nanolm.classification.distill import FEWEST, MOST, Teacher
+from nanolm.choice import Choice, Chosen
+from nanolm.classification.distill import FEWEST_TEXTS, MOST_TEXTS, Teacher
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.config import PRESETS, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning import recipe
+from nanolm.planning.tuning import NARROW_DIM
+from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
-LARGE = 50_000_000  # parameters; more of them take minutes on a CPU for a thousand texts
-HUGE = 1_000_000_000  # parameters; with their moments, more than most GPUs hold
-MANY = 50_000  # texts; batches of 64 were measured there (docs/experiments.md)
-SMALL = 15_000_000  # parameters; larger models know more of words than labelled texts can teach
-SHORT = 300_000  # tokens in all; fitting the n-grams of more takes over a minute
-FEW = 10_000  # texts; with fewer, foretelling their tokens too keeps a model from forgetting
+DISTILLED_PARAMETERS = 15_000_000  # larger models know more of words than labelled texts can teach
+LARGE_PARAMETERS = 50_000_000  # more of them take minutes on a CPU for a thousand texts
+LORA_PARAMETERS = 1_000_000_000  # with their moments, more than most GPUs hold
+DISTILLED_TOKENS = 300_000  # in all; fitting the n-grams of more takes over a minute
+FEW_TEXTS = 10_000  # with fewer, the language-model loss keeps a model from forgetting
+MANY_TEXTS = 50_000  # batches of 64 were measured there (docs/experiments.md)
+WIDE_DIM = 768  # narrower models knew less, and from many texts they learn it anew
 LEAST_EVALUATIONS, MOST_EVALUATIONS = 5, 50  # per run
 DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # what it takes to learn most of what a teacher knows
-DISTILLED = {"muon": 4e-3, "adamw": 3e-3}  # learning rates
-FRESH = {"muon": 2e-3, "adamw": 1e-3}  # learning rates
-PATIENCE = 5  # evaluations clearly worse than the best
-WIDE = 768  # a model; narrower ones knew less, and from many texts they learn it anew
+DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
 
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
@@ -39,8 +38,8 @@ def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int
     texts."""
     if settings.distill is not None:
         return settings.distill > 0
-    few = FEWEST <= len(lengths) <= MOST and sum(lengths) < SHORT
-    return few and parameters < SMALL and settings.train in (None, "all")
+    few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
+    return few and parameters < DISTILLED_PARAMETERS and settings.train in (None, "all")
 
 
 def choose_settings(
@@ -55,120 +54,107 @@ def choose_settings(
     `base` is the config of the trained model; None: from scratch. `teacher` was fitted on the
     training texts.
     """
-    choices: list[Choice] = []
-
-    def choose(name: str, value: object, reason: str) -> None:
-        nonlocal settings
-        if getattr(settings, name) in (None, "auto"):
-            settings = replace(settings, **{name: value})  # type: ignore[arg-type]
-            choices.append(Choice(name, value, reason))
-
+    chosen = Chosen(settings)
+    choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
-    on_cpu, count = settings.device == "cpu", len(lengths)
-    if not on_cpu:  # there it takes a measurement
-        choose("dtype", *choose_dtype(settings.dtype, settings.device))
+    device = chosen.settings.device
+    if device != "cpu":  # there it takes a measurement
+        choose("dtype", *choose_dtype(settings.dtype, device))
     longest = max(lengths)
     if base is None:
-        if settings.preset is None:
-            choose("preset", "micro", "a fresh model for labelled text needs no more")
-        settings = replace(settings, family=settings.family or DEFAULT_FAMILY)
+        choose("preset", "micro", "a fresh model for labelled text needs no more")
+        fill(family=DEFAULT_FAMILY)
         # Positions that are computed go on beyond what was seen; learned ones do not.
-        most = longest if settings.family == "gpt2" else max(128, longest)
+        most = longest if chosen.settings.family == "gpt2" else max(128, longest)
         choose("context", min(most, 512), f"the longest text has {longest:,} tokens")
     else:
         choose("context", min(base.context, 512), f"the model looks back on {base.context:,}")
-    assert settings.context
-    room = settings.context
-    beyond = sum(length > room for length in lengths)
-    if beyond:
-        reason = f"{beyond:,} of {count:,} texts have more than {room:,} tokens"
-        choose("long", "windows", reason)
-    settings = replace(settings, long=settings.long or "windows")
+    context = chosen.settings.context
+    assert context
+    if beyond := sum(length > context for length in lengths):
+        choose(
+            "long", "windows", f"{beyond:,} of {count:,} texts have more than {context:,} tokens"
+        )
+    fill(long="windows")
     windows = count
-    if settings.long == "windows":
-        windows = sum(-(-length // room) for length in lengths)
-    small = parameters < LARGE
-    if settings.train is None:
-        if base is None:
-            settings = replace(settings, train="all")
-        elif parameters > HUGE:
-            choose("train", "lora", f"{parameters:,} parameters: all of them take too much memory")
-        elif on_cpu and not small:
-            choose("train", "last-2", f"{parameters:,} parameters on a CPU: all of them take long")
-        else:
-            choose("train", "all", f"{parameters:,} parameters can all be trained here")
-    width = base.dim if base else PRESETS[settings.preset or "micro"].dim
-    if settings.threads is None:
-        threads = 1 if width < 96 else available_threads()
-        few = "small models gain little from more"
-        choose("threads", threads, few if threads == 1 else "as many as this process may use")
+    if chosen.settings.long == "windows":
+        windows = sum(-(-length // context) for length in lengths)
+    small = parameters < LARGE_PARAMETERS
+    if base is None:
+        fill(train="all")
+    elif parameters > LORA_PARAMETERS:
+        choose("train", "lora", f"{parameters:,} parameters: all of them take too much memory")
+    elif device == "cpu" and not small:
+        choose("train", "last-2", f"{parameters:,} parameters on a CPU: all of them take long")
+    else:
+        choose("train", "all", f"{parameters:,} parameters can all be trained here")
+    dim = base.dim if base else PRESETS[chosen.settings.preset or "micro"].dim
+    threads = 1 if dim < NARROW_DIM else available_threads()
+    few = "small models gain little from more"
+    choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if teacher:
         measured = f"n-grams alone predict {teacher.accuracy:.1%} of held-out training texts"
         reason = f"{measured}, the majority class {teacher.majority:.1%}"
         choose("distill", teacher.weight(), reason)
-    if settings.batch is None and settings.distill:
+    distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
+    if distill:
         choose("batch", DISTILLED_BATCH, "labelled texts, and as many synthetic ones")
-    if settings.batch is None:
-        settings = replace(settings, batch=64 if count >= MANY else 32 if count >= 1000 else 16)
+    fill(batch=64 if count >= MANY_TEXTS else 32 if count >= 1000 else 16)
+    batch = chosen.settings.batch or 1
     if base is None:
-        config = fresh_config(replace(settings, dropout=0.0), vocab_size=1)
+        config = fresh_config(replace(chosen.settings, dropout=0.0), vocab_size=1)
         config = replace(config, context=max(1, sum(lengths) // count))  # what a text fills
-        choose("optimizer", *recipe.optimizer(config, settings.batch or 1))
-    elif settings.distill:
+        choose("optimizer", *recipe.optimizer(config, batch))
+    elif distill:
         choose("optimizer", "muon", "learns what the n-gram model knows in fewer steps")
-    settings = replace(settings, optimizer=settings.optimizer or "adamw")
-    choose("lr", *learning_rate(settings, base, width, count))
-    if small and settings.train == "all" and count < FEW and not settings.distill:
+    fill(optimizer="adamw")
+    choose("lr", *learning_rate(chosen.settings, base, dim, count))
+    if small and trains_all and count < FEW_TEXTS and not distill:
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
-    if base is not None and settings.train == "all" and not settings.distill:
+    if base is not None and trains_all and not distill:
         choose("layer_decay", 0.8, "layers near the input know what they need already")
-    usual = {
-        "dropout": 0.1 if settings.train == "all" and base is not None and small else 0.0,
-        "weight_decay": 0.1 if base is None else 0.01,
-        "layer_decay": 1.0,
-        "average": 0.0,
-        "language_loss": 0.0,
-        "distill": 0.0,
-    }
-    left = {name: value for name, value in usual.items() if getattr(settings, name) is None}
-    settings = replace(settings, **left)  # type: ignore[arg-type]
-    if settings.steps is None and settings.epochs is None:  # what was asked for is done
-        settings = replace(settings, patience=settings.patience or PATIENCE)
-    if settings.steps is None and (settings.epochs or settings.minutes is None):
-        epochs = settings.epochs
+    fill(
+        dropout=0.1 if trains_all and base is not None and small else 0.0,
+        weight_decay=0.1 if base is None else 0.01,
+        layer_decay=1.0,
+        average=0.0,
+        language_loss=0.0,
+        distill=0.0,
+    )
+    epochs = settings.epochs
+    if settings.steps is None and epochs is None:  # what was asked for is done
+        fill(patience=DEFAULT_PATIENCE)
+    if settings.steps is None and (epochs or settings.minutes is None):
         reason = counted(epochs, "epoch") if epochs else ""
         if epochs is None:
             epochs = default_epochs(count, base is None, small)
-            if settings.distill:
-                epochs = round(max(epochs, DISTILLED_STEPS * (settings.batch or 1) / count), 1)
+            if distill:
+                epochs = round(max(epochs, DISTILLED_STEPS * batch / count), 1)
             reason = f"{counted(epochs, 'epoch')}; or say --epochs, --steps or --minutes"
-        steps = max(1, round(epochs * windows / (settings.batch or 1)))
-        settings = replace(settings, epochs=None)
         what = "texts" if windows == count else "windows of text"
+        steps = max(1, round(epochs * windows / batch))
         choose("steps", steps, f"{reason}, of {windows:,} {what}")
-        if settings.evaluations is None:
-            settings = replace(settings, evaluations=evaluations_for(epochs))
-    if settings.evaluations is None:
-        settings = replace(settings, evaluations=10)
-    return settings, choices
+        chosen.settings = replace(chosen.settings, epochs=None)
+        fill(evaluations=evaluations_for(epochs))
+    fill(evaluations=10)
+    return chosen.settings, chosen.choices
 
 
 def learning_rate(
-    settings: FinetuneSettings, base: ModelConfig | None, width: int, count: int
+    settings: FinetuneSettings, base: ModelConfig | None, dim: int, count: int
 ) -> tuple[float, str]:
+    rates = OPTIMIZERS[settings.optimizer or "adamw"]
     if base is None:
-        return FRESH[settings.optimizer or "adamw"], f"for fresh weights and {settings.optimizer}"
+        return rates.fresh_lr, f"for fresh weights and {settings.optimizer}"
     if settings.distill:
-        return DISTILLED[
-            settings.optimizer or "adamw"
-        ], f"for distillation with {settings.optimizer}"
+        return rates.distill_lr, f"for distillation with {settings.optimizer}"
     if settings.train == "head":
         return 1e-4, "for a head that starts from a linear probe"
     if settings.train == "lora":
         return 3e-4, "for thin matrices beside the trained ones"
-    rate, reason = 0.05 / width, f"for a trained model of width {width}"
-    if count >= FEW and width < WIDE:
-        rate, reason = rate * (WIDE / width) ** 0.5, f"{reason} and {count:,} texts"
+    rate, reason = 0.05 / dim, f"for a trained model of width {dim}"
+    if count >= FEW_TEXTS and dim < WIDE_DIM:
+        rate, reason = rate * (WIDE_DIM / dim) ** 0.5, f"{reason} and {count:,} texts"
     return round(min(rate, 2e-3), 7), reason
 
 
@@ -190,12 +176,13 @@ def evaluations_for(epochs: float) -> int:
 def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
     """The model that is trained from scratch."""
     preset = PRESETS[settings.preset or "micro"]
-    shape: dict[str, Any] = {name: getattr(preset, name) for name in ("layers", "heads", "dim")}
     assert settings.family and settings.context
     return configure(
         settings.family,
         vocab_size=vocab_size,
         context=settings.context,
         dropout=settings.dropout,
-        **shape,
+        layers=preset.layers,
+        heads=preset.heads,
+        dim=preset.dim,
     )

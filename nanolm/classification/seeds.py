@@ -10,7 +10,7 @@ from typing import Any
 
 from nanolm.classification.finetune import finetune, with_start
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.pretraining.prepare import ROOT, run_name, same_settings, with_absolute_paths
+from nanolm.pretraining.begin import numbered, run_name, same_settings, with_absolute_paths
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
 
@@ -18,8 +18,8 @@ MEASURES = ("accuracy", "macro_f1", "loss")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One result for each seed."""
+class SeedResults:
+    """The results of `finetune`, one for each seed."""
 
     run: str
     results: list[dict[str, Any]]
@@ -27,19 +27,15 @@ class Spread:
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Mean and standard deviation of each measure, on validation and test."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        summary: dict[str, dict[str, dict[str, float]]] = {}
         for part in ("val", "test"):
             rows = [result[part] for result in self.results if part in result]
-            if rows:
-                columns = {name: [row[name] for row in rows] for name in MEASURES}
-                found[part] = {
-                    name: {
-                        "mean": statistics.mean(values),
-                        "spread": statistics.stdev(values) if len(values) > 1 else 0.0,
-                    }
-                    for name, values in columns.items()
-                }
-        return found
+            for name in MEASURES if rows else ():
+                values = [row[name] for row in rows]
+                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                measured = {"mean": statistics.mean(values), "spread": spread}
+                summary.setdefault(part, {})[name] = measured
+        return summary
 
     def to_json(self) -> dict[str, Any]:
         return {"run": self.run, **self.summary(), "results": self.results}
@@ -47,18 +43,16 @@ class Spread:
 
 def free_folder(settings: FinetuneSettings) -> Path:
     """Under runs/ where these settings were tried before, or nothing was."""
-    stem, number = f"{run_name(settings.data[0])}-seeds", 1
-    while True:
-        folder = ROOT / (f"{stem}-{number}" if number > 1 else stem)
+    for folder in numbered(f"{run_name(settings.data[0])}-seeds"):
         run = Run(folder / f"seed-{settings.seed}")
         if not run.exists() or same_settings(run, settings):
-            return folder
-        number += 1
+            break
+    return folder
 
 
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
-) -> Spread:
+) -> SeedResults:
     """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
@@ -73,6 +67,6 @@ def finetune_seeds(
             continue
         result = finetune(each, run.path, notify=notify)
         if result.stopped == "interrupted":
-            return Spread(str(folder), results, interrupted=True)
+            return SeedResults(str(folder), results, interrupted=True)
         results.append(result.to_json())
-    return Spread(str(folder), results, interrupted=False)
+    return SeedResults(str(folder), results, interrupted=False)

@@ -1,4 +1,4 @@
-"""Every setting of a fine-tuning run. As in nanolm.training.settings, None is: chosen, and told.
+"""Every setting of a fine-tuning run. As in nanolm.training.settings, None means: chosen for you.
 
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
@@ -14,7 +14,14 @@ from nanolm.training.settings import Settings, option
 DATA = "embedded:reviews"
 SCRATCH = "none"  # instead of a model to start from
 TRAINED = re.compile(r"head|all|lora|last-[1-9][0-9]{0,2}")
-FRACTIONS = ("val_fraction", "test_fraction")
+LIMITS = {
+    "val_fraction": (0.001, 0.8),
+    "test_fraction": (0, 0.8),
+    "language_loss": (0, 10),
+    "distill": (0, 1),
+    "weight_decay": (0, 10),
+    "layer_decay": (0, 1),
+}
 FROM_SCRATCH = ("family", "preset", "tokenizer", "vocab_size")  # what a trained model has already
 
 
@@ -79,17 +86,10 @@ class FinetuneSettings(Settings):
                 )
         if self.distill and self.train not in (None, "all"):
             problems.append(f"--distill is for --train all, not --train {self.train}")
-        for name in FRACTIONS:
+        for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
-            least = 0 if name == "test_fraction" else 0.001
-            if value is not None and not least <= value <= 0.8:
-                problems.append(f"{option(name)} {value}: must be from {least:g} to 0.8")
-        for name, most in (
-            *(("language_loss", 10), ("distill", 1), ("weight_decay", 10), ("layer_decay", 1)),
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= most:
-                problems.append(f"{option(name)} {value}: must be from 0 to {most}")
+            if value is not None and not least <= value <= most:
+                problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
         for name in ("limit", "patience", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,10 +2,7 @@
 
 import codecs
 import csv
-import io
-import json
 import os
-import shutil
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,14 +10,15 @@ from itertools import chain
 
 import click
 
-from nanolm.cli.console import note, printable, styled
-from nanolm.cli.options import Command
-from nanolm.errors import UsageError
+from nanolm.cli.console import note, print_json, printable, styled
+from nanolm.cli.options import Command, device_option, dtype_option, json_option, unknown
+from nanolm.cli.tables import cell_width, shortened, terminal_width
+from nanolm.errors import refuse
 from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
 
 UNSURE = "unsure"
-BLOCK = 1 << 20  # bytes of stdin at most that are classified together
+READ_BYTES = 1 << 20  # of stdin that are read, and classified, at a time
 
 
 @click.command("classify", cls=Command)
@@ -47,9 +45,9 @@ BLOCK = 1 << 20  # bytes of stdin at most that are classified together
     metavar="P",
     help=f"Say `{UNSURE}` where the likeliest label is less likely.",
 )
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
-@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Numbers of the products.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
+@device_option()
+@dtype_option(help="Numbers of the products.")
+@json_option(help="Print one JSON object a text.")
 @click.option(
     "--csv",
     "as_csv",
@@ -83,9 +81,7 @@ def command(
     """
     reading = LabelReading(encoding, text_column, label_column)
     problems = reading.problems()
-    for name, value, known in (("device", device, DEVICES), ("dtype", dtype, DTYPES)):
-        if value not in known:
-            problems.append(f"--{name} {value}: there is {', '.join(known)}")
+    problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if as_json and as_csv:
         problems.append("give one of --json and --csv")
     if text and files:
@@ -95,36 +91,36 @@ def command(
             problems.append(f"{option} is for --file; a table on stdin is `--file -`")
     if not text and not files and sys.stdin.isatty():
         problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
-    if problems:
-        raise UsageError("\n".join(problems))
+    refuse(problems)
 
     from nanolm.classification.classifier import TrueLabels, in_parts, load
     from nanolm.text.labelled import read_texts
 
     classifier = load(run, note).on(device, dtype)
-    truths = TrueLabels(classifier.labels, ", ".join(files[:5]))
+    true_labels = TrueLabels(classifier.labels, ", ".join(files[:5]))
     read: deque[str | None] = deque()  # the true labels of texts that are being classified
     labelled = False
     if text:
         parts = iter([list(text)])
     elif files:
-        rows = read_texts(files, reading, lambda *how_far: None, truths.are_known)
+        rows = read_texts(files, reading, lambda *how_far: None, true_labels.are_known)
         first = next(rows, None)
         labelled = first is not None and first[1] is not None
         parts = in_parts(texts_of(chain([first] if first else [], rows), read))
     else:
         parts = arriving_lines(encoding)
+    table = csv.writer(sys.stdout, lineterminator="\n")
     if as_csv:
-        columns = ["text", "label", "probability", *classifier.labels]
-        columns += ["true_label", "correct"] if labelled else []
-        click.echo(csv_line(columns), nl=False)
-    done = compared = right = 0
+        truth_columns = ["true_label", "correct"] if labelled else []
+        table.writerow(["text", "label", "probability", *classifier.labels, *truth_columns])
+        sys.stdout.flush()
+    count = compared = right = 0
     for each, probabilities in classifier.stream(parts):
-        done += 1
+        count += 1
         pairs = zip(classifier.labels, probabilities.tolist(), strict=True)
         ranked = sorted(pairs, key=lambda pair: -pair[1])
         label, probability = ranked[0]
-        truth = truths[read.popleft() or ""] if read else ""
+        truth = true_labels[read.popleft() or ""] if read else ""
         if min_probability is not None and not probability >= min_probability:
             label = UNSURE
         compare = bool(truth) and label != UNSURE
@@ -135,16 +131,15 @@ def command(
             rest: dict[str, object] = {"probabilities": dict(ranked[:top])}
             if truth:
                 rest |= {"true_label": truth, "correct": correct if compare else None}
-            click.echo(json.dumps({**values, **rest}, ensure_ascii=False))
+            print_json({**values, **rest})
         elif as_csv:
             numbers = (f"{value:.6f}" for value in probabilities.tolist())
-            cells = [each, label, f"{probability:.6f}", *numbers]
-            if labelled:
-                cells += [truth, str(correct).lower() if compare else ""]
-            click.echo(csv_line(cells), nl=False)
+            known = [truth, str(correct).lower() if compare else ""] if labelled else []
+            table.writerow([each, label, f"{probability:.6f}", *numbers, *known])
+            sys.stdout.flush()
         else:
             show(each, label, ranked[: top or 1])
-    if not done:
+    if not count:
         note("no texts in there")
     if compared:
         note(f"{right:,} of {compared:,} labelled texts right ({right / compared:.1%})")
@@ -161,7 +156,7 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
     """The lines of stdin that are there, as soon as there are some."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     rest, broken, first = "", 0, True
-    while data := os.read(sys.stdin.fileno(), BLOCK):
+    while data := os.read(sys.stdin.fileno(), READ_BYTES):
         text = decoder.decode(data)
         broken += text.count("\ufffd")
         *whole, rest = (rest + text).removeprefix("\ufeff" if first else "").split("\n")
@@ -180,20 +175,11 @@ def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:
         shown = f"{UNSURE}: {shown}" if label == UNSURE else shown
     else:
         shown = f"{label} {ranked[0][1]:.1%}"
-    shown, one_line = (" ".join(part.split()) for part in (shown, text))
-    if not sys.stdout.isatty():
-        click.echo(f"{shown}\t{one_line}")
+    shown, text = (" ".join(part.split()) for part in (shown, text))
+    width = terminal_width()
+    if width is None:
+        click.echo(f"{shown}\t{text}")
         return
-    from rich.cells import cell_len, set_cell_size
-
-    shown, one_line = printable(shown), printable(one_line)
-    room = shutil.get_terminal_size().columns - cell_len(shown) - 2
-    if cell_len(one_line) > room:
-        one_line = set_cell_size(one_line, max(0, room - 1)) + "…"
-    click.echo(f"{styled(shown, bold=True)}  {one_line}")
-
-
-def csv_line(cells: list[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()
+    shown = printable(shown)
+    room = max(1, width - cell_width([shown]) - 2)
+    click.echo(f"{styled(shown, bold=True)}  {shortened(printable(text), room)}")

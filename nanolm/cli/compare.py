@@ -1,6 +1,5 @@
 """`nanolm compare`: the lectures' models side by side on the same data."""
 
-import json
 import textwrap
 import time
 from dataclasses import asdict
@@ -11,32 +10,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
-from nanolm.cli.console import note
-from nanolm.cli.options import LABELLED, MACHINE, READING, Command, Option, Table, options_of
-from nanolm.cli.scores import one_line, show, terminal_width
+from nanolm.cli.console import note, note_interruption, print_json
+from nanolm.cli.options import LABELLED, MACHINE, Command, Option, Table, json_option, options_of
+from nanolm.cli.scores import LABEL_WIDTH
+from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
-from nanolm.text import COMPRESSIONS, TABLES
-from nanolm.training.settings import TrainSettings
+from nanolm.text.documents import TABLES
+from nanolm.text.source import COMPRESSIONS
+from nanolm.training.settings import TrainSettings, option
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
     from nanolm.comparison.compare import Compared, Learned, Outcome
     from nanolm.training.events import Event
 
-own = partial(click.option, cls=Option, heading="Comparison")
-KINDS = ("labels", "text")
+own_option = partial(click.option, cls=Option, heading="Comparison")
 TABLE: Table = {
     "Data": {
         **LABELLED,
-        "encoding": READING["encoding"],
-        "limit": ("ROWS", "Take the first so many rows, and split those."),
-        "val": ("FILE", "Validate on this file instead of a part of DATA."),
-        "val_fraction": ("", "Hold out this part.  [default: 0.2 of labelled texts, 0.1 of plain]"),
-        "test": ("FILE", "Labelled texts to measure on besides; nothing is chosen by them."),
+        "limit": "Take the first so many rows, and split those.",
+        "val": "Validate on this file instead of a part of DATA.",
+        "val_fraction": "Hold out this part.  [default: 0.2 of labelled texts, 0.1 of plain]",
+        "test": "Labelled texts to measure on besides; nothing is chosen by them.",
     },
     "Machine": {
         **{name: MACHINE[name] for name in ("device", "threads")},
-        "seed": ("", "The first seed."),
+        "seed": "The first seed.",
     },
 }
 ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
@@ -44,23 +43,23 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 
 @click.command("compare", cls=Command)
 @click.argument("data", nargs=-1, metavar="[DATA]...")
-@own("--only", metavar="NAMES", default="", help="Some of them: bag,lstm,transformer.")
-@own(
+@own_option("--only", metavar="NAMES", default="", help="Some of them: bag,lstm,transformer.")
+@own_option(
     "--from",
     "start_from",
     metavar="RUN",
     help="A trained language model, for the row of a pre-trained Transformer.",
 )
-@own("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
-@own("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
-@own(
+@own_option("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
+@own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
+@own_option(
     "--as",
     "kind",
-    type=click.Choice(KINDS),
+    type=click.Choice(("labels", "text")),
     help="What DATA is.  [default: a table or a folder of folders is labelled, all else is text]",
 )
-@own("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
-@own("--json", "as_json", is_flag=True, help="Print all there is as JSON.")
+@own_option("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
+@json_option(cls=Option, heading="Comparison", help="Print all there is as JSON.")
 @options_of(FinetuneSettings, TABLE)
 def command(
     data: tuple[str, ...],
@@ -91,7 +90,7 @@ def command(
     """
     started = time.monotonic()
     data = data or (DATA,)
-    settings = settings_of(data, kind or guessed(data), options)
+    settings = settings_of(data, kind or guess_kind(data), options)
 
     from nanolm.cli.progress import TrainingView
     from nanolm.comparison.compare import Request, compare
@@ -99,14 +98,13 @@ def command(
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     with TrainingView() as view:
         request = Request(settings, budget, names, seeds)
-        outcome = compare(request, out, lambda event: watch(view, event), started)
+        outcome = compare(request, out, partial(show_event, view), started)
     if as_json:
-        click.echo(json.dumps(asdict(outcome)))
+        print_json(asdict(outcome))
     elif outcome.rows:
-        show_rows(outcome)
+        show(outcome)
     if not outcome.finished:
-        note("saved; run the same command again to go on")
-        return 75
+        return note_interruption()
     note(f"picture: {outcome.folder}/compare.svg; all of it: {outcome.folder}/compare.json")
     if outcome.lengths:
         note(f"a step, as sequences grow: {outcome.folder}/lengths.svg")
@@ -115,7 +113,7 @@ def command(
     return 0
 
 
-def guessed(data: tuple[str, ...]) -> str:
+def guess_kind(data: tuple[str, ...]) -> str:
     """Whether there are labels in it, by its name."""
     path = Path(data[0])
     suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
@@ -133,38 +131,36 @@ def settings_of(
         return FinetuneSettings.from_dict({**options, "data": data})
     given = [name for name in ONLY_LABELLED if options.pop(name) is not None]
     if given:
-        words = ", ".join("--" + name.replace("_", "-") for name in given)
-        words = words.replace("--start-from", "--from")
+        words = ", ".join(map(option, given))
         raise UsageError(f"{words}: for labelled texts; if {data[0]} has labels, say --as labels")
     return TrainSettings.from_dict({**options, "corpus": data})
 
 
-def watch(view: "TrainingView", event: "Event | Learned") -> None:
-    """A line for each row; how far it is only where that does not stay."""
+def show_event(view: "TrainingView", event: "Event | Learned") -> None:
+    """A line for each row; progress within one only where that does not stay."""
     from nanolm.cli.progress import clock
     from nanolm.comparison.compare import Learned
 
-    if isinstance(event, Learned):
-        found = event.result
-        said = (
-            f"{found['accuracy']:.1%} right"
-            if "accuracy" in found
-            else f"{found['bits_per_byte']:.3f} bits per byte"
-        )
-        where = f"seed {event.seed}, {event.row.title}: {said} after {found['seconds']:.1f} s"
-        view.show_end(f"{where}, {clock(max(0, event.seconds_left))} left")
-    else:
+    if not isinstance(event, Learned):
         view.show_within(event)
+        return
+    result = event.result
+    score = f"{result['accuracy']:.1%} right" if "accuracy" in result else ""
+    score = score or f"{result['bits_per_byte']:.3f} bits per byte"
+    view.show_end(
+        f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s, "
+        f"{clock(max(0, event.seconds_left))} left"
+    )
 
 
-def show_rows(outcome: "Outcome") -> None:
+def show(outcome: "Outcome") -> None:
     """The table, and below it what each row teaches."""
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
-    heads = ["", "right", *(["test"] if tested else []), "parameters", "trained", "1,000 words"]
-    if not labelled:
-        heads = ["", "bits/byte", "parameters", "trained"]
-    rows = [heads]
+    rows = [["", "bits/byte", "parameters", "trained"]]
+    if labelled:
+        test = ["test"] if tested else []
+        rows = [["", "right", *test, "parameters", "trained", "1,000 words"]]
     for row in outcome.rows:
         cells = [one_line(row.title), measured(row, outcome.measure)]
         cells += [measured(row, "test_accuracy")] if tested else []
@@ -173,7 +169,7 @@ def show_rows(outcome: "Outcome") -> None:
         cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labelled else []
         rows.append(cells)
     width = terminal_width()
-    show(rows, width and 24)
+    show_table(rows, first_limit=width and LABEL_WIDTH)
     click.echo()
     for row in outcome.rows:
         text = f"{row.title}: {row.teaches}."

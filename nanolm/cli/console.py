@@ -1,5 +1,6 @@
 """What all verbs need to talk to a person: results on stdout, everything else on stderr."""
 
+import json
 import math
 import os
 import shutil
@@ -15,6 +16,8 @@ from nanolm.machine import process
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+INTERRUPTED = 75  # exit code: saved, and the same command goes on
 
 # Control characters, as pictures of themselves: text may come from anywhere, and an escape code
 # could rewrite the terminal, as others turn around the text beside them. Line ends and tabs stay.
@@ -53,9 +56,20 @@ def note(message: str) -> None:
     click.echo(printable(message), err=True)
 
 
-def tell_of(file: Path) -> None:
-    """One that was made."""
+def note_interruption(step: int | None = None) -> int:
+    """Say that what was interrupted can go on; gives the exit code of that."""
+    where = "" if step is None else f" at step {step:,}"
+    note(f"saved{where}; run the same command again to go on")
+    return INTERRUPTED
+
+
+def note_written(file: Path) -> None:
     note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
+
+
+def print_json(value: Any) -> None:
+    """One object on a line of its own."""
+    click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.console import complain, note, printable
-from nanolm.cli.options import READING, Command, Group, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, options_of
 from nanolm.errors import UsageError
 from nanolm.training.settings import TrainSettings
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanolm.text.check import Survey
 
 
-@click.group("data", cls=Group)
+@click.group("data", cls=CommandGroup)
 def command() -> None:
     """Look at text before training on it."""
 
@@ -39,36 +39,36 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from nanolm.text.check import survey
 
     with TrainingView() as view:
-        found = survey(corpus, settings.reading(), view.report)
+        result = survey(corpus, settings.reading(), view.report)
     if as_json:
-        click.echo(json.dumps(asdict(found), ensure_ascii=False))
+        click.echo(json.dumps(asdict(result), ensure_ascii=False))
     else:
-        show(found)
-    for text in found.notes:
+        show(result)
+    for text in result.notes:
         note(text)
-    for problem in found.problems:
+    for problem in result.problems:
         complain(problem)
-    return 3 if found.problems or not found.documents else 0
+    return 3 if result.problems or not result.documents else 0
 
 
-def show(found: "Survey") -> None:
+def show(survey: "Survey") -> None:
     """The survey as lines for a person."""
-    skipped = [f"{count:,} {reason}" for reason, count in found.skipped.items() if count]
+    skipped = [f"{count:,} {reason}" for reason, count in survey.skipped.items() if count]
     rows = {
-        "files": f"{found.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
-        "documents": f"{found.documents:,}, the longest {found.longest_document:,} bytes",
-        "duplicates": f"{found.duplicates:,} documents are equal to an earlier one",
-        "text": f"{found.bytes:,} bytes, {found.characters:,} characters, "
-        f"{found.distinct_characters:,} of them distinct",
-        "odd characters": f"{found.replacement_characters:,} U+FFFD (lost in an earlier "
-        f"conversion), {found.control_characters:,} control characters",
+        "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
+        "documents": f"{survey.documents:,}, the longest {survey.longest_document:,} bytes",
+        "duplicates": f"{survey.duplicates:,} documents are equal to an earlier one",
+        "text": f"{survey.bytes:,} bytes, {survey.characters:,} characters, "
+        f"{survey.distinct_characters:,} of them distinct",
+        "odd characters": f"{survey.replacement_characters:,} U+FFFD (lost in an earlier "
+        f"conversion), {survey.control_characters:,} control characters",
     }
-    for choice in found.choices:
-        rows[choice.what] = f"{str(choice).partition(': ')[2]}"
-    if found.bytes_per_token:
-        tokens = round(found.bytes / found.bytes_per_token)
-        rows["tokens"] = f"about {tokens:,}, {found.bytes_per_token:.2f} bytes each"
+    for choice in survey.choices:
+        rows[choice.what] = str(choice).partition(": ")[2]
+    if survey.bytes_per_token:
+        tokens = round(survey.bytes / survey.bytes_per_token)
+        rows["tokens"] = f"about {tokens:,}, {survey.bytes_per_token:.2f} bytes each"
     for what, value in rows.items():
         click.echo(f"{what + ':':<16}{value}")
-    for example in found.examples:
+    for example in survey.examples:
         click.echo(f"{'begins:':<16}{printable(example)}")

@@ -1,24 +1,22 @@
 """`nanolm doctor`: what a bug report needs, and whether a run is whole."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import show_rows
-from nanolm.cli.options import Command
+from nanolm.cli.console import print_json, show_rows
+from nanolm.cli.options import Command, json_option
+from nanolm.errors import ModelError
 
 if TYPE_CHECKING:
-    from nanolm.runs.doctor import Checked, Examined
-
-DAMAGED = 4  # the exit code
+    from nanolm.runs.doctor import CheckpointHealth, Diagnosis
 
 
 @click.command("doctor", cls=Command)
 @click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, run: str | None, as_json: bool) -> None:
     """Look at this machine, or verify every checkpoint of RUN.
@@ -34,39 +32,39 @@ def command(context: click.Context, run: str | None, as_json: bool) -> None:
     if run is None:
         from nanolm.bench.health import health
 
-        found = health()
+        facts = health()
         if as_json:
-            click.echo(json.dumps(found, ensure_ascii=False))
+            print_json(facts)
         else:
-            show_rows(found.items())
+            show_rows(facts.items())
         return
     from nanolm.runs.doctor import examine
 
-    examined = examine(Path(run))
+    diagnosis = examine(Path(run))
     if as_json:
-        click.echo(json.dumps(asdict(examined), ensure_ascii=False))
+        print_json(asdict(diagnosis))
     else:
-        show_rows(rows(examined))
-    if not examined.sound():
-        context.exit(DAMAGED)
+        show_rows(rows(diagnosis))
+    if not diagnosis.sound():
+        context.exit(ModelError.exit_code)
 
 
-def rows(found: "Examined") -> list[tuple[str, str]]:
+def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
     """A title and a text each."""
-    shown = [
-        ("run" if found.state != "a model folder" else "model", f"{found.folder}: {found.state}")
-    ]
-    shown += [("problem", problem) for problem in found.problems]
-    shown += [(each.name, described(each)) for each in found.checkpoints]
-    if found.state == "unfinished":
-        shown.append(("to go on from", found.to_go_on or "none: training would start at step 0"))
-    shown.append(("to use", found.to_use or "none"))
-    if found.left_behind:
-        names = ", ".join(found.left_behind)
+    title = "model" if diagnosis.state == "a model folder" else "run"
+    shown = [(title, f"{diagnosis.folder}: {diagnosis.state}")]
+    shown += [("problem", problem) for problem in diagnosis.problems]
+    shown += [(each.name, described(each)) for each in diagnosis.checkpoints]
+    if diagnosis.state == "unfinished":
+        start = diagnosis.to_go_on or "none: training would start at step 0"
+        shown.append(("to go on from", start))
+    shown.append(("to use", diagnosis.to_use or "none"))
+    if diagnosis.left_behind:
+        names = ", ".join(diagnosis.left_behind)
         shown.append(("left behind", f"{names}: by what was killed; the next start removes it"))
     return shown
 
 
-def described(each: "Checked") -> str:
+def described(each: "CheckpointHealth") -> str:
     links = f", {' and '.join(each.links)}" if each.links else ""
     return f"{each.problem or 'whole'}, {each.bytes / 1e6:,.1f} MB{links}"

@@ -11,9 +11,19 @@ import click
 
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli.columns import Columns, colour, visible
-from nanolm.cli.console import finite, note
-from nanolm.cli.options import LABELLED, READING, Command, options_of, unwritable
-from nanolm.errors import UsageError
+from nanolm.cli.console import finite, note, print_json
+from nanolm.cli.options import (
+    LABEL_COLUMNS,
+    READING,
+    Command,
+    device_option,
+    json_option,
+    options_of,
+    unknown,
+    unwritable,
+)
+from nanolm.cli.tables import show_table
+from nanolm.errors import UsageError, refuse
 from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel
     from nanolm.text.tokenizer import Tokenizer
 
-WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
+DEFAULT_WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
 PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scrolls
 
 
@@ -39,7 +49,8 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
 @click.option(
     "--context",
     type=int,
-    help=f"Tokens in a window.  [default: what the model looks back on, at most {WINDOW:,}]",
+    help="Tokens in a window.  "
+    f"[default: what the model looks back on, at most {DEFAULT_WINDOW:,}]",
 )
 @click.option(
     "--stride",
@@ -55,17 +66,10 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
     metavar="FILE.csv",
     help="For a classifier: write all mistakes (text, label, prediction, probability).",
 )
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a model.")
+@device_option()
+@json_option(help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
-@options_of(
-    FinetuneSettings,
-    {
-        "How to read labelled text": {
-            name: row for name, row in LABELLED.items() if name != "text_column"
-        }
-    },
-)
+@options_of(FinetuneSettings, {"How to read labelled text": LABEL_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -96,8 +100,7 @@ def command(
     """
     settings = TrainSettings(corpus=corpus, **options)
     problems = settings.reading().problems()
-    if device not in DEVICES:
-        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
+    problems += unknown("--device", device, DEVICES)
     for option, value in (("--context", context), ("--stride", stride)):
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
@@ -107,8 +110,7 @@ def command(
             "--html and --per-token are for one model; leave out --against, or take "
             "--per-token --json"
         )
-    if problems:
-        raise UsageError("\n".join(problems))
+    refuse(problems)
 
     from nanolm.cli.progress import TrainingView
     from nanolm.evaluation import evaluate_texts
@@ -146,9 +148,9 @@ def command(
         write_page(Path(html), run, tokenizer, score)
     if as_json:
         for name, model, each in zip(names, models, scores, strict=True):
-            print_json(name, model.tokenizer if per_token else None, each)
+            print_score(name, model.tokenizer if per_token else None, each)
     elif against:
-        print_table(list(zip(names, scores, strict=True)))
+        show_comparison(list(zip(names, scores, strict=True)))
     elif per_token:
         show_surprise(tokenizer, score)
         note(summary(score))
@@ -170,21 +172,21 @@ def evaluate_classifier(
 
     with TrainingView() as view:
         classifier = load(run, note).on(device, "auto")
-        found = classifier.measure(names, reading, view.report)
-    for text in found.notes:
+        measured = classifier.measure(names, reading, view.report)
+    for text in measured.notes:
         note(text)
     if mistakes_file is not None:
-        Path(mistakes_file).write_text(mistakes_csv(found.mistakes), encoding="utf-8")
-        note(f"{mistakes_file}: all {len(found.mistakes):,} mistakes")
+        Path(mistakes_file).write_text(mistakes_csv(measured.mistakes), encoding="utf-8")
+        note(f"{mistakes_file}: all {len(measured.mistakes):,} mistakes")
     if as_json:
-        mistakes = [vars(mistake) for mistake in found.mistakes[:MISTAKES]]
-        values = {"run": run, "labels": classifier.labels, **found.scores.to_json()}
-        click.echo(json.dumps({**values, "mistakes": mistakes}, ensure_ascii=False))
+        mistakes = [vars(mistake) for mistake in measured.mistakes[:MISTAKES]]
+        values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
+        print_json({**values, "mistakes": mistakes})
         return
-    show_scores(", ".join(names), found.scores)
-    if found.mistakes:
+    show_scores(", ".join(names), measured.scores)
+    if measured.mistakes:
         click.echo()
-        show_mistakes([(m.text, m.label, m.predicted, m.probability) for m in found.mistakes[:5]])
+        show_mistakes(measured.mistakes[:5])
 
 
 def choose_windows(
@@ -192,16 +194,15 @@ def choose_windows(
 ) -> list[int]:
     """How many tokens each model is given at a time."""
     problems, windows = [], []
-    for name, found in models:
-        most = found.model.window()
-        window = context or min(found.model.config.context, WINDOW)
+    for name, loaded in models:
+        most = loaded.model.window()
+        window = context or min(loaded.model.config.context, DEFAULT_WINDOW)
         if most is not None and window > most:
             problems.append(f"--context {context}: {name} looks back on {most:,} tokens at most")
         elif stride is not None and stride > window:
             problems.append(f"--stride {stride}: give {window:,} at most, the window of {name}")
         windows.append(window)
-    if problems:
-        raise UsageError("\n".join(problems))
+    refuse(problems)
     return windows
 
 
@@ -226,7 +227,7 @@ def summary(score: "Score") -> str:
     )
 
 
-def print_table(scores: "list[tuple[str, Score]]") -> None:
+def show_comparison(scores: "list[tuple[str, Score]]") -> None:
     """A row a model, the best one marked."""
     bits = [score.bits_per_byte for _, score in scores]
     best = min(bits, key=lambda each: (math.isnan(each), each))
@@ -234,15 +235,11 @@ def print_table(scores: "list[tuple[str, Score]]") -> None:
     for name, score in scores:
         first, *others = figures(score).values()
         rows.append([name, first + " *" * (score.bits_per_byte == best), *others])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, first, *others in rows:
-        cells = [f"{first:<{widths[1]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(others, widths[2:], strict=True)]
-        click.echo("  ".join([f"{name:<{widths[0]}}", *cells]))
+    show_table(rows, left=(0, 1))
     note("* best; loss and perplexity compare only models with the same tokenizer")
 
 
-def print_json(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
+def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
     """One object on one line; with a `tokenizer` its tokens too, never all of them in memory."""
     values = {"run": name, **vars(score), "perplexity": score.perplexity}
     del values["surprises"]

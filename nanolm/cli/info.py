@@ -1,25 +1,21 @@
 """`nanolm info`: what a run or model folder is."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import note, show_rows
-from nanolm.cli.options import Command
+from nanolm.cli.console import note, print_json, show_rows
+from nanolm.cli.options import Command, json_option
 from nanolm.formats import counted
 
 if TYPE_CHECKING:
     from nanolm.runs.info import History, Info
 
 
-INDENT = 22  # columns for titles
-
-
 @click.command("info", cls=Command)
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def command(run: str, as_json: bool) -> None:
     """Describe a model: architecture, parameters, files, training, and who can read it.
 
@@ -31,11 +27,11 @@ def command(run: str, as_json: bool) -> None:
     """
     from nanolm.runs.info import describe
 
-    found = describe(run, note)
+    info = describe(run, note)
     if as_json:
-        click.echo(json.dumps(asdict(found), ensure_ascii=False))
-        return
-    show_rows(rows(found), INDENT)
+        print_json(asdict(info))
+    else:
+        show_rows(rows(info), indent=22)
 
 
 def rows(info: "Info") -> list[tuple[str, str]]:
@@ -59,11 +55,11 @@ def rows(info: "Info") -> list[tuple[str, str]]:
     shown.append(("tokenizer", f"{info.tokenizer['kind']}, {size}"))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
     if info.history:
-        shown.append(("trained", trained(info.history)))
+        shown.append(("trained", training(info.history)))
     return shown
 
 
-def trained(past: "History") -> str:
+def training(past: "History") -> str:
     """How it was trained, as far as that is known."""
     text = counted(past.step, "step")
     if past.batch is not None:

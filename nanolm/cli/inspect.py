@@ -1,8 +1,8 @@
 """`nanolm inspect`: what a model sees in a text."""
 
-import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, printable, tell_of
-from nanolm.cli.options import Command, unwritable
-from nanolm.errors import DataError, UsageError
+from nanolm.cli.console import note, note_written, print_json, printable
+from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
+from nanolm.errors import DataError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.training.settings import DEVICES
 
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
-    from nanolm.inspect.heads import Head
-    from nanolm.inspect.look import Foretold, Seen
+    from nanolm.inspect.heads import HeadPattern
+    from nanolm.inspect.inspection import Inspection, Predictions
     from nanolm.text.tokenizer import Tokenizer
 
-HEAD = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
+HEAD_NAME = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
 PAGE = "inspect.html"
-MOST = 512  # tokens of a page; attention grows with their square
+MOST_TOKENS = 512  # of a page; attention grows with their square
 
 
 @click.command("inspect", cls=Command)
@@ -45,8 +45,8 @@ MOST = 512  # tokens of a page; attention grows with their square
 @click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
 @click.option("--positions", is_flag=True, help="The vectors of positions, as a picture.")
 @click.option("--png", metavar="FOLDER", help="Pictures for a paper too; needs nanolm[plot].")
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers; no page is written.")
+@device_option()
+@json_option(help="Print the numbers; no page is written.")
 def command(
     run: str,
     text: tuple[str, ...],
@@ -73,21 +73,13 @@ def command(
     nanolm inspect runs/novel --neighbours king
     nanolm inspect runs/reviews "A lovely film."       a classifier
     """
-    modes = [
-        name
-        for name, value in (
-            ("--word", word),
-            ("--neighbours", neighbours),
-            ("--positions", positions),
-        )
-        if value
-    ]
+    flags = {"--word": word, "--neighbours": neighbours, "--positions": positions}
+    modes = [flag for flag, value in flags.items() if value]
     problems = unwritable("--out", None if as_json else out)
     if len(modes) > 1:
         problems.append(f"give one of {', '.join(modes)}")
-    if device not in DEVICES:
-        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
-    if head is not None and not HEAD.fullmatch(head):
+    problems += unknown("--device", device, DEVICES)
+    if head is not None and not HEAD_NAME.fullmatch(head):
         problems.append(f"--head {head}: give layer and head, from 1.1 on: --head 3.2")
     if head is not None and modes:
         problems.append(f"--head is for attention; leave out {modes[0]}")
@@ -101,8 +93,7 @@ def command(
         problems.append("several texts are for --word; quote one that has spaces")
     if png is not None and (neighbours or (Path(png).exists() and not Path(png).is_dir())):
         problems.append("--png: give a folder; it has no pictures of --neighbours")
-    if problems:
-        raise UsageError("\n".join(problems))
+    refuse(problems)
 
     from nanolm.cli.progress import TrainingView
     from nanolm.runs.folder import find_named, is_classifier
@@ -116,21 +107,21 @@ def command(
         from nanolm.classification.classifier import load as load_classifier
 
         classifier = load_classifier(folder, note).on(device, "float32")
-        inspector.decided(classifier, one_text(text, file), head)
+        inspector.decision(classifier, one_text(text, file), head)
         return
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
 
-    found = load(folder, note)
-    found.model.to(choose_device(device)[0])
+    loaded = load(folder, note)
+    loaded.model.to(choose_device(device)[0])
     if word:
-        inspector.word(found, word, list(text))
+        inspector.word(loaded, word, list(text))
     elif neighbours:
-        inspector.neighbours(found, neighbours)
+        inspector.neighbours(loaded, neighbours)
     elif positions:
-        inspector.positions(found)
+        inspector.positions(loaded)
     else:
-        inspector.text(found, one_text(text, file), head, top)
+        inspector.text(loaded, one_text(text, file), head, top)
 
 
 def one_text(text: tuple[str, ...], file: str | None) -> str:
@@ -151,158 +142,151 @@ class Inspector:
         if png is not None:
             png.mkdir(parents=True, exist_ok=True)
 
-    def text(self, found: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import look
+    def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import inspect_text
         from nanolm.inspect.page import inspection_page
+        from nanolm.inspect.png import predictions_png
 
-        ids = cut(found.tokenizer.encode_prompt(text), found.model.window())
-        seen = look(found.model, ids, top)
-        heads = describe(seen.attention, ids)
-        first = chosen(head, heads)
+        tokenizer = loaded.tokenizer
+        ids = cut(tokenizer.encode_prompt(text), loaded.model.window())
+        seen = inspect_text(loaded.model, ids, top)
+        heads = describe_heads(seen.attention, ids)
+        shown = head_indices(head, heads)
         if self.as_json:
-            values = {"tokens": names(found.tokenizer, ids), **attention_json(seen, heads)}
-            layers = [layer_json(found.tokenizer, layer) for layer in seen.layers]
+            values = {"tokens": names(tokenizer, ids), **attention_json(seen, heads)}
+            layers = [layer_json(tokenizer, layer) for layer in seen.layers]
             self.print({**values, "predictions": layers[-1], "layers": layers})
         else:
-            facts = self.facts(seen)
-            self.write(inspection_page(found.tokenizer, seen, heads, facts, first))
-        if self.png is not None:
-            from nanolm.inspect.pictures import predictions_png
+            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown))
+        self.draw_attention(tokenizer, seen, heads, shown)
+        self.draw("predictions.png", predictions_png, seen, partial(visible, tokenizer))
 
-            spelled = partial(visible, found.tokenizer)
-            self.attention(seen, heads, first, spelled(ids))
-            predictions_png(self.png / "predictions.png", seen, spelled)
-            tell_of(self.png / "predictions.png")
-
-    def decided(self, found: "TextClassifier", text: str, head: str | None) -> None:
-        from nanolm.inspect.decided import decided
-        from nanolm.inspect.heads import describe
-        from nanolm.inspect.look import Seen
+    def decision(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
+        from nanolm.inspect.attribution import attribute
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.inspection import Inspection
         from nanolm.inspect.page import inspection_page
 
-        window = min(found.model.base.window() or MOST, found.model.config.window or MOST)
-        ids = cut(found.tokenizer.encode_prompt(text.strip()), window)
-        what = decided(found.model, ids)
-        seen = Seen(ids, what.looks, [])
-        heads = describe(seen.attention, ids)
-        first = chosen(head, heads)
-        spelled = names(found.tokenizer, ids)
+        model, tokenizer, labels = classifier.model, classifier.tokenizer, classifier.labels
+        window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
+        ids = cut(tokenizer.encode_prompt(text.strip()), window)
+        decision = attribute(model, ids)
+        seen = Inspection(ids, decision.attention, [])
+        heads = describe_heads(seen.attention, ids)
+        shown = head_indices(head, heads)
         if self.as_json:
-            chances = dict(zip(found.labels, rounded(what.chances), strict=True))
             self.print(
                 {
-                    "tokens": spelled,
-                    "label": found.labels[what.label],
-                    "probabilities": chances,
-                    "rollout": rounded(what.attention),
-                    "gradient_x_input": rounded(what.gradient),
+                    "tokens": names(tokenizer, ids),
+                    "label": labels[decision.label],
+                    "probabilities": dict(
+                        zip(labels, rounded(decision.probabilities), strict=True)
+                    ),
+                    "rollout": rounded(decision.rollout),
+                    "gradient_x_input": rounded(decision.gradient),
                     **attention_json(seen, heads),
                 }
             )
         else:
-            facts = self.facts(seen)
-            both = (what, found.labels)
-            self.write(inspection_page(found.tokenizer, seen, heads, facts, first, both))
-        if self.png is not None:
-            self.attention(seen, heads, first, visible(found.tokenizer, ids))
+            both = (decision, labels)
+            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown, both))
+        self.draw_attention(tokenizer, seen, heads, shown)
 
-    def attention(
-        self,
-        seen: "Seen",
-        heads: "list[list[Head]]",
-        first: tuple[int, int] | None,
-        spelled: list[str],
-    ) -> None:
-        from nanolm.inspect.pictures import attention_png, head_png
-
-        assert self.png is not None
-        attention_png(self.png / "attention.png", seen, heads)
-        tell_of(self.png / "attention.png")
-        if first is not None:
-            layer, number = first
-            title = f"head {layer + 1}.{number + 1} {heads[layer][number].words}"
-            file = self.png / f"head-{layer + 1}.{number + 1}.png"
-            head_png(file, seen.attention[layer, number], title, spelled)
-            tell_of(file)
-
-    def word(self, found: "LanguageModel", word: str, texts: list[str]) -> None:
+    def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
-        from nanolm.inspect.vectors import between, occurrences, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import mean_similarities, occurrences, similarities
 
-        where = occurrences(found.model, found.tokenizer, word, texts)
-        cosines = similarities(where.vectors)
+        places = occurrences(loaded.model, loaded.tokenizer, word, texts)
+        cosines = similarities(places.vectors)
         if self.as_json:
-            values = {"word": word, "places": where.around, "cosines": rounded(cosines)}
-            self.print({**values, "means": rounded(between(cosines))})
+            values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
+            self.print({**values, "means": rounded(mean_similarities(cosines))})
         else:
-            self.write(word_page(where, {"model": self.run}))
-        if self.png is not None:
-            from nanolm.inspect.pictures import matrices_png
+            self.write(word_page(places, {"model": self.run}))
+        titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
+        self.draw("word.png", matrices_png, list(zip(titles, cosines, strict=True)))
 
-            titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
-            matrices_png(self.png / "word.png", list(zip(titles, cosines, strict=True)))
-            tell_of(self.png / "word.png")
-
-    def neighbours(self, found: "LanguageModel", word: str) -> None:
+    def neighbours(self, loaded: "LanguageModel", word: str) -> None:
         from nanolm.inspect.vectors import neighbours, token_of
 
-        id = token_of(found.tokenizer, word)
-        near = neighbours(found.model, id)
-        spelled = names(found.tokenizer, [other for other, _ in near])
+        id = token_of(loaded.tokenizer, word)
+        nearest = neighbours(loaded.model, id)
+        spelled = names(loaded.tokenizer, [other for other, _ in nearest])
+        cosines = list(zip(spelled, (cosine for _, cosine in nearest), strict=True))
         if self.as_json:
-            values = [
-                {"token": text, "cosine": round(cosine, 6)}
-                for text, (_, cosine) in zip(spelled, near, strict=True)
-            ]
-            self.print({"token": names(found.tokenizer, [id])[0], "neighbours": values})
+            values = [{"token": text, "cosine": round(cosine, 6)} for text, cosine in cosines]
+            self.print({"token": names(loaded.tokenizer, [id])[0], "neighbours": values})
             return
-        for text, (_, cosine) in zip(spelled, near, strict=True):
+        for text, cosine in cosines:
             click.echo(f"{cosine:6.3f}  {printable(text)}")
 
-    def positions(self, found: "LanguageModel") -> None:
+    def positions(self, loaded: "LanguageModel") -> None:
         from nanolm.inspect.page import positions_page
-        from nanolm.inspect.vectors import positions, similarities
+        from nanolm.inspect.png import matrices_png
+        from nanolm.inspect.vectors import position_vectors, similarities
 
-        kind, vectors = positions(found.model)
+        kind, vectors = position_vectors(loaded.model)
         if self.as_json:
             self.print({"kind": kind, "vectors": rounded(vectors)})
         else:
             facts = {"model": self.run, "positions": f"{len(vectors):,}"}
             self.write(positions_page(kind, vectors, facts))
-        if self.png is not None:
-            from nanolm.inspect.pictures import matrices_png
+        largest = float(abs(vectors).max()) or 1.0
+        pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
+        self.draw("positions.png", matrices_png, pairs, "auto")
 
-            largest = float(abs(vectors).max()) or 1.0
-            pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
-            matrices_png(self.png / "positions.png", pairs, aspect="auto")
-            tell_of(self.png / "positions.png")
-
-    def facts(self, seen: "Seen") -> dict[str, str]:
+    def facts(self, seen: "Inspection") -> dict[str, str]:
         layers, heads = seen.attention.shape[:2]
         shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
         return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
+
+    def print(self, values: dict[str, Any]) -> None:
+        print_json({"model": self.run, **values})
 
     def write(self, page: str) -> None:
         from nanolm.files import write_atomically
 
         write_atomically(self.out, page)
-        tell_of(self.out)
+        note_written(self.out)
 
-    def print(self, values: dict[str, Any]) -> None:
-        click.echo(json.dumps({"model": self.run, **values}, ensure_ascii=False))
+    def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
+        """A picture for a paper, if these were asked for."""
+        if self.png is not None:
+            draw(self.png / name, *arguments)
+            note_written(self.png / name)
+
+    def draw_attention(
+        self,
+        tokenizer: "Tokenizer",
+        seen: "Inspection",
+        heads: "list[list[HeadPattern]]",
+        shown: tuple[int, int] | None,
+    ) -> None:
+        """All heads, and the one that is shown large."""
+        from nanolm.inspect.png import attention_png, head_png
+
+        self.draw("attention.png", attention_png, seen, heads)
+        if shown is not None:
+            layer, head = shown
+            name = f"{layer + 1}.{head + 1}"
+            title = f"head {name} {heads[layer][head].words}"
+            spelled = visible(tokenizer, seen.ids)
+            self.draw(f"head-{name}.png", head_png, seen.attention[shown], title, spelled)
 
 
 def cut(ids: list[int], window: int | None) -> list[int]:
     """As many of the first tokens as the model and a page have room for."""
-    most = min(MOST, window or MOST)
+    most = min(MOST_TOKENS, window or MOST_TOKENS)
     if len(ids) > most:
         note(f"only the first {most:,} of {len(ids):,} tokens are looked at")
     return ids[:most]
 
 
-def chosen(head: str | None, heads: "list[list[Head]]") -> tuple[int, int] | None:
-    match = HEAD.fullmatch(head or "")
+def head_indices(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
+    """Of --head LAYER.HEAD, from 0."""
+    match = HEAD_NAME.fullmatch(head or "")
     if not match:
         return None
     layer, number = (int(part) - 1 for part in match.groups())
@@ -330,15 +314,15 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def attention_json(seen: "Seen", heads: "list[list[Head]]") -> dict[str, Any]:
+def attention_json(seen: "Inspection", heads: "list[list[HeadPattern]]") -> dict[str, Any]:
     described = [[{**asdict(head), "words": head.words} for head in row] for row in heads]
     return {"heads": described, "attention": rounded(seen.attention)}
 
 
-def layer_json(tokenizer: "Tokenizer", found: "Foretold") -> dict[str, Any]:
+def layer_json(tokenizer: "Tokenizer", layer: "Predictions") -> dict[str, Any]:
     return {
-        "tokens": [names(tokenizer, row) for row in found.ids.tolist()],
-        "probabilities": rounded(found.chances),
-        "came": rounded(found.came),
-        "rank": found.rank.tolist(),
+        "tokens": [names(tokenizer, row) for row in layer.ids.tolist()],
+        "probabilities": rounded(layer.probabilities),
+        "came": rounded(layer.actual),
+        "rank": layer.rank.tolist(),
     }

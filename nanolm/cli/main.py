@@ -16,7 +16,7 @@ import click
 
 from nanolm import __version__
 from nanolm.cli.console import complain
-from nanolm.cli.options import Group
+from nanolm.cli.options import CommandGroup
 from nanolm.errors import Interrupted, NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
 from nanolm.machine import process
@@ -52,7 +52,7 @@ class ClosedPipe(Exception):
     """Whoever read the output has had enough."""
 
 
-class Verbs(Group):
+class Verbs(CommandGroup):
     """A group whose commands are modules."""
 
     def list_commands(self, context: click.Context) -> list[str]:

@@ -1,43 +1,53 @@
-"""Options made from a dataclass, listed under headings."""
+"""Options that several commands share, most of them made from a dataclass of settings."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
 from nanolm.errors import UsageError, did_you_mean
-from nanolm.training.settings import CHOICES, Settings, option
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.training.settings import CHOICES, DEVICES, DTYPES, Settings, option
 from nanolm.training.trackers import TRACKERS, known
 
-# heading -> field -> (metavar, help); an empty metavar is click's own for the type
-Table = dict[str, dict[str, tuple[str, str]]]
+# heading -> field -> help, or (metavar, help) where the metavar is another than in METAVARS
+Table = Mapping[str, Mapping[str, str | tuple[str, str]]]
 
+METAVARS = {  # of settings that are not just numbers
+    **{name: "|".join(choices) for name, choices in CHOICES.items()},
+    **dict.fromkeys(("encoding", "text_field", "text_column", "label_column"), "NAME"),
+    **dict.fromkeys(("val", "test", "label_file"), "FILE"),
+    "document_separator": "TEXT",
+    "limit": "ROWS",
+    "save_every": "STEPS",
+    "start_from": "RUN",
+    "tokenizer": "|".join([*TRAINABLE, *NAMED, "PATH"]),
+}
+ENCODING = {"encoding": "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."}
 READING = {
-    "document_separator": ("TEXT", "A line that is just TEXT parts documents within a file."),
-    "encoding": ("NAME", "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."),
-    "text_field": ("NAME", "Where .jsonl has its text; a.b is b within a.  [default: text]"),
-    "text_column": (
-        "NAME",
-        "Which column of a table; a number if it has no header.  [default: text]",
-    ),
+    "document_separator": "A line that is just TEXT parts documents within a file.",
+    **ENCODING,
+    "text_field": "Where .jsonl has its text; a.b is b within a.  [default: text]",
+    "text_column": "Which column of a table; a number if it has no header.  [default: text]",
 }
-
-
+LABEL_COLUMNS = {
+    "label_column": "Where the label is, the same way.  [default: both found]",
+    "label_file": "Labels in a file of their own, a line for each line of the texts.",
+}
 LABELLED = {
-    "text_column": ("NAME", "Where the text is: a name, a.b in .jsonl, or a number from 1."),
-    "label_column": ("NAME", "Where the label is, the same way.  [default: both found]"),
-    "label_file": ("FILE", "Labels in a file of their own, a line for each line of the texts."),
+    "text_column": "Where the text is: a name, a.b in .jsonl, or a number from 1.",
+    **LABEL_COLUMNS,
+    **ENCODING,
 }
-
-
 MACHINE = {
-    "device": ("|".join(CHOICES["device"]), "Where to train."),
-    "dtype": ("|".join(CHOICES["dtype"]), "Numbers of the large products."),
-    "threads": ("", "CPU threads.  [default: as many as help]"),
-    "deterministic": ("", "The same to the last bit on a GPU too; twice as slow there."),
+    "device": "Where to train.",
+    "dtype": "Numbers of the large products.",
+    "threads": "CPU threads.  [default: as many as help]",
+    "deterministic": "The same to the last bit on a GPU too; twice as slow there.",
 }
 
 
@@ -73,7 +83,7 @@ class Command(click.Command):
                 formatter.write_dl(rows)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that guesses which of its commands was meant."""
 
     def resolve_command(
@@ -87,96 +97,114 @@ class Group(click.Group):
         return super().resolve_command(context, args)
 
 
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """All of them as one decorator; the help lists them in this order."""
+    return lambda function: reduce(lambda inner, add: add(inner), reversed(decorators), function)
+
+
 def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
     """A decorator: one option for each field in `table`, with the type and default it has."""
     hints = get_type_hints(kind)
     defaults = {field.name: field.default for field in fields(kind)}
 
-    def decorate(function: Any) -> Any:
-        rows = [(heading, *row) for heading, part in table.items() for row in part.items()]
-        for heading, name, (metavar, text) in reversed(rows):
-            types = [part for part in get_args(hints[name]) or [hints[name]] if part is not None]
-            several = get_origin(hints[name]) is tuple
-            default = defaults[name]
-            flag = option(name)
-            if types[0] is bool and default is None:  # yes, no, or as it comes
-                flag += f"/--no-{flag.removeprefix('--')}"
-            function = click.option(
-                name,
-                flag,
-                cls=Option,
-                heading=heading,
-                type=types[0],
-                is_flag=types[0] is bool,
-                default=default,
-                multiple=several,
-                show_default=default not in (None, False, "auto", ()),
-                metavar=metavar or None,
-                help=text,
-            )(function)
-        return function
+    def option_of(name: str, heading: str, row: str | tuple[str, str]) -> Callable[[Any], Any]:
+        metavar, text = row if isinstance(row, tuple) else (METAVARS.get(name), row)
+        plain = next(part for part in get_args(hints[name]) or [hints[name]] if part is not None)
+        default = defaults[name]
+        flag = option(name)
+        if plain is bool and default is None:  # yes, no, or chosen automatically
+            flag += f"/--no-{flag.removeprefix('--')}"
+        return click.option(
+            name,
+            flag,
+            cls=Option,
+            heading=heading,
+            type=plain,
+            is_flag=plain is bool,
+            default=default,
+            multiple=get_origin(hints[name]) is tuple,
+            show_default=default not in (None, False, "auto", ()),
+            metavar=metavar or None,
+            help=text,
+        )
 
-    return decorate
+    return combined(
+        *(
+            option_of(name, heading, row)
+            for heading, part in table.items()
+            for name, row in part.items()
+        )
+    )
+
+
+json_option = partial(click.option, "--json", "as_json", is_flag=True)
+device_option = partial(
+    click.option,
+    "--device",
+    metavar="|".join(DEVICES),
+    default="auto",
+    help="Where to run the model.",
+)
+dtype_option = partial(click.option, "--dtype", metavar="|".join(DTYPES), default="auto")
+run_option = partial(click.option, cls=Option, heading="Run")
 
 
 def run_options(kind: type[Settings]) -> Callable[[Any], Any]:
     """A decorator: what every command that trains takes besides its settings."""
-    about: dict[str, dict[str, Any]] = {
-        "--out": {
-            "metavar": "RUN",
-            "help": f"The run folder.  [default: runs/NAME-OF-{kind.texts.upper()}]",
-        },
-        "--resume": {
-            "is_flag": True,
-            "help": "Go on with the unfinished run of these settings (as without it), or say there "
+    return combined(
+        run_option(
+            "--out",
+            metavar="RUN",
+            help=f"The run folder.  [default: runs/NAME-OF-{kind.texts.upper()}]",
+        ),
+        run_option(
+            "--resume",
+            is_flag=True,
+            help="Go on with the unfinished run of these settings (as without it), or say there "
             "is none.",
-        },
-        "--config": {
-            "metavar": "FILE.toml",
-            "is_eager": True,
-            "expose_value": False,
-            "callback": config_of(kind),
-            "help": "Settings from a file, such as runs/x/config.toml; options go on top.",
-        },
-        "--report-to": {
-            "metavar": ",".join(TRACKERS),
-            "default": "",
-            "callback": lambda context, parameter, names: known(names),
-            "help": "Send the metrics there too, while training.",
-        },
-        "--json": {"is_flag": True, "help": "Print the result as JSON."},
-    }
-
-    def decorate(function: Any) -> Any:
-        for flag, rest in reversed(about.items()):
-            names = ("as_json",) if flag == "--json" else ()
-            function = click.option(flag, *names, cls=Option, heading="Run", **rest)(function)
-        return function
-
-    return decorate
+        ),
+        run_option(
+            "--config",
+            metavar="FILE.toml",
+            is_eager=True,
+            expose_value=False,
+            callback=partial(read_config, kind),
+            help="Settings from a file, such as runs/x/config.toml; options go on top.",
+        ),
+        run_option(
+            "--report-to",
+            metavar=",".join(TRACKERS),
+            default="",
+            callback=lambda context, parameter, names: known(names),
+            help="Send the metrics there too, while training.",
+        ),
+        json_option(cls=Option, heading="Run", help="Print the result as JSON."),
+    )
 
 
-def config_of(kind: type[Settings]) -> Callable[..., None]:
-    """What --config does: it takes the settings of a TOML file as defaults; options and the
-    environment go on top."""
+def read_config(
+    kind: type[Settings], context: click.Context, parameter: click.Parameter, file: str | None
+) -> None:
+    """Take the settings in a TOML file as defaults; options and the environment go on top."""
+    if file is None:
+        return
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        kind.from_dict(values)
+    except FileNotFoundError:
+        raise UsageError(f"--config {file} does not exist") from None
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"--config {file} cannot be used:\n{error}") from None
+    context.default_map = {**(context.default_map or {}), **values}
 
-    def read(context: click.Context, parameter: click.Parameter, file: str | None) -> None:
-        if file is None:
-            return
-        try:
-            values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-            kind.from_dict(values)
-        except FileNotFoundError:
-            raise UsageError(f"--config {file} does not exist") from None
-        except (OSError, ValueError, UsageError) as error:
-            raise UsageError(f"--config {file} cannot be used:\n{error}") from None
-        context.default_map = {**(context.default_map or {}), **values}
 
-    return read
+def unknown(flag: str, value: str, choices: tuple[str, ...]) -> list[str]:
+    """What is wrong with a `value` that is not one of the `choices`."""
+    return [] if value in choices else [f"{flag} {value}: there is {', '.join(choices)}"]
 
 
 def unwritable(option: str, file: str | None) -> list[str]:
-    """What is wrong with a file that is to be written, told before any work is done."""
+    """What is wrong with a file that is to be written, found before any work is done."""
     if file is None or (Path(file).parent.is_dir() and not Path(file).is_dir()):
         return []
     return [f"{option} {file}: give a file in a folder that is there"]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import tell_of
+from nanolm.cli.console import note_written
 from nanolm.cli.options import Command, unwritable
-from nanolm.errors import DataError, UsageError
+from nanolm.errors import DataError, refuse
 
 if TYPE_CHECKING:
     from nanolm.runs.folder import Run
 
-COMPARED = "report.html"
+COMPARISON_PAGE = "report.html"
 
 
 @click.command("report", cls=Command)
@@ -22,7 +22,7 @@ COMPARED = "report.html"
 @click.option(
     "--out",
     metavar="FILE",
-    help=f"The page to write.  [default: RUN/report.html; of several runs {COMPARED}]",
+    help=f"The page to write.  [default: RUN/report.html; of several runs {COMPARISON_PAGE}]",
 )
 @click.option("--png", is_flag=True, help="Draw the curves as PNG too; needs nanolm[plot].")
 @click.option("--terminal", is_flag=True, help="Draw the loss here instead.")
@@ -43,12 +43,12 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
         problems.append("give one of --terminal and --out")
     if png and (terminal or out is not None or len(run) > 1):
         problems.append("--png draws the curves of one run into its folder; omit --out, --terminal")
-    if problems:
-        raise UsageError("\n".join(problems))
+    refuse(problems)
 
     from nanolm.files import write_atomically
     from nanolm.report.listing import UNREADABLE
-    from nanolm.report.page import comparison_page, report_page, told, write_report
+    from nanolm.report.page import comparison_page, report_page, write_report
+    from nanolm.report.run_data import read_run
     from nanolm.runs.folder import Run
 
     runs = [Run(Path(name)) for name in run]
@@ -61,12 +61,12 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
                 draw(each)
         elif len(runs) == 1 and out is None:
             for file in write_report(runs[0], png):
-                tell_of(file)
+                note_written(file)
         else:
-            file = Path(out or COMPARED)
-            page = comparison_page(runs) if len(runs) > 1 else report_page(told(runs[0]))
+            file = Path(out or COMPARISON_PAGE)
+            page = comparison_page(runs) if len(runs) > 1 else report_page(read_run(runs[0]))
             write_atomically(file, page)
-            tell_of(file)
+            note_written(file)
     except UNREADABLE as error:
         raise DataError(
             f"run.json or metrics.jsonl is not as nanolm writes it: {error!r}"
@@ -75,12 +75,12 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
 
 def draw(run: "Run") -> None:
     """The loss of a run, as wide as the terminal."""
-    from nanolm.report.page import told
+    from nanolm.report.run_data import read_run
     from nanolm.report.terminal import plot
 
-    one = told(run)
-    lines = [one.line("loss", "training"), one.line("val_loss", "validation")]
+    data = read_run(run)
+    series = [data.series("loss", "training"), data.series("val_loss", "validation")]
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     width = min(100, shutil.get_terminal_size().columns)
     click.echo(f"{run.path}: loss by step")
-    click.echo("\n".join(plot(lines, width, 16, plain)))
+    click.echo("\n".join(plot(series, width, 16, plain)))

@@ -1,24 +1,23 @@
 """`nanolm runs`: all that was trained."""
 
-import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import note, printable
-from nanolm.cli.options import Command, Group
+from nanolm.cli.console import note, print_json, printable
+from nanolm.cli.options import Command, CommandGroup, json_option
+from nanolm.cli.tables import one_line, show_table
 from nanolm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from nanolm.report.listing import Row
+    from nanolm.report.listing import RunSummary
     from nanolm.runs.folder import Run
 
-RUNS = "runs"
 # The heading of each column, and how it is written.
 COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "run": ("run", str),
@@ -31,22 +30,24 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "minutes": ("minutes", "{:.1f}".format),
     "state": ("state", str),
 }
-SORTED = ("started", "run", "corpus", "size", "steps", "bits", "val", "test", "minutes", "state")
-KEYS = {"size": "parameters", "bits": "bits_per_byte"}
-KEYS |= {"val": "val_accuracy", "test": "test_accuracy", "right": "accuracy"}
-WIDEST = 40  # letters of a name in the table
+SORT_KEYS = {
+    **{name: name for name in ("started", "run", "corpus")},
+    **{"size": "parameters", "steps": "steps", "bits": "bits_per_byte"},
+    **{"val": "val_accuracy", "test": "test_accuracy", "minutes": "minutes", "state": "state"},
+}
+NAME_WIDTH = 40  # letters of a name in the table
 
 
-@click.group("runs", cls=Group, invoke_without_command=True)
-@click.option("--folder", metavar="DIR", default=RUNS, show_default=True, help="Where they are.")
+@click.group("runs", cls=CommandGroup, invoke_without_command=True)
+@click.option("--folder", metavar="DIR", default="runs", show_default=True, help="Where they are.")
 @click.option(
     "--sort",
-    metavar="|".join(SORTED),
+    metavar="|".join(SORT_KEYS),
     default="started",
     show_default=True,
     help="The best or the most first, for names the first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run.")
+@json_option(help="Print one JSON object a run.")
 @click.pass_context
 def command(context: click.Context, folder: str, sort: str, as_json: bool) -> None:
     """List what was trained: on what, how large, how good, how long, and whether it is done.
@@ -59,55 +60,46 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     """
     if context.invoked_subcommand is not None:
         return
-    if sort not in (*SORTED, "right"):  # as it was called before there were two of them
-        raise UsageError(f"--sort {sort}: there is {', '.join(SORTED)}")
+    keys = {**SORT_KEYS, "right": "accuracy"}  # as it was called before there were two of them
+    if sort not in keys:
+        raise UsageError(f"--sort {sort}: there is {', '.join(SORT_KEYS)}")
 
-    from nanolm.report.listing import listing
+    from nanolm.report.listing import list_runs
 
-    rows = in_order(listing(Path(folder), note), KEYS.get(sort, sort))
+    rows = sorted_by(list_runs(Path(folder), note), keys[sort])
     if as_json:
         for row in rows:
-            click.echo(json.dumps(asdict(row), ensure_ascii=False))
+            print_json(asdict(row))
     elif rows:
         show(rows)
     else:
         note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
 
 
-def in_order(rows: "list[Row]", key: str) -> "list[Row]":
+def sorted_by(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
     """The best, the largest or the newest first, names from A on; what has no such number last."""
     known = [row for row in rows if getattr(row, key) is not None]
-    upwards = key in ("run", "corpus", "state", "bits_per_byte")
-    known.sort(key=lambda row: getattr(row, key), reverse=not upwards)
+    ascending = key in ("run", "corpus", "state", "bits_per_byte")
+    known.sort(key=lambda row: getattr(row, key), reverse=not ascending)
     return known + [row for row in rows if getattr(row, key) is None]
 
 
-def show(rows: "list[Row]") -> None:
+def show(rows: "list[RunSummary]") -> None:
     """As a table; columns that no run has are left out."""
     used = [name for name in COLUMNS if any(getattr(row, name) is not None for row in rows)]
     table = [[COLUMNS[name][0] for name in used]]
     for row in rows:
         values = [(name, getattr(row, name)) for name in used]
-        table.append(["" if value is None else COLUMNS[name][1](value) for name, value in values])
-    left = [COLUMNS[name][1] is str for name in used]
-    show_table(table, left)
-
-
-def show_table(table: Sequence[Sequence[str]], left: Sequence[bool]) -> None:
-    """Columns as wide as they need; names that are too long lose their beginning."""
-    lines = [[shortened(printable(cell)) for cell in line] for line in table]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            f"{cell:<{width}}" if to_left else f"{cell:>{width}}"
-            for cell, width, to_left in zip(line, widths, left, strict=True)
+        table.append(
+            ["" if value is None else short_name(COLUMNS[name][1](value)) for name, value in values]
         )
-        click.echo("  ".join(cells).rstrip())
+    show_table(table, {number for number, name in enumerate(used) if COLUMNS[name][1] is str})
 
 
-def shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= WIDEST else "…" + text[1 - WIDEST :]
+def short_name(text: str) -> str:
+    """In one line; a name that is too long loses its beginning."""
+    text = one_line(text)
+    return text if len(text) <= NAME_WIDTH else "…" + text[1 - NAME_WIDTH :]
 
 
 @command.command("compare", cls=Command)
@@ -123,13 +115,16 @@ def compare(run: tuple[str, ...]) -> None:
     if len(run) < 2:
         raise UsageError("give two runs or more")
 
-    from nanolm.report.page import columns, differing, distinct, summary, told
+    from nanolm.report.page import differing, distinct, summary, summary_columns
+    from nanolm.report.run_data import read_run
 
-    found = [told(existing(name)) for name in run]
+    runs = [read_run(existing(name)) for name in run]
     table = [["", *distinct(list(run))]]
-    table += [[name, *(summary(one).get(name, "") for one in found)] for name in columns(found)]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(found)]
-    show_table(table, [True] * len(table[0]))
+    table += [
+        [name, *(summary(one).get(name, "") for one in runs)] for name in summary_columns(runs)
+    ]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(runs)]
+    show_table([[short_name(cell) for cell in row] for row in table], range(len(table[0])))
 
 
 @command.command("rm", cls=Command)
@@ -141,10 +136,10 @@ def remove(run: tuple[str, ...], yes: bool) -> None:
     \b
     nanolm runs rm runs/novel-2
     """
-    found = [existing(name) for name in run]
+    runs = [existing(name) for name in run]
     if not yes and not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked; give --yes to remove them")
-    for each in found:
+    for each in runs:
         size = sum(file.lstat().st_size for file in each.path.rglob("*") if not file.is_symlink())
         state = "finished" if each.finished() else "not finished"
         text = f"remove {printable(str(each.path))} ({state}, {size / 1e6:,.1f} MB)?"

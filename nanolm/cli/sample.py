@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.columns import Columns, colour, short, show_table, visible, visible_text
+from nanolm.cli.columns import Columns, colour, short, show_table, visible_text
 from nanolm.cli.console import finite, note, show_text
-from nanolm.cli.options import Command, Table, options_of, unwritable
+from nanolm.cli.options import (
+    Command,
+    Table,
+    device_option,
+    dtype_option,
+    json_option,
+    options_of,
+    unknown,
+    unwritable,
+)
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, SamplingParams
 from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
@@ -26,25 +35,12 @@ if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
 TABLE: Table = {
-    "How much": {
-        "tokens": ("", "At most so many new tokens."),
-        "min_tokens": ("", "No end of text and no stop text before so many."),
-        "stop": ("TEXT", "End before TEXT would be written; as often as you like."),
-    },
-    "How": {
-        "temperature": ("", "Lower is safer, higher is wilder, 0 is greedy."),
-        "top_k": ("", "Choose among the k likeliest tokens only."),
-        "top_p": ("", "Choose among the likeliest that together reach p only."),
-        "min_p": ("", "Choose among those at least p times as likely as the likeliest only."),
-        "greedy": ("", "Always the likeliest token."),
-        "beams": ("", "The likeliest whole text, following so many at once; no chance in it."),
-    },
-    "What not": {
-        "repetition_penalty": ("", "Above 1: less of what is in the prompt or the text."),
-        "frequency_penalty": ("", "Above 0: less of a token for every time it was written."),
-        "presence_penalty": ("", "Above 0: less of a token once it was written."),
-        "ban": ("TEXT", "Never write TEXT, not within a word either; as often as you like."),
-    },
+    group: {
+        name: ("TEXT" if TYPES[name] is str else "", about.help)
+        for name, about in DECLARATIONS.items()
+        if about.group == group and name != "seed"  # which is random here, if it is not given
+    }
+    for group in GROUPS
 }
 
 
@@ -61,7 +57,7 @@ TABLE: Table = {
 @click.option("--each-line", is_flag=True, help="Each line of file or stdin is a prompt.")
 @click.option("--interactive", is_flag=True, help="Ask for one prompt after the other.")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Samples of each prompt.")
-@click.option("--seed", type=int, help="The same seed, the same text.  [default: random]")
+@click.option("--seed", type=int, help=f"{DECLARATIONS['seed'].help}  [default: random]")
 @click.option(
     "--show",
     metavar="probs|top=N|words|words=N",
@@ -71,11 +67,11 @@ TABLE: Table = {
 )
 @click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
 @click.option("--html", metavar="FILE", help="Write that as a page for a browser.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run the model.")
-@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
+@json_option(help="Print one JSON object a sample.")
+@device_option()
+@dtype_option(help="Of the weights.")
 @click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
-@options_of(Knobs, TABLE)
+@options_of(SamplingParams, TABLE)
 def command(
     run: str | None,
     prompts: tuple[str, ...],
@@ -108,17 +104,14 @@ def command(
     nanolm sample hf://gpt2 --prompt "The meaning of life" --stop "."
     nanolm sample --prompt-file questions.txt --each-line --json
     """
-    knobs = Knobs(seed=secrets.randbelow(1_000_000) if seed is None else seed, **options)
-    problems = knobs.problems()
+    params = SamplingParams(seed=secrets.randbelow(1_000_000) if seed is None else seed, **options)
+    problems = params.problems()
     shown, top = what_to_show(show, problems)
     if not 1 <= count <= 1000:
         problems.append(f"-n {count}: must be from 1 to 1000")
-    elif 1 < knobs.beams < count:
-        problems.append(f"-n {count}: --beams {knobs.beams} finds {knobs.beams} texts at most")
-    if device not in DEVICES:
-        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
+    elif 1 < params.beams < count:
+        problems.append(f"-n {count}: --beams {params.beams} finds {params.beams} texts at most")
+    problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
     if csv_file is not None and csv_file == html:
         problems.append(f"--csv and --html {html}: give each a file of its own")
@@ -135,24 +128,25 @@ def command(
         asked = in_lines(piped_text(), each_line)
 
     name, writer = ready(run, device, dtype, int8)
-    writing = Writing(writer, knobs, count, shown, top)
-    if not knobs.likeliest_only() and knobs.beams == 1:
-        note(f"seed {knobs.seed}" + ", one more for each prompt" * interactive)
+    writing = SampleSession(writer, params, count, shown, top)
+    if not params.likeliest_only() and params.beams == 1:
+        note(f"seed {params.seed}" + ", one more for each prompt" * interactive)
     if interactive:
-        converse(writing, asked)
+        interactive_loop(writing, asked)
         return
     samples = writing.write(asked, live=not as_json)
     if as_json:
         writing.print_json(samples)
     if csv_file is not None:
         if writing.words:
-            write_words_csv(Path(csv_file), writing.words, top)
+            write_csv(Path(csv_file), writing.words, "word", top)
         else:
-            write_csv(Path(csv_file), writer.tokenizer, samples, top)
+            tokens, most = map(writing.tokens, samples), min(top, writer.tokenizer.vocab_size)
+            write_csv(Path(csv_file), list(tokens), "token", most)
     if html is not None:
         from nanolm.generation.page import samples_page
 
-        facts = {"model": name, **facts_of(knobs)}
+        facts = {"model": name, **facts_of(params)}
         page = samples_page(writer.tokenizer, samples, facts, writing.words)
         Path(html).write_text(page, encoding="utf-8")
     for file in filter(None, (csv_file, html)):
@@ -204,13 +198,13 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
     return run, writer
 
 
-class Writing:
+class SampleSession:
     """One model, and one way to write with it and to show it."""
 
     def __init__(
-        self, writer: "LanguageModel", knobs: Knobs, count: int, shown: str, top: int
+        self, writer: "LanguageModel", params: SamplingParams, count: int, shown: str, top: int
     ) -> None:
-        self.writer, self.knobs, self.count = writer, knobs, count
+        self.writer, self.params, self.count = writer, params, count
         self.shown, self.top = shown, top
         self.columns = Columns()
         self.words: list[list[Word]] = []  # of each sample, if they are to be shown
@@ -235,10 +229,10 @@ class Writing:
             self.begin(samples[0])
         done = 0  # tokens of the first that were shown
         with TrainingView() as view:
-            silent = view.report if not live or self.knobs.beams > 1 else lambda *how_far: None
+            silent = view.report if not live or self.params.beams > 1 else lambda *how_far: None
             try:
                 top = self.top if self.shown == "top" else 0
-                for row, text in self.writer.stream(samples, self.knobs, top, report=silent):
+                for row, text in self.writer.stream(samples, self.params, top, report=silent):
                     if live and row == 0:
                         done = self.go_on(samples[0], done, text)
             except KeyboardInterrupt:  # what there is so far is shown
@@ -278,54 +272,34 @@ class Writing:
         if not self.shown:
             show_text(text)
         elif self.shown == "probs":
-            tokenizer = self.writer.tokenizer
-            for id, logprob in zip(sample.tokens[done:], sample.logprobs[done:], strict=True):
-                chance = math.exp(logprob)
-                if sys.stdout.isatty():
-                    self.columns.add(visible(tokenizer, id), short(chance), colour(chance))
-                else:
-                    token = json.dumps(spelled_out(tokenizer, id), ensure_ascii=False)
-                    click.echo(f"{chance:.6f}\t{token}")
+            self.show_probabilities(self.tokens(sample, done))
         return len(sample.tokens)
 
     def end(self, sample: "Sample", words: list["Word"]) -> None:
         if not self.shown:
             show_text("\n")
+        elif self.top:
+            rows = words or self.tokens(sample)
+            show_table([(cell(row, row.text, row.probability), top_cells(row)) for row in rows])
         elif self.shown == "words":
-            self.show_words(words)
-        elif self.shown == "top":
-            tokenizer = self.writer.tokenizer
-            show_table(
-                [
-                    (
-                        (visible(tokenizer, id), math.exp(logprob), True),
-                        [
-                            (visible(tokenizer, each), math.exp(chance), each == id)
-                            for each, chance in top
-                        ],
-                    )
-                    for id, logprob, top in zip(
-                        sample.tokens, sample.logprobs, sample.top, strict=True
-                    )
-                ]
-            )
+            self.show_probabilities(words)
         self.columns.flush()
 
-    def show_words(self, words: list["Word"]) -> None:
-        if self.top:
-            show_table(
-                [
-                    (
-                        (visible_text(word.text), word.probability, True),
-                        [
-                            (visible_text(text), chance, text == word.text)
-                            for text, chance in word.top
-                        ],
-                    )
-                    for word in words
-                ]
-            )
-            return
+    def tokens(self, sample: "Sample", start: int = 0) -> list["Word"]:
+        """Each token as if it were a word."""
+        from nanolm.generation.words import Word
+
+        def text(id: int) -> str:
+            return spelled_out(self.writer.tokenizer, id)
+
+        top = sample.top or [[]] * len(sample.tokens)
+        tokens = list(zip(sample.tokens, sample.logprobs, top, strict=True))[start:]
+        return [
+            Word(text(id), math.exp(logprob), [id], [(text(i), math.exp(p)) for i, p in likeliest])
+            for id, logprob, likeliest in tokens
+        ]
+
+    def show_probabilities(self, words: list["Word"]) -> None:
         for word in words:
             if sys.stdout.isatty():
                 chance = word.probability
@@ -360,17 +334,17 @@ class Writing:
             click.echo(json.dumps(line, ensure_ascii=False))
 
 
-def converse(writing: Writing, prompts: list[str]) -> None:
+def interactive_loop(writing: SampleSession, prompts: list[str]) -> None:
     """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D all of it."""
     with contextlib.suppress(ImportError):  # not on every system
         import readline  # noqa: F401  # the arrow keys bring back what was typed before
     note("Ctrl-D ends it, Ctrl-C a text that is being written")
-    knobs = writing.knobs
+    params = writing.params
     while True:
         try:
             prompts = prompts or [input("> ")]
             writing.write(prompts, live=True)
-            writing.knobs = knobs = replace(knobs, seed=knobs.seed + 1)
+            writing.params = params = replace(params, seed=params.seed + 1)
         except KeyboardInterrupt:  # while typing
             click.echo()
         except EOFError:
@@ -399,47 +373,40 @@ def word_json(word: "Word", top: int) -> dict[str, Any]:
     return values
 
 
-def write_words_csv(file: Path, words: list[list["Word"]], top: int) -> None:
-    """A row for each word of each sample; fewer than `top` words may have been found."""
-    others = [f"{what}_{n}" for n in range(1, top + 1) for what in ("word", "probability")]
+def cell(word: "Word", text: str, probability: float) -> tuple[str, float, bool]:
+    return visible_text(text), probability, text == word.text
+
+
+def top_cells(word: "Word") -> list[tuple[str, float, bool]]:
+    return [cell(word, *each) for each in word.top]
+
+
+def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> None:
+    """A row for each token or word of each sample; fewer than `most` words may have been found."""
+    others = [f"{what}_{n}" for n in range(1, most + 1) for what in (kind, "probability")]
     with file.open("w", newline="", encoding="utf-8") as stream:
         rows = csv.writer(stream)
-        rows.writerow(["sample", "position", "word", "tokens", "probability", *others])
-        for number, sample in enumerate(words, start=1):
+        count = "id" if kind == "token" else "tokens"
+        rows.writerow(["sample", "position", kind, count, "probability", *others])
+        for number, sample in enumerate(samples, start=1):
             for place, word in enumerate(sample, start=1):
-                row = [number, place, word.text, len(word.tokens), f"{word.probability:.6f}"]
+                about = word.tokens[0] if kind == "token" else len(word.tokens)
+                row = [number, place, word.text, about, f"{word.probability:.6f}"]
                 for text, chance in word.top:
                     row += [text, f"{chance:.6f}"]
                 rows.writerow(row)
 
 
-def write_csv(file: Path, tokenizer: "Tokenizer", samples: list["Sample"], top: int) -> None:
-    """A row for each token of each sample."""
-    numbers = range(1, min(top, tokenizer.vocab_size) + 1)
-    others = [f"{what}_{number}" for number in numbers for what in ("token", "probability")]
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(["sample", "position", "token", "id", "probability", *others])
-        for number, sample in enumerate(samples, start=1):
-            for place, (id, logprob) in enumerate(
-                zip(sample.tokens, sample.logprobs, strict=True), start=1
-            ):
-                row = [number, place, spelled_out(tokenizer, id), id, f"{math.exp(logprob):.6f}"]
-                for other, chance in sample.top[place - 1] if top else []:
-                    row += [spelled_out(tokenizer, other), f"{math.exp(chance):.6f}"]
-                rows.writerow(row)
-
-
-def facts_of(knobs: Knobs) -> dict[str, str]:
-    """The knobs that were turned, for a page."""
+def facts_of(params: SamplingParams) -> dict[str, str]:
+    """The params that were turned, for a page."""
     facts = {
-        field.name.replace("_", " "): str(getattr(knobs, field.name))
-        for field in fields(knobs)
-        if getattr(knobs, field.name) != field.default and field.name != "seed"
+        field.name.replace("_", " "): str(getattr(params, field.name))
+        for field in fields(params)
+        if getattr(params, field.name) != field.default and field.name != "seed"
     }
-    if knobs.likeliest_only() or knobs.beams > 1:
+    if params.likeliest_only() or params.beams > 1:
         return facts
-    return {"temperature": str(knobs.temperature), **facts, "seed": str(knobs.seed)}
+    return {"temperature": str(params.temperature), **facts, "seed": str(params.seed)}
 
 
 def load_newest() -> tuple[str, "LanguageModel"]:

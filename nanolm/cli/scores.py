@@ -1,30 +1,34 @@
-"""A classifier's scores as people read them: columns on stdout, cut to the width of a terminal."""
+"""A classifier's scores as people read them."""
 
-import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from nanolm.cli.columns import fitted
-from nanolm.cli.console import note, printable, styled
+from nanolm.cli.console import note, styled
+from nanolm.cli.tables import (
+    NARROWEST,
+    cell_width,
+    one_line,
+    shortened,
+    show_table,
+    terminal_width,
+)
 from nanolm.formats import counted
 
 if TYPE_CHECKING:
-    from nanolm.classification.metrics import Scores
+    from nanolm.classification.metrics import ClassifierScores, Mistake
 
-MATRIX = 12  # classes; a larger matrix is read by programs
-LONGEST = 24  # letters of a label in a table
-LEAST = 4  # letters of a label over a column of the matrix
-ROOM = 30  # letters of a text that are worth a place beside its labels
-
-Style = Callable[[int, int, str], str]  # of a cell in a row and column
+MATRIX_CLASSES = 12  # a larger confusion matrix is for programs to read
+LABEL_WIDTH = 24  # letters of a label in a table
+TEXT_WIDTH = 30  # a text that would have less room beside its labels goes below them
 
 
-def show_scores(name: str, scores: "Scores") -> None:
-    """One line for all, a table of the classes, and what was taken for what."""
+def show_scores(name: str, scores: "ClassifierScores") -> None:
+    """One line for all, a table of the classes, and the confusion matrix."""
     width = terminal_width()
     summary = (
         f"{one_line(name)}: accuracy {scores.accuracy:.1%}, macro F1 {scores.macro_f1:.3f}, "
@@ -38,8 +42,8 @@ def show_scores(name: str, scores: "Scores") -> None:
     for label, each in zip(labels, scores.classes, strict=True):
         figures = (f"{value:.3f}" for value in (each.precision, each.recall, each.f1))
         rows.append([label, *figures, f"{each.support:,}"])
-    numbers = sum(widest(column) + 2 for column in list(zip(*rows, strict=True))[1:])
-    show(rows, width and min(LONGEST, width - numbers))
+    numbers = sum(cell_width(column) + 2 for column in list(zip(*rows, strict=True))[1:])
+    show_table(rows, first_limit=width and min(LABEL_WIDTH, width - numbers))
     show_confusion(labels, scores.confusion, width)
 
 
@@ -49,10 +53,10 @@ def show_confusion(
     """A row for each true class and a column for each predicted one."""
     corner = "true \\ predicted"
     rows = [[f"{count:,}" for count in row] for row in confusion]
-    digits = max(widest(row) for row in rows)
-    lead = max(len(corner), min(widest(labels), LONGEST))
+    digits = max(cell_width(row) for row in rows)
+    lead = max(len(corner), min(cell_width(labels), LABEL_WIDTH))
     room = width and (width - lead) // len(labels) - 2
-    if len(labels) > MATRIX or (room is not None and room < max(digits, LEAST)):
+    if len(labels) > MATRIX_CLASSES or (room is not None and room < max(digits, NARROWEST)):
         note(f"{len(labels)} classes: no room to show what was taken for what; --json has it")
         return
 
@@ -64,23 +68,22 @@ def show_confusion(
     click.echo()
     table = [[corner, *labels]]
     table += [[label, *row] for label, row in zip(labels, rows, strict=True)]
-    show(table, width and lead, room, style if width else None)
+    show_table(table, first_limit=width and lead, limit=room, style=style if width else None)
 
 
-def show_mistakes(rows: list[tuple[str, str, str, float]]) -> None:
-    """(text, truth, predicted, probability) each, in the given order."""
-    if not rows:
+def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
+    if not mistakes:
         click.echo("no mistakes")
         return
     width = terminal_width()
     table = [["chance", "predicted", "true"]]
-    for _, truth, predicted, chance in rows:
-        table.append([f"{chance:.3f}", one_line(predicted), one_line(truth)])
-    most = sys.maxsize if width is None else max(LEAST, min(LONGEST, (width - 10) // 2))
-    rooms = [min(widest(column), most) for column in zip(*table, strict=True)]
+    for each in mistakes:
+        table.append([f"{each.probability:.3f}", one_line(each.predicted), one_line(each.label)])
+    most = sys.maxsize if width is None else max(NARROWEST, min(LABEL_WIDTH, (width - 10) // 2))
+    rooms = [min(cell_width(column), most) for column in zip(*table, strict=True)]
     lead = sum(rooms) + 2 * len(rooms)
-    beside = width is None or width - lead >= ROOM
-    texts = ["text" if beside else "", *(one_line(text) for text, *_ in rows)]
+    beside = width is None or width - lead >= TEXT_WIDTH
+    texts = ["text" if beside else "", *(one_line(each.text) for each in mistakes)]
     for cells, text in zip(table, texts, strict=True):
         start = "  ".join(map(fitted, cells, rooms))
         if beside:
@@ -89,45 +92,3 @@ def show_mistakes(rows: list[tuple[str, str, str, float]]) -> None:
             click.echo(start.rstrip())
             if text and width:
                 click.echo("  " + shortened(text, width - 2))
-
-
-def show(
-    rows: list[list[str]], first: int | None, room: int | None = None, style: Style | None = None
-) -> None:
-    """Columns two blanks apart, numbers at the right of theirs.
-
-    Where given, the first is no wider than `first` letters, and the others than `room`.
-    """
-    columns = list(zip(*rows, strict=True))
-    rooms = [min(widest(column), room or sys.maxsize) for column in columns]
-    rooms[0] = min(widest(columns[0]), max(LEAST, first or sys.maxsize))
-    for number, (label, *cells) in enumerate(rows):
-        shown = [fitted(label, rooms[0])]
-        for column, (cell, space) in enumerate(zip(cells, rooms[1:], strict=True), start=1):
-            text = to_the_right(cell, space)
-            shown.append(style(number, column, text) if style else text)
-        click.echo("  ".join(shown))
-
-
-def terminal_width() -> int | None:
-    """How many letters a line may have; a pipe takes any."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def one_line(text: str) -> str:
-    return " ".join(printable(text).split())
-
-
-def widest(cells: Sequence[str]) -> int:
-    from rich.cells import cell_len
-
-    return max(map(cell_len, cells), default=0)
-
-
-def shortened(text: str, room: int | None) -> str:
-    return text if room is None or widest([text]) <= room else fitted(text, room)
-
-
-def to_the_right(text: str, room: int) -> str:
-    cut = shortened(text, room)
-    return " " * (room - widest([cut])) + cut

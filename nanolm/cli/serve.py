@@ -11,17 +11,17 @@ from urllib.parse import quote
 import click
 
 from nanolm.cli.console import note
-from nanolm.cli.options import Command
+from nanolm.cli.options import Command, device_option, dtype_option, unknown
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, DTYPES
 
 if TYPE_CHECKING:
-    from nanolm.serve.models import Hosted
+    from nanolm.serve.models import ServedModel
 
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("pydantic", "starlette", "uvicorn")
 # oneDNN keeps a kernel for each shape that it has met, of prompts of every length: an LSTM's take
 # 0.3 MB each. It would keep 1,024, for as long as the server runs.
-KERNELS_KEPT = "32"
+ONEDNN_CACHE_CAPACITY = "32"
 
 
 @click.command("serve", cls=Command)
@@ -75,8 +75,8 @@ KERNELS_KEPT = "32"
     metavar="SECONDS",
     help="A text that takes longer ends where it stands.",
 )
-@click.option("--device", metavar="|".join(DEVICES), default="auto", help="Where to run models.")
-@click.option("--dtype", metavar="|".join(DTYPES), default="auto", help="Of the weights.")
+@device_option(help="Where to run models.")
+@dtype_option(help="Of the weights.")
 @click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
 def command(
     runs: tuple[str, ...],
@@ -108,10 +108,7 @@ def command(
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     problems = [f"{' and '.join(missing)} needed: pip install 'nanolm[serve]'"] if missing else []
-    if device not in DEVICES:
-        problems.append(f"--device {device}: there is {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        problems.append(f"--dtype {dtype}: there is {', '.join(DTYPES)}")
+    problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if key is not None and not (key.isascii() and key.isprintable() and len(key.strip()) >= 8):
         problems.append("--key: at least 8 letters, digits and signs of ASCII")
     key = key.strip() if key else key
@@ -121,7 +118,9 @@ def command(
     if problems:
         raise UsageError("\n".join(problems))
 
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS_KEPT)  # before it is used
+    os.environ.setdefault(
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY
+    )  # before it is used
 
     from nanolm.serve.app import application
     from nanolm.serve.engine import Limits
@@ -135,8 +134,8 @@ def command(
     limits = Limits(rows=batch, queue=queue, tokens=max_tokens, seconds=timeout)
     models = load(runs, device, dtype, int8)
     app = application(models, limits, host, key, note, allow_host, allow_origin)
-    for desk in app.app.state.server.desks.values():  # type: ignore[attr-defined]
-        desk.warm()
+    for worker in app.app.state.server.workers.values():  # type: ignore[attr-defined]
+        worker.warm()
     sys.setswitchinterval(0.0001)  # the thread that computes must not wait for the one that sends
 
     def ready() -> None:
@@ -151,23 +150,23 @@ def command(
     note("stopped")
 
 
-def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, Hosted]":
+def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, ServedModel]":
     """The models by their names."""
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready
     from nanolm.runs.folder import find_named, is_classifier
-    from nanolm.serve.models import Hosted, Labeller, Writer, names_of
+    from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel, names_of
 
-    models: dict[str, Hosted] = {}
+    models: dict[str, ServedModel] = {}
     for run, name in zip(runs, names_of(runs), strict=True):
         with TrainingView() as view:
             folder = find_named(run, note, view.report)
         made = int(min((folder / "config.json").stat().st_mtime, time.time()))
         if is_classifier(folder):
             found = load_classifier(folder, note).on(device, dtype)
-            models[name] = Labeller(name, made, found)
+            models[name] = ServedClassifier(name, made, found)
         else:
             _, writer = ready(str(folder), device, dtype, int8)
-            models[name] = Writer(name, made, writer)
+            models[name] = ServedLanguageModel(name, made, writer)
     return models

@@ -11,7 +11,7 @@ import click
 
 from nanolm.cli.columns import Columns, visible
 from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, Group, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, options_of
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.text import NAMED, TRAINABLE
@@ -20,18 +20,17 @@ from nanolm.training.settings import TrainSettings
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
-WHICH = "|".join([*NAMED, "PATH"])
 which = partial(
     click.option,
     "--tokenizer",
-    metavar=WHICH,
+    metavar="|".join([*NAMED, "PATH"]),
     help="Which tokenizer.  [default: that of the newest run, else learned from embedded:stories]",
 )
-VOCABULARY = 2048  # where no tokenizer is named and nothing has been trained
+DEFAULT_VOCAB = 2048  # where no tokenizer is named and nothing has been trained
 COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
 
 
-@click.group("tokenizer", cls=Group)
+@click.group("tokenizer", cls=CommandGroup)
 def command() -> None:
     """Train, use, look at and compare tokenizers.
 
@@ -110,15 +109,8 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
 
 def text_options(function: Any) -> Any:
     """The options by which a text and a tokenizer are named."""
-    for decorate in reversed(
-        [
-            click.argument("text", nargs=-1),
-            which(),
-            click.option("--file", metavar="FILE", help="Take the text from a file."),
-        ]
-    ):
-        function = decorate(function)
-    return function
+    file = click.option("--file", metavar="FILE", help="Take the text from a file.")
+    return click.argument("text", nargs=-1)(which()(file(function)))
 
 
 @command.command("encode", cls=Command)
@@ -174,8 +166,8 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
     for line in source.splitlines():
         try:
             value = json.loads(line) if line.lstrip().startswith(("{", "[")) else None
-            found = value["ids"] if isinstance(value, dict) else value
-            numbers += [int(id) for id in (found or line.replace(",", " ").split())]
+            ids = value["ids"] if isinstance(value, dict) else value
+            numbers += [int(id) for id in (ids or line.replace(",", " ").split())]
         except (ValueError, KeyError, TypeError):
             raise UsageError(
                 f"{line[:40]!r} is no list of ids; give numbers, such as: decode 15496 995"
@@ -260,7 +252,7 @@ def compare(
         rows = compare_on(
             corpus,
             settings.reading(),
-            [(name, load_or_make(name)) for name in tokenizers or DEFAULTS],
+            [(name, load_or_make(name)) for name in tokenizers or DEFAULT_TOKENIZERS],
             view.report,
         )
     widest = max(len(row.tokenizer) for row in rows)
@@ -279,7 +271,7 @@ def compare(
             )
 
 
-DEFAULTS = ("byte", "char", "bpe:512", "bpe:4096")
+DEFAULT_TOKENIZERS = ("byte", "char", "bpe:512", "bpe:4096")
 
 
 def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
@@ -316,11 +308,9 @@ def from_stories() -> "Tokenizer":
     from nanolm.text.tokenizer import train_tokenizer
 
     corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
-    note(
-        f"no run here: using {VOCABULARY:,} tokens learned from {SCHEME}stories (--tokenizer for "
-        "another)"
-    )
-    return train_tokenizer([corpus], "bpe", VOCABULARY)
+    learned = f"{DEFAULT_VOCAB:,} tokens learned from {SCHEME}stories"
+    note(f"no run here: using {learned} (--tokenizer for another)")
+    return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:

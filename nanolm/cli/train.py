@@ -1,6 +1,5 @@
 """`nanolm train`: text to tokenizer to model to a run folder."""
 
-import json
 import shlex
 import shutil
 import time
@@ -10,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nanolm.cli.console import note
-from nanolm.cli.options import MACHINE, READING, Command, Option, Table, options_of, run_options
+from nanolm.cli.console import note, note_interruption, print_json
+from nanolm.cli.options import (
+    MACHINE,
+    READING,
+    Command,
+    Table,
+    options_of,
+    run_option,
+    run_options,
+)
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
-from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import EMBEDDED, SCHEME
 from nanolm.training.settings import (
     ARCHITECTURE,
-    CHOICES,
     DEFAULT_FAMILY,
     SIZES,
     SWITCHES,
@@ -28,140 +33,99 @@ from nanolm.training.settings import (
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
-    from nanolm.pretraining.language import Result
+    from nanolm.pretraining.train import TrainResult
 
 TABLE: Table = {
     "Text": {
-        "val": ("FILE", "Validate on this file instead of a part of the corpus."),
-        "val_fraction": (
-            "",
-            "Hold out this share of the text; 0 trains on everything.  "
-            "[default: 0.1, at most 1 MB]",
-        ),
-        "val_split": (
-            "|".join(CHOICES["val_split"]),
-            "Hold out stretches from all over the text (of many documents, whole ones), or its "
-            "end.  [default: spread]",
-        ),
-        "max_bytes": (
-            "",
-            "Use at most this many bytes of text, spread over the whole corpus.  [default: as much "
-            "as can be prepared in a quarter of --minutes]",
-        ),
+        "val": "Validate on this file instead of a part of the corpus.",
+        "val_fraction": "Hold out this share of the text; 0 trains on everything.  "
+        "[default: 0.1, at most 1 MB]",
+        "val_split": "Hold out stretches from all over the text (of many documents, whole ones), "
+        "or its end.  [default: spread]",
+        "max_bytes": "Use at most this many bytes of text, spread over the whole corpus.  "
+        "[default: as much as can be prepared in a quarter of --minutes]",
         **READING,
-        "tokenizer": (
-            "|".join([*TRAINABLE, *NAMED, "PATH"]),
-            "How text is cut, or whose tokenizer to take over.  [default: bpe]",
-        ),
-        "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
+        "tokenizer": "How text is cut, or whose tokenizer to take over.  [default: bpe]",
+        "vocab_size": "Tokens that bpe learns.  [default: measured on the text]",
     },
     "Model": {
-        "preset": (
-            "|".join(CHOICES["preset"]),
-            "A size with a name.  [default: by text and machine]",
-        ),
-        "family": (
-            "|".join(CHOICES["family"]),
-            "Its kind: modern is as Qwen3, gpt2 the classic; rnn and lstm are to compare with.  "
-            f"[default: {DEFAULT_FAMILY}]",
-        ),
-        "start_from": (
-            "RUN",
-            "Go on from a trained model: a run, a model folder, or a name on the Hugging Face Hub "
-            "(gpt2).",
-        ),
-        "layers": ("", "Blocks of attention and feed-forward."),
-        "heads": ("", "Attention heads in each block."),
-        "kv_heads": (
-            "",
-            "Fewer heads of keys and values, shared.  [default: --heads]",
-        ),
-        "dim": ("", "Width of the model; a multiple of --heads."),
-        "hidden": ("", "Width inside the feed-forward layer.  [default: by the width]"),
-        "context": ("", "Tokens the model can look back on."),
-        "dropout": ("", "Left out at random while learning.  [default: by passes over the text]"),
+        "preset": "A size with a name.  [default: by text and machine]",
+        "family": "Its kind: modern is as Qwen3, gpt2 the classic; rnn and lstm are to compare "
+        f"with.  [default: {DEFAULT_FAMILY}]",
+        "start_from": "Go on from a trained model: a run, a model folder, or a name on the "
+        "Hugging Face Hub (gpt2).",
+        "layers": "Blocks of attention and feed-forward.",
+        "heads": "Attention heads in each block.",
+        "kv_heads": "Fewer heads of keys and values, shared.  [default: --heads]",
+        "dim": "Width of the model; a multiple of --heads.",
+        "hidden": "Width inside the feed-forward layer.  [default: by the width]",
+        "context": "Tokens the model can look back on.",
+        "dropout": "Left out at random while learning.  [default: by passes over the text]",
     },
     "Switches of the model  [default: as its family has them]": {
-        "positions": ("|".join(CHOICES["positions"]), "How a token knows where it stands."),
-        "rope_base": ("", "Slowest rotation of --positions rope; more for longer contexts."),
-        "norm": ("|".join(CHOICES["norm"]), "Layer norm, or root mean square alone."),
-        "norm_place": (
-            "|".join(CHOICES["norm_place"]),
-            "Before each layer, or after its residual.",
-        ),
-        "qk_norm": ("", "Normalise queries and keys."),
-        "feed_forward": ("|".join(CHOICES["feed_forward"]), "Its nonlinearity."),
-        "bias": ("", "Biases in linear layers and layer norms."),
-        "tied": ("", "Use the token embedding as the output layer."),
+        "positions": "How a token knows where it stands.",
+        "rope_base": "Slowest rotation of --positions rope; more for longer contexts.",
+        "norm": "Layer norm, or root mean square alone.",
+        "norm_place": "Before each layer, or after its residual.",
+        "qk_norm": "Normalise queries and keys.",
+        "feed_forward": "Its nonlinearity.",
+        "bias": "Biases in linear layers and layer norms.",
+        "tied": "Use the token embedding as the output layer.",
     },
     "Budget": {
-        "steps": (
-            "",
-            "Updates; on as many threads, the same ones give the same model, bit for bit.",
-        ),
-        "minutes": (
-            "",
-            "Time for all of it; also beside the others, as a limit.  "
-            "[default: 3, for all but tiny texts]",
-        ),
-        "epochs": ("", "Passes over the text."),
-        "tokens": ("", "Tokens to learn from, as often as they come."),
+        "steps": "Updates; on as many threads, the same ones give the same model, bit for bit.",
+        "minutes": "Time for all of it; also beside the others, as a limit.  "
+        "[default: 3, for all but tiny texts]",
+        "epochs": "Passes over the text.",
+        "tokens": "Tokens to learn from, as often as they come.",
     },
     "Learning": {
-        "batch": ("", "Sequences a step.  [default: by preset, or by time]"),
-        "optimizer": (
-            "|".join(CHOICES["optimizer"]),
-            "What makes updates of gradients.  [default: muon, where it pays]",
-        ),
-        "lr": ("", "Peak learning rate.  [default: by width and optimizer]"),
-        "average": (
-            "",
-            "Judge and keep a mean of the weights, into which each step goes with 1 minus this.  "
-            "[default: 0.98 for hundreds of passes with dropout, else 0, none]",
-        ),
-        "weight_decay": (
-            "",
-            "Pull of the matrices towards zero.  [default: by passes over the text]",
-        ),
-        "seed": ("", "Another seed, another model."),
+        "batch": "Sequences a step.  [default: by preset, or by time]",
+        "optimizer": "What makes updates of gradients.  [default: muon, where it pays]",
+        "lr": "Peak learning rate.  [default: by width and optimizer]",
+        "average": "Judge and keep a mean of the weights, into which each step goes with 1 minus "
+        "this.  [default: 0.98 for hundreds of passes with dropout, else 0, none]",
+        "weight_decay": "Pull of the matrices towards zero.  [default: by passes over the text]",
+        "seed": "Another seed, another model.",
     },
     "Machine": {
         **MACHINE,
-        "workers": (
-            "",
-            "Parts of a batch to compute side by side on a CPU; divides --threads.  "
-            "[default: measured]",
-        ),
-        "attention": (
-            "|".join(CHOICES["attention"]),
-            "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
-        ),
-        "compile": ("", "Let torch compile the model.  [default: if it pays within the run]"),
-        "shard": (
-            "",
-            "Under torchrun, let each process keep only a share of the weights.  [default: if the "
-            "whole does not fit]",
-        ),
+        "workers": "Parts of a batch to compute side by side on a CPU; divides --threads.  "
+        "[default: measured]",
+        "attention": "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
+        "compile": "Let torch compile the model.  [default: if it pays within the run]",
+        "shard": "Under torchrun, let each process keep only a share of the weights.  "
+        "[default: if the whole does not fit]",
     },
     "Run": {
-        "evaluations": (
-            "",
-            "Times to validate, save and write a sample.  [default: 10, fewer in a hurry]",
-        ),
-        "save_every": ("STEPS", "Save also every so many steps.  [default: every minute]"),
+        "evaluations": "Times to validate, save and write a sample.  "
+        "[default: 10, fewer in a hurry]",
+        "save_every": "Save also every so many steps.  [default: every minute]",
     },
 }
 
-MEASURED = ("threads", "workers", "attention", "compile", "shard")  # for a model and a machine
-# Given on the command line, these make the others void in the environment or a --config file.
-DISPLACES = {
-    "steps": ("minutes", "epochs", "tokens"),
-    "minutes": ("steps", "epochs", "tokens"),
-    "epochs": ("steps", "minutes", "tokens"),
-    "tokens": ("steps", "minutes", "epochs"),
+BUDGETS = ("steps", "minutes", "epochs", "tokens")
+MEASURED = (
+    "threads",
+    "workers",
+    "attention",
+    "compile",
+    "shard",
+)  # for a model and a machine
+# Given on the command line, these override others from the environment or a --config file.
+OVERRIDES = {
+    **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
     "preset": (*SIZES, "context", "batch", "lr", *MEASURED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (*ARCHITECTURE, "context", "batch", "lr", *MEASURED, "tokenizer", "vocab_size"),
+    "start_from": (
+        *ARCHITECTURE,
+        "context",
+        "batch",
+        "lr",
+        *MEASURED,
+        "tokenizer",
+        "vocab_size",
+    ),
     "tokenizer": ("vocab_size",),
 }
 
@@ -178,25 +142,14 @@ NO_CORPUS = "\n".join(
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @options_of(TrainSettings, TABLE)
 @run_options(TrainSettings)
-@click.option(
+@run_option(
     "--extend",
-    cls=Option,
-    heading="Run",
     metavar="RUN",
     help="Train a finished run for another --minutes, --steps or --tokens.",
 )
-@click.option(
-    "--plan",
-    "plan_only",
-    cls=Option,
-    heading="Run",
-    is_flag=True,
-    help="Show what would be done, and end.",
-)
-@click.option(
+@run_option("--plan", "plan_only", is_flag=True, help="Show what would be done, and end.")
+@run_option(
     "--list-presets",
-    cls=Option,
-    heading="Run",
     is_flag=True,
     help="Show the sizes that have names, as the --family has them, and end.",
 )
@@ -232,7 +185,7 @@ def command(
     """
     # What a time to train for is counted from: starting the program is part of it.
     started = time.monotonic() - time.process_time()
-    settings = TrainSettings.from_dict(without_displaced(context, options))
+    settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()
         show_presets(settings.family or DEFAULT_FAMILY, as_json)
@@ -245,34 +198,33 @@ def command(
 
     from nanolm.cli.progress import TrainingView, plan_lines
     from nanolm.pretraining import extend as extension
-    from nanolm.pretraining import language
+    from nanolm.pretraining import train as pretraining
 
-    if process()[0]:  # another one plans, tells and writes
+    if process()[0]:  # the first process plans, prints and writes
         codes = {"interrupted": 75, TooLittleTime.stopped: TooLittleTime.exit_code}
-        return 0 if plan_only else codes.get(language.follow().stopped, 0)
-    with TrainingView() as view, Trackers(report_to, view.show) as told:
+        return 0 if plan_only else codes.get(pretraining.follow().stopped, 0)
+    with TrainingView() as view, Trackers(report_to, view.show) as notify:
         if plan_only:
-            plan = language.plan_only(settings, view.show, started)
+            plan = pretraining.plan_only(settings, view.show, started)
         elif extend is not None:
             budget = {name: getattr(settings, name) for name in extension.BUDGETS}
             budget = {name: value for name, value in budget.items() if value is not None}
-            result = extension.extend(extend, budget, told, started)
+            result = extension.extend(extend, budget, notify, started)
         else:
-            result = language.train(settings, out, resume, told, started)
+            result = pretraining.train(settings, out, resume, notify, started)
     if plan_only:
         if as_json:
-            click.echo(json.dumps(plan.as_object()))
+            print_json(plan.as_object())
         else:
             width = shutil.get_terminal_size().columns
             click.echo("\n".join(plan_lines(plan.choices, width)))
         return 0
     if as_json:
-        click.echo(json.dumps(asdict(result)))
+        print_json(asdict(result))
     if result.stopped == "interrupted":
-        note(f"saved at step {result.steps:,}; run the same command again to go on")
-        return 75
+        return note_interruption(result.steps)
     if result.stopped == TooLittleTime.stopped:
-        raise TooLittleTime(language.what_to_type(result))
+        raise TooLittleTime(pretraining.what_to_type(result))
     if not as_json:
         click.echo(f"{result.run}: {outcome(result)}")
         note(f"report: {result.run}/report.html")
@@ -280,22 +232,17 @@ def command(
     return 0
 
 
-def outcome(result: "Result") -> str:
+def outcome(result: "TrainResult") -> str:
     """What a run came to, in a line."""
     from nanolm.runs.folder import ending
 
-    steps = f"step {result.best_step:,} of {result.steps:,}"
+    at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
     if result.val_bits_per_byte is None:
         loss = "" if result.train_loss is None else f"; training loss {result.train_loss:.3f}"
-        return (
-            f"trained on all of the text, nothing held out{loss} at {steps}, "
-            f"after {result.seconds:.0f} s"
-        )
+        return f"trained on all of the text, nothing held out{loss} {at}"
     early = f"; {ending(asdict(result))}" if result.stopped == "enough" else ""
-    return (
-        f"{result.val_bits_per_byte:.3f} bits per byte on held-out text (loss "
-        f"{result.val_loss:.3f}) at {steps}, after {result.seconds:.0f} s{early}"
-    )
+    bits = f"{result.val_bits_per_byte:.3f} bits per byte on held-out text"
+    return f"{bits} (loss {result.val_loss:.3f}) {at}{early}"
 
 
 def refuse_others(context: click.Context) -> None:
@@ -319,7 +266,7 @@ def show_presets(family: str, as_json: bool) -> None:
     sizes = preset_sizes(family)
     if as_json:
         for size in sizes:
-            click.echo(json.dumps(asdict(size)))
+            print_json(asdict(size))
         return
     click.echo("preset       layers  heads  width  context     parameters    memory  for")
     for size in sizes:
@@ -328,28 +275,28 @@ def show_presets(family: str, as_json: bool) -> None:
             f"{size.preset:<12} {size.layers:>6} {heads:>6} {size.dim:>6} {size.context:>8} "
             f"{size.parameters:>14,} {size.training_bytes / 1e9:>6.2f} GB  {size.purpose}"
         )
-    small, large = sizes[0].vocab_size, sizes[-1].vocab_size
     note(
-        f"Family {family}. Parameters with a usual vocabulary, from {small:,} to {large:,} tokens; "
-        "memory is about what a GPU needs to train it in bfloat16 with the preset's batch."
+        f"Family {family}. Parameters with a usual vocabulary, from {sizes[0].vocab_size:,} to "
+        f"{sizes[-1].vocab_size:,} tokens; memory is about what a GPU needs to train it in "
+        "bfloat16 with the preset's batch."
     )
 
 
-def without_displaced(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Drop a setting where a stronger source speaks of the same thing by another name."""
+def without_overridden(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Drop settings that another setting, from a stronger source, decides too."""
     order = [ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE]
 
     def strength(name: str) -> int:
         source = context.get_parameter_source(name)
         return order.index(source) if source in order else -1
 
-    displaces = DISPLACES
+    overrides = OVERRIDES
     if options["family"] in RECURRENT:
-        displaces = {**DISPLACES, "family": (*DISPLACES["family"], "heads")}
-    void = {
+        overrides = {**OVERRIDES, "family": (*OVERRIDES["family"], "heads")}
+    overridden = {
         name
-        for flag, names in displaces.items()
+        for flag, names in overrides.items()
         for name in names
         if strength(name) >= 0 and strength(flag) > strength(name)
     }
-    return {name: value for name, value in options.items() if name not in void}
+    return {name: value for name, value in options.items() if name not in overridden}

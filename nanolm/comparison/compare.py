@@ -22,11 +22,10 @@ from nanolm.comparison.learning import Row, Stopped
 from nanolm.comparison.lengths import step_times
 from nanolm.errors import DataError, UsageError, did_you_mean
 from nanolm.model.device import choose_device, choose_dtype, free_memory
-from nanolm.pretraining.prepare import choose_folder, reports, run_name, with_absolute_paths
+from nanolm.pretraining.begin import choose_folder, reports, run_name, with_absolute_paths
 from nanolm.report.bars import Bar, bars_svg
-from nanolm.report.curves import Line, Panel, curves_svg
-from nanolm.runs import ledger
-from nanolm.runs.ledger import Ledger, read_ledger, working_on
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.runs.ledger import Ledger, LedgerState, read_ledger, working_on
 from nanolm.training.events import Event, Note, Preparing, Progressed
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
@@ -72,7 +71,7 @@ class Request:
 
 
 @dataclass
-class State(ledger.State):
+class State(LedgerState):
     """compare.json"""
 
     data: str = ""  # its fingerprint
@@ -239,18 +238,18 @@ class Comparison(Ledger[State]):
             ]
             picture = bars_svg(bars, f"{name}: held-out texts told right", "{:.1f} %".format)
         else:
-            lines = [Line(row.title, row.results[0]["curve"]) for row in outcome.rows]
+            lines = [Series(row.title, row.results[0]["curve"]) for row in outcome.rows]
             panel = Panel("bits per byte", lines)
-            picture = curves_svg([panel], f"{name}: what is learned in the time", x="seconds")
+            picture = curves_svg(Chart(f"{name}: what is learned in the time", [panel], "seconds"))
         (self.folder / "compare.svg").write_text(picture, encoding="utf-8")
         if outcome.lengths:
             lines = [
-                Line(family, [(length, 1000 * each) for length, each in times])
+                Series(family, [(length, 1000 * each) for length, each in times])
                 for family, times in outcome.lengths.items()
             ]
             panel = Panel("milliseconds a step", lines)
             title = "one sequence a step, the longer it is"
-            picture = curves_svg([panel], title, x="tokens", logarithmic=True)
+            picture = curves_svg(Chart(title, [panel], "tokens", logarithmic=True))
             (self.folder / "lengths.svg").write_text(picture, encoding="utf-8")
 
 

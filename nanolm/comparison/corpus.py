@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from nanolm.comparison.learning import Row, in_run
-from nanolm.pretraining.language import train
 from nanolm.pretraining.prepare import prepare_text
-from nanolm.report.curves import read_metrics
+from nanolm.pretraining.train import train
+from nanolm.report.run_data import read_metrics
 from nanolm.runs.folder import Run
 from nanolm.runs.info import describe
 from nanolm.text.store import Prepared

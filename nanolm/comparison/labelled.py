@@ -18,18 +18,25 @@ import numpy as np
 import torch
 
 from nanolm.classification import classifier
-from nanolm.classification.classifier import WIDTH, Logits, predict
-from nanolm.classification.data import Cut, Encoded, Ints, Split, Texts, encode, split_data
+from nanolm.classification.bag_of_words import Bags, LogisticModel, Vocabulary
+from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, predict
+from nanolm.classification.data import (
+    Encoded,
+    Ints,
+    LabelSplit,
+    Texts,
+    Truncation,
+    encode,
+    split_data,
+)
 from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
-from nanolm.classification.linear import Logistic
 from nanolm.classification.metrics import score
-from nanolm.classification.recipe import FEW, choose_fraction, default_epochs
+from nanolm.classification.recipe import FEW_TEXTS, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
-from nanolm.classification.words import Bags, Vocabulary
 from nanolm.comparison.learning import Recipe, Row, Stopped, in_run, learn
 from nanolm.comparison.networks import Averaging, Convolution, Network, Perceptron, Recurrence
 from nanolm.planning.tuning import threads_for
-from nanolm.pretraining.prepare import reports
+from nanolm.pretraining.begin import reports
 from nanolm.training.events import Notify
 from nanolm.training.interrupt import StopRequest
 
@@ -48,7 +55,7 @@ class Lesson:
     """All that a row learns from."""
 
     settings: FinetuneSettings  # its data, seed and device
-    split: Split
+    split: LabelSplit
     folder: Path  # of the run, where it has one
     notify: Notify
     stop: StopRequest
@@ -62,11 +69,11 @@ class Lesson:
 class Tokens:
     """The texts as tokens, the same for all that read them in order."""
 
-    def __init__(self, settings: FinetuneSettings, split: Split, notify: Notify) -> None:
+    def __init__(self, settings: FinetuneSettings, split: LabelSplit, notify: Notify) -> None:
         self.tokenizer = choose_tokenizer(settings, None, split.train.texts, notify)
         longest = max(len(self.tokenizer.encode_prompt(text)) for text in split.train.texts)
-        self.cut = Cut(min(settings.context or CONTEXT, longest), settings.long or "windows")
-        self.multiple = WIDTH[settings.device]
+        self.cut = Truncation(min(settings.context or CONTEXT, longest), settings.long or "windows")
+        self.multiple = LENGTH_MULTIPLE[settings.device]
         self.train, self.val = self.encoded(split.train), self.encoded(split.val)
 
     def encoded(self, texts: Texts) -> Encoded:
@@ -93,10 +100,10 @@ def linear(lesson: Lesson, longest: int) -> Trained:
     begin, split = time.monotonic(), lesson.split
     vocabulary = Vocabulary.of(split.train.texts, longest)
     bags, held_out = vocabulary.bags(split.train.texts), vocabulary.bags(split.val.texts)
-    best: tuple[float, Logistic] | None = None
+    best: tuple[float, LogisticModel] | None = None
     for strength in STRENGTHS:
         shape = len(split.labels), len(vocabulary)
-        found = Logistic.fit(bags, split.train.truth, *shape, strength)
+        found = LogisticModel.fit(bags, split.train.truth, *shape, strength)
         right = float((found.logits(held_out).argmax(axis=1) == split.val.truth).mean())
         if best is None or right > best[0]:
             best = right, found
@@ -186,7 +193,7 @@ def trained(
         return learn(network, lengths, rows, look, recipe, left, lesson.settings.seed, lesson.stop)
 
 
-def goodness(logits: Logits, split: Split) -> tuple[float, float]:
+def goodness(logits: Logits, split: LabelSplit) -> tuple[float, float]:
     found = score(logits, split.val.truth, split.labels)
     return 1 - found.accuracy, found.loss
 
@@ -313,7 +320,7 @@ class Labelled:
 
     def seeds(self) -> int:
         """How many are worth it: luck matters where texts are few."""
-        return SEEDS if len(self.lesson(self.settings.seed).split.train) < FEW else 1
+        return SEEDS if len(self.lesson(self.settings.seed).split.train) < FEW_TEXTS else 1
 
     def fingerprint(self) -> str:
         return fingerprint(self.lesson(self.settings.seed).split)
@@ -344,7 +351,7 @@ class Labelled:
         return result
 
 
-def timed(logits: Callable[[list[str]], Logits], split: Split) -> float:
+def timed(logits: Callable[[list[str]], Logits], split: LabelSplit) -> float:
     """Seconds for one long text."""
     words: list[str] = []
     for text in split.val.texts:

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.classification.data import Batches, Ints
+from nanolm.classification.data import Ints, LengthBatches
 from nanolm.comparison.networks import Network
 from nanolm.runs.folder import Run
 from nanolm.training.interrupt import StopRequest
-from nanolm.training.optim import Optimizer
-from nanolm.training.schedule import rate
+from nanolm.training.optim import Optimizers
+from nanolm.training.schedule import lr_factor
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step
 
@@ -90,11 +90,11 @@ def learn(
         words, more, truth = batch
         return F.cross_entropy(network(words, more).float(), truth), {}
 
-    batches = Batches(lengths, recipe.batch, seed)
+    batches = LengthBatches(lengths, recipe.batch, seed)
     passes = max(LEAST, min(MOST, ENOUGH / len(lengths)))
     steps = max(1, round(passes * batches.in_epoch))
-    optimizer = Optimizer(dict(network.named_parameters()), recipe.weight_decay)
-    step = Step(loss, optimizer, "float32")
+    parameters = dict(network.named_parameters())
+    step = Step(loss, Optimizers(parameters, weight_decay=recipe.weight_decay), "float32")
     begin, number, looks, worse = time.monotonic(), 0, 0, 0
     best, lowest = (float("inf"), 0.0), float("inf")
     kept: dict[str, Tensor] = {}
@@ -115,7 +115,7 @@ def learn(
             raise Stopped
         network.train()
         torch.manual_seed(seed * 1_000_003 + number)
-        step(rows(batches[number]), recipe.lr * rate(progress))
+        step(rows(batches[number]), recipe.lr * lr_factor(progress))
         number += 1
     network.load_state_dict(kept)
     return number

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from nanolm.choice import Report
 from nanolm.model.config import configure
-from nanolm.planning.trial import Trial
+from nanolm.planning.trial import SpeedTrial
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SHAPE = {"vocab_size": 512, "layers": 2, "heads": 4, "dim": 256}
@@ -31,7 +31,7 @@ def step_times(
     for number, family in enumerate(families):
         for place, length in enumerate(LENGTHS):
             report("measuring steps", number * len(LENGTHS) + place, len(families) * len(LENGTHS))
-            trial = Trial(configure(family, context=length, **SHAPE), rows=1, device=device)
+            trial = SpeedTrial(configure(family, context=length, **SHAPE), rows=1, device=device)
             try:
                 found.setdefault(family, []).append((length, step_time(trial)))
             finally:
@@ -39,7 +39,7 @@ def step_times(
     return found
 
 
-def step_time(trial: Trial) -> float:
+def step_time(trial: SpeedTrial) -> float:
     """The median of as many steps as there is time for."""
     for _ in range(WARM_UP):
         trial.step()

@@ -1,7 +1,7 @@
 """Texts that are written together, one token each at a time; they join and leave in between.
 
-    >>> batch = Batch(Cached(model, 8, 100), Sampler(tokenizer, 8, model.device), 100)
-    >>> batch.join([Row([1, 2, 3], Knobs(tokens=20))])
+    >>> batch = Batch(CachedDecoder(model, 8, 100), Sampler(tokenizer, 8, model.device), 100)
+    >>> batch.join([BatchRow([1, 2, 3], SamplingParams(tokens=20))])
     >>> while batch.busy():
     ...     for row, token in batch.step(): ...
 
@@ -18,27 +18,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nanolm.generation.decoding import Cached, Network
-from nanolm.generation.knobs import Knobs
-from nanolm.generation.sampler import Sampler, Turned
+from nanolm.generation.decoding import CachedDecoder, Decoder
+from nanolm.generation.sampler import ActiveFilters, Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.cache import zeros
 from nanolm.model.device import graph_capture
 
-AHEAD = 8  # steps that a GPU may be ahead of what was looked at, so that it never waits for it
-MOST_GRAPHS = 64  # kept; more are recorded anew
+MAX_STEPS_IN_FLIGHT = 8  # so that a GPU never waits for the CPU to read the tokens
+MAX_CUDA_GRAPHS = 64  # kept; more are recorded anew
 
 
 @dataclass(eq=False)
-class Row:
+class BatchRow:
     """One text that is to be written."""
 
     prompt: list[int]
-    knobs: Knobs
+    params: SamplingParams
     number: int = 0  # of those of the same prompt: each has random numbers of its own
     top: int = 0  # likeliest tokens to be told of at each place
 
 
-class Token(NamedTuple):
+class SampledToken(NamedTuple):
     """What was drawn in a row."""
 
     id: int
@@ -46,10 +46,10 @@ class Token(NamedTuple):
     top: list[tuple[int, float]]  # the likeliest, the same way
 
 
-class Flying(NamedTuple):
+class InFlightStep(NamedTuple):
     """A step that the GPU may still be at."""
 
-    rows: list[Row]
+    rows: list[BatchRow]
     drawn: Tensor  # in the CPU's memory
     top: int
     copied: torch.cuda.Event | None
@@ -66,33 +66,33 @@ class Batch:
     """
 
     def __init__(
-        self, network: Network, sampler: Sampler, length: int, sizes: Sequence[int] = ()
+        self, decoder: Decoder, sampler: Sampler, length: int, sizes: Sequence[int] = ()
     ) -> None:
-        self.network, self.sampler, self.sizes = network, sampler, sizes
+        self.decoder, self.sampler, self.sizes = decoder, sampler, sizes
         self.device = sampler.values.device
-        self.rows: list[Row] = []  # each in the place of its number
+        self.rows: list[BatchRow] = []  # each in the place of its number
         self.lengths: list[int] = []
         self.ends: list[int] = []  # how long they may become
         self.ids = zeros((sampler.rows, length), torch.long, self.device)
         # On a GPU; where nothing is written a row stands still, with one token that says nothing.
         self.lengths_there = torch.ones(sampler.rows, dtype=torch.long, device=self.device)
         self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
-        self.graphs: dict[tuple[int, Turned], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.tried: set[tuple[int, Turned]] = set()  # steps that were run as they are
-        self.flying: deque[Flying] = deque()
+        self.graphs: dict[tuple[int, ActiveFilters], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.tried: set[tuple[int, ActiveFilters]] = set()  # steps that were run as they are
+        self.flying: deque[InFlightStep] = deque()
         for row in range(sampler.rows):
-            network.forget(row)
+            decoder.forget(row)
 
     def busy(self) -> bool:
         """Is anything still to come?"""
         return bool(self.rows or self.flying)
 
     @torch.inference_mode()
-    def join(self, rows: list[Row]) -> None:
+    def join(self, rows: list[BatchRow]) -> None:
         if not rows:
             return
         lengths = [len(row.prompt) for row in rows]
-        ends = [len(row.prompt) + row.knobs.tokens for row in rows]
+        ends = [len(row.prompt) + row.params.tokens for row in rows]
         places = slice(len(self.rows), len(self.rows) + len(rows))
         assert places.stop <= self.sampler.rows
         assert max(ends) <= self.ids.shape[1]
@@ -103,13 +103,13 @@ class Batch:
         self.lengths_there[places] = torch.tensor(lengths, device=self.device)
         self.going[places] = 1
         for place, row in enumerate(rows, start=places.start):
-            self.sampler.begin(place, row.knobs, row.prompt, row.number, row.top)
+            self.sampler.begin(place, row.params, row.prompt, row.number, row.top)
         self.rows += rows
         self.lengths += lengths
         self.ends += ends
 
     @torch.inference_mode()
-    def leave(self, row: Row) -> None:
+    def leave(self, row: BatchRow) -> None:
         """Write no more of it; the last row takes its place. What is under way still comes."""
         if row not in self.rows:
             return
@@ -118,38 +118,38 @@ class Batch:
             written = slice(self.lengths[last])
             self.ids[place, written] = self.ids[last, written]
             self.lengths_there[place] = self.lengths_there[last]
-            for part in (self.network, self.sampler):
+            for part in (self.decoder, self.sampler):
                 part.move(last, place)
             lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
             for each in lists:
                 each[place] = each[last]
         self.lengths_there[last], self.going[last] = 1, 0
-        self.network.forget(last)
+        self.decoder.forget(last)
         self.sampler.end(last)
         del self.rows[last], self.lengths[last], self.ends[last]
 
-    def step(self) -> Iterator[tuple[Row, Token]]:
+    def step(self) -> Iterator[tuple[BatchRow, SampledToken]]:
         """Write one token more in each row, and give those that are there."""
         if self.rows:
             self.launch()
         while self.flying and (
-            not self.rows or len(self.flying) > AHEAD or self.flying[0].landed()
+            not self.rows or len(self.flying) > MAX_STEPS_IN_FLIGHT or self.flying[0].landed()
         ):
             yield from self.land()
 
     @torch.inference_mode()
     def launch(self) -> None:
         size = next((size for size in self.sizes if size >= len(self.rows)), len(self.rows))
-        self.network.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
+        self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
-        key = (size, self.sampler.turned)
+        key = (size, self.sampler.active)
         if key in self.graphs:
             graph, drawn = self.graphs[key]
             graph.replay()
         else:
             # Once as it is, which sets up and compiles everything; then it is recorded.
             drawn = self.record(key) if key in self.tried else self.compute(size)
-            self.tried = {key} if len(self.tried) > 10 * MOST_GRAPHS else self.tried | {key}
+            self.tried = {key} if len(self.tried) > 10 * MAX_CUDA_GRAPHS else self.tried | {key}
         self.flying.append(self.sent(drawn))
         self.lengths = [length + 1 for length in self.lengths]
         if any(map(eq, self.lengths, self.ends)):
@@ -160,17 +160,17 @@ class Batch:
 
     def compute(self, size: int) -> Tensor:
         """One token more in the first rows, and what is to be known of it."""
-        logits = self.network.logits(self.ids[:size], self.lengths_there[:size])
-        ids, known = self.sampler.draw(logits)
+        logits = self.decoder.logits(self.ids[:size], self.lengths_there[:size])
+        ids, known = self.sampler.sample(logits)
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
         self.lengths_there[:size] += self.going[:size]
         return known
 
-    def record(self, key: tuple[int, Turned]) -> Tensor:
+    def record(self, key: tuple[int, ActiveFilters]) -> Tensor:
         """A step, kept to be repeated where that can be."""
-        if self.device.type != "cuda" or not isinstance(self.network, Cached):
+        if self.device.type != "cuda" or not isinstance(self.decoder, CachedDecoder):
             return self.compute(key[0])
-        if len(self.graphs) >= MOST_GRAPHS:
+        if len(self.graphs) >= MAX_CUDA_GRAPHS:
             self.graphs.clear()
         graph = torch.cuda.CUDAGraph()
         with graph_capture(graph):
@@ -179,17 +179,17 @@ class Batch:
         graph.replay()
         return drawn
 
-    def sent(self, drawn: Tensor) -> Flying:
+    def sent(self, drawn: Tensor) -> InFlightStep:
         """On its way to the CPU."""
-        copied, top = None, self.sampler.turned.top
+        copied, top = None, self.sampler.active.top
         if self.device.type == "cuda":
             place = torch.empty_like(drawn, device="cpu", pin_memory=True)
             place.copy_(drawn, non_blocking=True)
             drawn, copied = place, torch.cuda.Event()
             copied.record()
-        return Flying(list(self.rows), drawn, top, copied)
+        return InFlightStep(list(self.rows), drawn, top, copied)
 
-    def land(self) -> Iterator[tuple[Row, Token]]:
+    def land(self) -> Iterator[tuple[BatchRow, SampledToken]]:
         rows, drawn, top, copied = self.flying.popleft()
         if copied:
             copied.synchronize()
@@ -198,4 +198,4 @@ class Batch:
             if row.top:
                 ids = map(int, rest[: row.top])
                 likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
-            yield row, Token(int(id), logprob, likeliest)
+            yield row, SampledToken(int(id), logprob, likeliest)

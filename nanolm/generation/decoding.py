@@ -1,14 +1,14 @@
 """The next token's logits, one token after the other.
 
-Each new token needs only its own row of the network, since what the model knows of the tokens
-behind is kept (`Cached`). `Naive` computes everything anew each time: slow, obvious, and what the
-tests hold the cache to.
+`CachedDecoder` keeps keys and values (or a recurrent state), so each step computes one token.
+`NaiveDecoder` runs the whole visible text each time: slow, obvious, and what the tests hold the
+cache to.
 """
 
 import sys
 from collections.abc import Callable
 from operator import lt
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
-READ = 32_768  # tokens of prompts, with what fills them up, that are read together
+PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are read together
 
 
 def first_visible(length: int, context: int | None) -> int:
@@ -32,8 +32,11 @@ def first_visible(length: int, context: int | None) -> int:
     return -(-max(0, length - context) // hop) * hop
 
 
-class Network(Protocol):
+class Decoder:
     """Logits of the next token, for rows of ids of different lengths."""
+
+    def __init__(self, model: Model, rows: int, length: int) -> None:
+        self.model = model
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
         """What has to be done on the CPU before `logits` of the first rows, so long each. A length
@@ -41,6 +44,7 @@ class Network(Protocol):
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """(rows, vocabulary), from the first `lengths` of `ids` (rows, time)."""
+        raise NotImplementedError
 
     def select(self, rows: Tensor) -> None:
         """Let row i be what row rows[i] was."""
@@ -52,14 +56,8 @@ class Network(Protocol):
         """Nothing is written in this row, until it is given something new."""
 
 
-class Naive:
+class NaiveDecoder(Decoder):
     """Logits by running all that is visible through the model, row by row."""
-
-    def __init__(self, model: Model, rows: int, length: int) -> None:
-        self.model = model
-
-    def prepare(self, ids: Tensor, lengths: list[int]) -> None:
-        pass
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         rows = []
@@ -68,21 +66,12 @@ class Naive:
             rows.append(self.model(row[None, start:length])[0, -1])  # (vocabulary,)
         return torch.stack(rows)
 
-    def select(self, rows: Tensor) -> None:
-        pass
 
-    def move(self, source: int, target: int) -> None:
-        pass
-
-    def forget(self, row: int) -> None:
-        pass
-
-
-class Cached:
+class CachedDecoder(Decoder):
     """The same logits, computing only what is new: the last token of every row."""
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
-        self.model = model
+        super().__init__(model, rows, length)
         self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")
         self.steps: dict[int, Callable[[Tensor], Tensor] | None] = {}  # by the number of rows
         # A row of fewer tokens than this needs nothing read again; 1: nothing was read.
@@ -100,7 +89,7 @@ class Cached:
         window = self.model.window()
         for every in unread.values():
             longest = max(lengths[row] - first_visible(lengths[row], window) for row in every)
-            many = max(1, READ // longest)
+            many = max(1, PREFILL_TOKENS // longest)
             for rows in (every[place : place + many] for place in range(0, len(every), many)):
                 starts = [first_visible(lengths[row], window) for row in rows]
                 self.read(ids, rows, starts, [lengths[row] - 1 for row in rows])

@@ -13,11 +13,11 @@ import torch
 
 from nanolm.choice import Report
 from nanolm.errors import UsageError
-from nanolm.generation.batch import Batch, Row, Token
-from nanolm.generation.beams import beam_search
-from nanolm.generation.decoding import Cached, Network, first_visible
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.batch import Batch, BatchRow, SampledToken
+from nanolm.generation.beam_search import beam_search
+from nanolm.generation.decoding import CachedDecoder, Decoder, first_visible
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import Transcript, transcribed
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
@@ -26,8 +26,8 @@ from nanolm.text.tokenizer import Tokenizer
 
 # More than fit into so many bytes of what is kept of the tokens behind (on a GPU, into a quarter of
 # what is free), or than so many rows, are written one part after the other.
-TOGETHER = 1 << 30
-MOST_ROWS = 256
+KV_CACHE_BYTES = 1 << 30
+MAX_BATCH_ROWS = 256
 
 
 @dataclass
@@ -43,27 +43,27 @@ class Sample:
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
 
 
-class Pen:
+class TextBuilder:
     """Writes a sample, token by token."""
 
-    def __init__(self, sample: Sample, knobs: Knobs, tokenizer: Tokenizer) -> None:
-        self.sample, self.knobs, self.tokenizer = sample, knobs, tokenizer
-        self.transcript = Transcript(knobs.stop)
+    def __init__(self, sample: Sample, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.sample, self.params, self.tokenizer = sample, params, tokenizer
+        self.transcript = Transcript(params.stop)
 
-    def add(self, token: Token) -> str:
+    def add(self, token: SampledToken) -> str:
         """The text that is certain now; the sample says whether it was the last."""
         sample, transcript = self.sample, self.transcript
         sample.tokens.append(token.id)
         sample.logprobs.append(token.logprob)
         if token.top:
             sample.top.append(token.top)
-        enough = len(sample.tokens) >= self.knobs.min_tokens
+        enough = len(sample.tokens) >= self.params.min_tokens
         piece = transcript.add(self.tokenizer.tokens[token.id], heed_stops=enough)
         if transcript.stopped:
             sample.stopped = "stop"
         elif token.id in self.tokenizer.stops:
             sample.stopped = "end"
-        elif len(sample.tokens) == self.knobs.tokens:
+        elif len(sample.tokens) == self.params.tokens:
             sample.stopped = "length"
         if sample.stopped:
             piece += transcript.finish()
@@ -74,9 +74,9 @@ class Pen:
 class How(NamedTuple):
     """What is the same for all samples that are written together."""
 
-    knobs: Knobs
+    params: SamplingParams
     top: int
-    path: Callable[[Model, int, int], Network]
+    path: Callable[[Model, int, int], Decoder]
     report: Report
 
 
@@ -87,10 +87,10 @@ class LanguageModel:
     model: Model
     tokenizer: Tokenizer
 
-    def generate(self, prompt: str = "", **knobs: Any) -> str:
-        """The text that follows `prompt`; `knobs` are those of `Knobs`."""
+    def generate(self, prompt: str = "", **params: Any) -> str:
+        """The text that follows `prompt`; `params` are those of `SamplingParams`."""
         sample = Sample(prompt)
-        for _ in self.stream([sample], Knobs(**knobs)):
+        for _ in self.stream([sample], SamplingParams(**params)):
             pass
         return sample.text
 
@@ -101,9 +101,9 @@ class LanguageModel:
     def stream(
         self,
         samples: list[Sample],
-        knobs: Knobs,
+        params: SamplingParams,
         top: int = 0,
-        path: Callable[[Model, int, int], Network] = Cached,
+        path: Callable[[Model, int, int], Decoder] = CachedDecoder,
         report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
         """Fill `samples` together, giving (which of them, new text) as it comes.
@@ -112,22 +112,22 @@ class LanguageModel:
         could be the beginning of a stop text when it is certain that it is not. With `top`, so many
         of the likeliest tokens are kept at each place.
         """
-        if problems := knobs.problems():
+        if problems := params.problems():
             raise UsageError("\n".join(problems))
         prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
         # Mistakes are told here, before anything runs.
-        return self._parts(samples, prompts, How(knobs, top, path, report))
+        return self._parts(samples, prompts, How(params, top, path, report))
 
     def _parts(
         self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
         """As many rows at a time as fit into memory."""
-        write = self._search if how.knobs.beams > 1 else self._write
-        length = max(map(len, prompts), default=0) + how.knobs.tokens
-        room = TOGETHER
+        write = self._search if how.params.beams > 1 else self._write
+        length = max(map(len, prompts), default=0) + how.params.tokens
+        room = KV_CACHE_BYTES
         if self.model.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.model.device)[0] // 4
-        rows = max(1, min(MOST_ROWS, room // self.model.cache_bytes(length)))
+        rows = max(1, min(MAX_BATCH_ROWS, room // self.model.cache_bytes(length)))
         done = 0
         with self.model.eval_mode():
             for first in range(0, len(samples), rows):
@@ -135,30 +135,30 @@ class LanguageModel:
                 for row, text in write(samples[part], prompts[part], how):
                     yield first + row, text
                     done += 1
-                    how.report("writing", done, len(samples) * how.knobs.tokens)
+                    how.report("writing", done, len(samples) * how.params.tokens)
 
     def _write(
         self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
-        knobs, top, path, _ = how
+        params, top, path, _ = how
         device, most = self.model.device, len(samples)
-        length = max(map(len, prompts)) + knobs.tokens
-        network, sampler = path(self.model, most, length), Sampler(self.tokenizer, most, device)
+        length = max(map(len, prompts)) + params.tokens
+        decoder, sampler = path(self.model, most, length), Sampler(self.tokenizer, most, device)
         # On a GPU always of one size, for each has a graph of its own.
-        batch = Batch(network, sampler, length, (most,) if device.type == "cuda" else ())
-        pens = {}
+        batch = Batch(decoder, sampler, length, (most,) if device.type == "cuda" else ())
+        builders = {}
         for number, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-            row = Row(prompt, knobs, sample.number, top)
-            pens[row] = number, Pen(sample, knobs, self.tokenizer)
-        batch.join(list(pens))
+            row = BatchRow(prompt, params, sample.number, top)
+            builders[row] = number, TextBuilder(sample, params, self.tokenizer)
+        batch.join(list(builders))
         left = most
         while left:
             for row, token in batch.step():
-                number, pen = pens[row]
-                if pen.sample.stopped:
+                number, builder = builders[row]
+                if builder.sample.stopped:
                     continue
-                piece = pen.add(token)
-                if pen.sample.stopped:
+                piece = builder.add(token)
+                if builder.sample.stopped:
                     batch.leave(row)
                     left -= 1
                 yield number, piece
@@ -167,20 +167,20 @@ class LanguageModel:
         self, samples: list[Sample], prompts: list[list[int]], how: How
     ) -> Iterator[tuple[int, str]]:
         """By beam search, which knows nothing for certain before the end."""
-        knobs, top, path, report = how
+        params, top, path, report = how
         device = self.model.device
         known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
         for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             if sample.prompt not in known:
-                network = path(self.model, knobs.beams, len(prompt) + knobs.tokens)
+                decoder = path(self.model, params.beams, len(prompt) + params.tokens)
                 known[sample.prompt] = beam_search(
-                    network, self.tokenizer, prompt, knobs, device, top, report
+                    decoder, self.tokenizer, prompt, params, device, top, report
                 )
             found = known[sample.prompt]
             beam = found[min(sample.number, len(found) - 1)]
             sample.tokens, sample.logprobs = list(beam.tokens), list(beam.logprobs)
             sample.top = list(beam.top) if top else []
-            sample.text, stopped = transcribed(beam.tokens, knobs, self.tokenizer)
+            sample.text, stopped = transcribed(beam.tokens, params, self.tokenizer)
             ended = "end" if beam.tokens[-1] in self.tokenizer.stops else "length"
             sample.stopped = "stop" if stopped else ended
             yield row, sample.text

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from nanolm.generation.language_model import Sample
@@ -16,25 +16,14 @@ from nanolm.text.page import (
     legend,
     marked,
     named,
-    page,
     shade,
     spelled,
 )
 from nanolm.text.tokenizer import Tokenizer
+from nanolm.webpage import beside, page, table
 
 SIGNS = str.maketrans(PICTURES)
-STYLE = """
-section { margin: 0 0 3rem; }
-.scroll { overflow-x: auto; margin-top: 1.5rem; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.5rem; text-align: left; white-space: nowrap; }
-th { font-weight: normal; opacity: 0.7; }
-tbody tr { border-top: 1px solid light-dark(#ddd, #444); }
-td small { opacity: 0.75; }
-td.drawn { font-weight: bold; }
-"""
-
-
+STYLE = beside(__file__, "page.css")
 Cell = tuple[str, float]  # a token or word as HTML, and its log-probability
 
 
@@ -59,7 +48,7 @@ def samples_page(
             rows = token_rows(tokenizer, sample)
         parts.append(f'<section><div class="text"><b>{prompt}</b>{text}</div>')
         if rows and rows[0][1]:
-            parts += table(rows)
+            parts.append(likeliest_table(rows))
         parts.append("</section>")
     title = f"{len(samples):,} samples" if len(samples) > 1 else "A sample"
     return page(title, facts, "\n".join(parts), SURPRISE_STYLE + STYLE)
@@ -95,19 +84,15 @@ def log(probability: float) -> float:
     return math.log(probability) if probability > 0 else -math.inf
 
 
-def table(rows: list[tuple[Cell, list[tuple[Cell, bool]]]]) -> Iterator[str]:
-    """The likeliest in each place; what was drawn is bold."""
+def likeliest_table(rows: list[tuple[Cell, list[tuple[Cell, bool]]]]) -> str:
+    """The likeliest in each place; what was sampled is bold."""
     most = max(len(top) for _, top in rows)
-    numbers = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
-    yield '<div class="scroll"><table><thead><tr><th></th><th>written</th><th></th>'
-    yield f"{numbers}</tr></thead><tbody>"
-    for number, ((text, logprob), top) in enumerate(rows, start=1):
-        cells = "".join(cell(*other, drawn) for other, drawn in top)
-        yield (
-            f"<tr><th>{number}</th><td>{text}</td>"
-            f"<td><small>{math.exp(logprob):.3f}</small></td>{cells}</tr>"
-        )
-    yield "</tbody></table></div>"
+    lines = (
+        f"<th>{number}</th><td>{text}</td><td><small>{math.exp(logprob):.3f}</small></td>"
+        + "".join(cell(*other, sampled) for other, sampled in top)
+        for number, ((text, logprob), top) in enumerate(rows, start=1)
+    )
+    return table(["", "written", "", *map(str, range(1, most + 1))], lines)
 
 
 def cell(text: str, logprob: float, drawn: bool) -> str:

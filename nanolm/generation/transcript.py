@@ -8,7 +8,7 @@
 import codecs
 from collections.abc import Sequence
 
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.text.tokenizer import Tokenizer
 
 
@@ -53,12 +53,14 @@ class Transcript:
         return text
 
 
-def transcribed(tokens: Sequence[int], knobs: Knobs, tokenizer: Tokenizer) -> tuple[str, bool]:
+def transcribed(
+    tokens: Sequence[int], params: SamplingParams, tokenizer: Tokenizer
+) -> tuple[str, bool]:
     """The text of `tokens` as far as it goes, and whether a stop text ended it."""
-    transcript = Transcript(knobs.stop)
+    transcript = Transcript(params.stop)
     text = ""
     for count, id in enumerate(tokens, start=1):
-        text += transcript.add(tokenizer.tokens[id], heed_stops=count >= knobs.min_tokens)
+        text += transcript.add(tokenizer.tokens[id], heed_stops=count >= params.min_tokens)
         if transcript.stopped:
             break
     return text + transcript.finish(), transcript.stopped

@@ -23,21 +23,21 @@ import regex
 import torch
 from torch import Tensor
 
-from nanolm.generation.decoding import Cached, Network
+from nanolm.generation.decoding import CachedDecoder, Decoder
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.model.base import Model
 from nanolm.text.page import spelled
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.words import SPLIT
 
-WIDTH = 32  # beginnings of words that are followed at once
-DEEPEST = 24  # tokens of a word that is searched for
+SEARCH_WIDTH = 32  # beginnings of words that are followed at once
+MAX_WORD_TOKENS = 24  # tokens of a word that is searched for
 NEGLIGIBLE = 0.01  # of the last word that is shown: what a further spelling may add to it unseen
-HEAD = 4  # characters of a token that can decide whether it continues a word
+BOUNDARY_CHARS = 4  # characters of a token that can decide whether it continues a word
 
-WORD = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}+")
-# Characters that WORD does not tell apart, by one of them; blank and apostrophe are their own.
-KINDS = ((r"[\r\n]", "\n"), (r"\s", "\t"), (r"\p{L}", "a"), (r"\p{N}", "0"))
+WORD_PATTERN = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}+")
+# Characters that WORD_PATTERN treats alike, by one of them; space and apostrophe stand alone.
+CHARACTER_CLASSES = ((r"[\r\n]", "\n"), (r"\s", "\t"), (r"\p{L}", "a"), (r"\p{N}", "0"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class WordBoundaries:
                 self.inner.append(id)
             elif token:
                 text = token.decode(errors="surrogateescape")
-                self.heads.setdefault(simplified(text)[:HEAD], []).append(id)
+                self.heads.setdefault(simplified(text)[:BOUNDARY_CHARS], []).append(id)
         self.known: dict[str | None, Tensor] = {}
 
     def continuing(self, word: bytes) -> Tensor:
@@ -100,12 +100,12 @@ def simplified(text: str) -> str:
 def kind(char: str) -> str:
     if char in " '":
         return char
-    return next((sign for pattern, sign in KINDS if regex.match(pattern, char)), "!")
+    return next((sign for pattern, sign in CHARACTER_CLASSES if regex.match(pattern, char)), "!")
 
 
 def boundary(word: str, following: str) -> bool:
     """Whether a word ends between the two."""
-    return any(part.end() == len(word) for part in regex.finditer(WORD, word + following))
+    return any(part.end() == len(word) for part in regex.finditer(WORD_PATTERN, word + following))
 
 
 def unfinished(word: bytes) -> bool:
@@ -120,7 +120,7 @@ def score_words(
     language_model: LanguageModel,
     sample: Sample,
     top: int = 0,
-    path: Callable[[Model, int, int], Network] = Cached,
+    path: Callable[[Model, int, int], Decoder] = CachedDecoder,
 ) -> list[Word]:
     """The words of a sample with their probabilities; with `top`, the likeliest in each place."""
     scorer = WordScorer(language_model, sample, top, path)
@@ -129,14 +129,14 @@ def score_words(
 
 
 class WordScorer:
-    """One sample, and a network that follows beginnings of words, a row for each."""
+    """One sample, and a decoder that follows beginnings of words, a row for each."""
 
     def __init__(
         self,
         language_model: LanguageModel,
         sample: Sample,
         top: int,
-        path: Callable[[Model, int, int], Network],
+        path: Callable[[Model, int, int], Decoder],
     ) -> None:
         model, self.tokenizer = language_model.model, language_model.tokenizer
         self.sample, self.top = sample, top
@@ -144,12 +144,12 @@ class WordScorer:
         prompt = self.tokenizer.encode_prompt(sample.prompt)
         self.prompt_length = self.read = len(prompt)
         written = [*prompt, *sample.tokens]
-        self.width = min(WIDTH, self.tokenizer.vocab_size) if top else 1
-        length = len(written) + DEEPEST + 1
-        self.network = path(model, self.width, length)
+        self.width = min(SEARCH_WIDTH, self.tokenizer.vocab_size) if top else 1
+        length = len(written) + MAX_WORD_TOKENS + 1
+        self.decoder = path(model, self.width, length)
         self.ids = torch.zeros(self.width, length, dtype=torch.long, device=model.device)
         self.ids[:, : len(written)] = torch.tensor(written, device=model.device)
-        pieces = regex.findall(WORD, sample.prompt)
+        pieces = regex.findall(WORD_PATTERN, sample.prompt)
         self.prompt_end = pieces[-1].encode() if pieces else b""  # the first token may continue it
 
     def words(self) -> list[Word]:
@@ -193,7 +193,7 @@ class WordScorer:
         """(vocabulary,): of what follows so many tokens of the sample."""
         length = self.prompt_length + place
         if self.top:  # the search has left other tokens in this row
-            self.network.forget(0)
+            self.decoder.forget(0)
             self.read = length
         for each in range(self.read, length):
             self.logprobs(self.ids[:1], each)
@@ -202,9 +202,9 @@ class WordScorer:
 
     def logprobs(self, ids: Tensor, length: int) -> Tensor:
         """(rows, vocabulary): of what follows the first `length` of `ids`."""
-        self.network.prepare(ids, [length] * len(ids))
+        self.decoder.prepare(ids, [length] * len(ids))
         lengths = torch.full((len(ids),), length, device=ids.device)
-        logits = self.network.logits(ids, lengths)[:, : self.tokenizer.vocab_size]
+        logits = self.decoder.logits(ids, lengths)[:, : self.tokenizer.vocab_size]
         return logits.float().log_softmax(dim=-1)
 
     def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
@@ -222,8 +222,8 @@ class WordScorer:
             for id, logprob in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         for row in range(1, self.width):
-            self.network.move(0, row)
-        for depth in range(DEEPEST):
+            self.decoder.move(0, row)
+        for depth in range(MAX_WORD_TOKENS):
             ended = (beam for beam in beams if beam.path[-1] in special)
             complete |= {beam.path: math.exp(beam.logprob) for beam in ended}
             least = NEGLIGIBLE * self.least_shown(complete)
@@ -237,7 +237,7 @@ class WordScorer:
             # Rows that are not needed repeat the first beam, so that all stay equally long.
             rows = beams + beams[:1] * (self.width - len(beams))
             if depth:
-                self.network.select(torch.tensor([beam.row for beam in rows], device=ids.device))
+                self.decoder.select(torch.tensor([beam.row for beam in rows], device=ids.device))
             paths = torch.tensor([beam.path for beam in rows], device=ids.device)
             ids[:, length : length + depth + 1] = paths
             own = self.logprobs(ids, length + depth + 1)[: len(beams)]  # (beams, vocabulary)

@@ -1,11 +1,11 @@
 """What each attention head does, in words.
 
-    >>> describe(seen.attention, seen.ids)[1][2].words
+    >>> describe_heads(inspection.attention, inspection.ids)[1][2].words
     "looks at the token before (83%)"
 
-A head is named after where most of its attention goes, in the mean over all places that have a
-choice, or after where more goes than to any other kind of place by chance. Looking at the first
-token is mostly a way to look at nothing.
+A head is named after the pattern that gets most of its attention, in the mean over all positions
+that have a choice, or after one that gets far more than by chance. Attention to the first token is
+mostly a way to attend to nothing.
 """
 
 from dataclasses import dataclass
@@ -13,88 +13,90 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from nanolm.inspect.inspection import Floats
+
 Mask = npt.NDArray[np.bool_]
-CLEAR, TIMES = 0.4, 2.0  # a share, and how many times what would be chance, to be named after it
-SOME, MANY = 0.15, 3.0  # less of it, but far from chance: a leaning
-EVEN = 0.9  # of the most that attention can be spread
+CLEAR_SHARE, CLEAR_RATIO = 0.4, 2.0  # of attention, and to what would be chance: named after it
+LEANING_SHARE, LEANING_RATIO = 0.15, 3.0  # less of it, but far from chance: leans to it
+EVEN_ENTROPY = 0.9  # of the highest that attention can have
 MIXED, SPREAD = "mixed", "spread"
-KINDS = {
+PATTERNS = {
     "previous": "the token before",
     "itself": "the token itself",
     "first": "the first token",
     "same": "the same token, earlier",
     "induction": "what followed the same token, earlier",
 }
-OTHERS = {SPREAD: "looks at everything about alike", MIXED: "looks here and there"}
+NO_PATTERN = {SPREAD: "looks at everything about alike", MIXED: "looks here and there"}
 
 
 @dataclass(frozen=True)
-class Head:
-    """What a head does with a text: the share of its attention that goes to each kind of place."""
+class HeadPattern:
+    """What a head does with a text: the share of its attention that each pattern gets."""
 
     kind: str
     shares: dict[str, float]
-    chance: dict[str, float]  # the same, if it always looked at the same tokens, from everywhere
-    spread: float  # 0: to one place; 1: to all alike
+    chance: dict[str, float]  # the same, if it attended to the same tokens from everywhere
+    spread: float  # 0: all to one position; 1: to all alike
 
     @property
     def words(self) -> str:
-        if self.kind in OTHERS:
-            return OTHERS[self.kind]
-        share, place = self.shares[self.kind], KINDS[self.kind]
-        if share >= CLEAR:
-            return f"looks at {place} ({share:.0%})"
-        return f"leans to {place} ({share:.0%}, by chance {self.chance[self.kind]:.0%})"
+        if self.kind in NO_PATTERN:
+            return NO_PATTERN[self.kind]
+        share, target = self.shares[self.kind], PATTERNS[self.kind]
+        if share >= CLEAR_SHARE:
+            return f"looks at {target} ({share:.0%})"
+        return f"leans to {target} ({share:.0%}, by chance {self.chance[self.kind]:.0%})"
 
 
-def places(ids: list[int]) -> dict[str, Mask]:
-    """Which places (time, time) are of a kind for each that looks."""
-    tokens = np.array(ids)
-    time = len(ids)
-    here, there = np.arange(time)[:, None], np.arange(time)[None]
-    before = np.roll(tokens, 1)  # what stands before each place
+def describe_heads(attention: Floats, ids: list[int]) -> list[list[HeadPattern]]:
+    """Of every layer, every head."""
+    masks = pattern_masks(ids)
+    return [[describe_head(head, masks) for head in layer] for layer in attention]
+
+
+def pattern_masks(ids: list[int]) -> dict[str, Mask]:
+    """For each pattern, which keys belong to it for each query: (time, time)."""
+    tokens, positions = np.array(ids), np.arange(len(ids))
+    query, key = positions[:, None], positions[None]
+    previous = np.roll(tokens, 1)  # the token before each position
     return {
-        "previous": there == here - 1,
-        "itself": there == here,
-        "first": (there == 0) & (here > 1),
-        "same": (tokens[None] == tokens[:, None]) & (there < here),
-        "induction": (before[None] == tokens[:, None]) & (there <= here) & (there > 0),
+        "previous": key == query - 1,
+        "itself": key == query,
+        "first": (key == 0) & (query > 1),
+        "same": (tokens[None] == tokens[:, None]) & (key < query),
+        "induction": (previous[None] == tokens[:, None]) & (key <= query) & (key > 0),
     }
 
 
-def describe(attention: Floats, ids: list[int]) -> list[list[Head]]:
-    """Of every layer, every head."""
-    kinds = places(ids)
-    return [[name(head, kinds) for head in layer] for layer in attention]
-
-
-def name(weights: Floats, kinds: dict[str, Mask]) -> Head:
+def describe_head(weights: Floats, masks: dict[str, Mask]) -> HeadPattern:
     time = len(weights)
-    rows = np.arange(time) >= 2  # with fewer places there is hardly a choice
-    behind = np.tril(np.ones_like(weights))
-    even = behind / behind.sum(axis=1, keepdims=True)
-    liked = behind * (weights.sum(axis=0) / np.arange(time, 0, -1))  # a token, wherever from
-    liked /= np.maximum(liked.sum(axis=1, keepdims=True), 1e-12)
+    rows = np.arange(time) >= 2  # with fewer keys there is hardly a choice
+    causal = np.tril(np.ones_like(weights))
+    even = causal / causal.sum(axis=1, keepdims=True)
+    by_token = causal * (weights.sum(axis=0) / np.arange(time, 0, -1))  # whatever the query
+    by_token /= np.maximum(by_token.sum(axis=1, keepdims=True), 1e-12)
     shares, chance = {}, {}
-    for kind, mask in kinds.items():
+    for kind, mask in masks.items():
         some = rows & mask.any(axis=1)
         if some.any():
-            # The first token is one that can be liked: nothing else would make it a habit.
-            guess = even if kind == "first" else liked
+            # The first token is one token: only by comparison with all can it be a pattern.
+            expected = even if kind == "first" else by_token
             shares[kind] = float((weights * mask)[some].sum(axis=1).mean())
-            chance[kind] = float((guess * mask)[some].sum(axis=1).mean())
+            chance[kind] = float((expected * mask)[some].sum(axis=1).mean())
     entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(axis=1)[rows]
     spread = float((entropy / np.log(np.flatnonzero(rows) + 1)).mean()) if rows.any() else 1.0
-    return Head(named(shares, chance, spread), shares, chance, spread)
+    return HeadPattern(main_pattern(shares, chance, spread), shares, chance, spread)
 
 
-def named(shares: dict[str, float], chance: dict[str, float], spread: float) -> str:
-    times = {kind: share / max(chance[kind], 1e-12) for kind, share in shares.items()}
-    clear = [kind for kind in shares if shares[kind] >= CLEAR and times[kind] >= TIMES]
+def main_pattern(shares: dict[str, float], chance: dict[str, float], spread: float) -> str:
+    ratios = {kind: share / max(chance[kind], 1e-12) for kind, share in shares.items()}
+    clear = [kind for kind in shares if shares[kind] >= CLEAR_SHARE and ratios[kind] >= CLEAR_RATIO]
     if clear:
         return max(clear, key=lambda kind: shares[kind])
-    leaning = [kind for kind in shares if shares[kind] >= SOME and times[kind] >= MANY]
+    leaning = [
+        kind for kind in shares if shares[kind] >= LEANING_SHARE and ratios[kind] >= LEANING_RATIO
+    ]
     if leaning:
-        return max(leaning, key=lambda kind: times[kind])
-    return SPREAD if spread >= EVEN else MIXED
+        return max(leaning, key=lambda kind: ratios[kind])
+    return SPREAD if spread >= EVEN_ENTROPY else MIXED

@@ -1,15 +1,15 @@
-"""What a model will come to on a text, told before it is trained.
+"""The loss that a model will reach on a text, predicted before it is trained.
 
-    >>> how_hard(prepared.train, prepared.val, prepared.tokenizer)  # bits per byte, by counting
+    >>> ngram_bits_per_byte(prepared.train, prepared.val, prepared.tokenizer)
     2.34
     >>> Law(2.34, size=1_000_000).bits_per_byte(parameters=800_000, learned=8e6, steps=1500)
     2.05
 
-How hard a text is, a model that counts what follows a few tokens tells in a moment. A Transformer
-does better by a share that grows with its size and with how much text it has learned from: a power
-of each. Text that is seen again teaches less each time, and after some passes nothing. The numbers
-were fitted to 60 runs on six texts, which they tell to 6 % (docs/experiments.md). Text that was
-made by rules is easier to learn than counting lets it seem.
+How hard a text is, an n-gram model shows in a moment. A Transformer does better by a factor that
+falls with its size and with how much text it has learned from: a power law in each. Text that is
+seen again teaches less each time, and after some passes nothing. The numbers were fitted to 60 runs
+on six texts, which they predict to 6 % (docs/experiments.md). Text that was made by rules is easier
+to learn than n-grams let it seem.
 """
 
 import math
@@ -21,42 +21,42 @@ from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import counted_bits
 
-COUNTED = 1_000_000  # bytes that are counted
-CHUNK = 4_096  # tokens in a row
-TESTED = 50_000  # tokens of held-out text
-CONTEXTS = (1, 2, 3, 4)  # tokens to count what follows; which is best depends on the tokenizer
+COUNTED_BYTES = 1_000_000  # of training text, from which n-grams are counted
+CHUNK_TOKENS = 4_096  # in a row, from all over the text
+TESTED_TOKENS = 50_000  # of held-out text
+NGRAM_CONTEXTS = (1, 2, 3, 4)  # tokens; which is best depends on the tokenizer
 
-SIZE, BY_SIZE = 0.0504, 0.336  # of a million parameters, without the first and last layer
-TEXT, BY_TEXT = 0.767, 0.0722  # of ten million bytes
-WORTH = 2.4  # passes that all further ones together are worth
-SMALL = 0.073  # counting suffers more from a small text than a Transformer does
+SIZE_FACTOR, SIZE_EXPONENT = 0.0504, 0.336  # of a million parameters, without embedding and head
+DATA_FACTOR, DATA_EXPONENT = 0.767, 0.0722  # of ten million bytes
+REPEATED_PASSES = 2.4  # what all passes after the first together are worth, in new text
+SMALL_TEXT_EXPONENT = 0.073  # n-grams suffer more from a small text than a Transformer does
 FEW_STEPS = 2.0  # the same text in fewer, larger steps;
-VERY_FEW = 50.0  # in fewer than some hundreds, a model has not converged at all
+VERY_FEW_STEPS = 50.0  # in fewer than some hundreds, a model has not converged at all
+
+# How far the loss is above its end on the way there, relative to that end or to these bits per
+# byte: a run that ends lower begins as high.
+CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 
 
-AHEAD, BEND = 0.106, 0.4  # how far a run is above where it ends, on its way,
-EASY = 1.5  # times its bits per byte, or these: what ends lower begins as high
-
-
-def how_hard(train: Store, val: Store, tokenizer: Tokenizer) -> float:
-    """Bits per byte of held-out text when it is foretold by counts of at most a megabyte."""
-    if not len(val):  # the end of the training text is not seen by the counts
-        cut = len(train) - min(TESTED, max(1, len(train) // 10))
+def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float:
+    """Of held-out text, by the best n-gram model of at most a megabyte of training text."""
+    if not len(val):  # the end of the training text is not counted
+        cut = len(train) - min(TESTED_TOKENS, max(1, len(train) // 10))
         train, val = train[:cut], train[cut:]
-    sizes, val = tokenizer.byte_lengths(), val[:TESTED]
-    size = max(1, int(sizes[val].sum()))
-    chunks = max(1, len(train) // CHUNK)
-    wanted = min(chunks, 1 + COUNTED * len(val) // (size * CHUNK))
-    places = np.linspace(0, chunks - 1, num=wanted, dtype=int)  # from all over the text
-    text = np.concatenate([train[CHUNK * place :][:CHUNK] for place in places]).astype(np.int64)
-    most = int(62 / math.log2(tokenizer.vocab_size)) - 1  # contexts are numbers of 62 bits
+    byte_lengths, val = tokenizer.byte_lengths(), val[:TESTED_TOKENS]
+    size = max(1, int(byte_lengths[val].sum()))
+    chunks = max(1, len(train) // CHUNK_TOKENS)
+    wanted = min(chunks, 1 + COUNTED_BYTES * len(val) // (size * CHUNK_TOKENS))
+    places = CHUNK_TOKENS * np.linspace(0, chunks - 1, num=wanted, dtype=int)
+    text = np.concatenate([train[place:][:CHUNK_TOKENS] for place in places]).astype(np.int64)
+    longest = int(62 / math.log2(tokenizer.vocab_size)) - 1  # contexts are numbers of 62 bits
     held_out = val.astype(np.int64)
-    bits = [
+    bits = (
         counted_bits(text, held_out, tokenizer.vocab_size, length)
-        for length in CONTEXTS
-        if length <= max(1, most)
-    ]
-    return min(float(found) for found in bits) / size
+        for length in NGRAM_CONTEXTS
+        if length <= max(1, longest)
+    )
+    return float(min(bits)) / size
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Forecast:
 
     def expected(self, progress: float) -> float:
         """Bits per byte on the way: they fall fastest at the beginning, and when the rate does."""
-        above: float = AHEAD * (1 - progress) / max(progress, 1e-3) ** BEND
-        return self.bits_per_byte + max(self.bits_per_byte, EASY) * above
+        above: float = CURVE_FACTOR * (1 - progress) / max(progress, 1e-3) ** CURVE_EXPONENT
+        return self.bits_per_byte + max(self.bits_per_byte, CURVE_BITS) * above
 
     def at(self, steps: float, parameters: int, size: int) -> "Forecast":
         """The same for another number of steps, of a model with so many parameters on a text of
@@ -87,21 +87,22 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Law:
-    """For one text."""
+    """The scaling law for one text."""
 
-    hard: float  # bits per byte by counting
+    ngram_bits: float  # per byte
     size: int  # bytes of training text
 
     def bits_per_byte(self, parameters: float, learned: float, steps: float) -> float:
-        """Of held-out text, for a model without its first and last layer, after `learned` bytes."""
-        share = (
-            SIZE * (parameters / 1e6) ** -BY_SIZE + TEXT * (self.worth(learned) / 1e7) ** -BY_TEXT
-        )
-        small = (min(self.size, COUNTED) / COUNTED) ** SMALL
-        few = FEW_STEPS / max(1.0, steps) + (VERY_FEW / max(1.0, steps)) ** 2
-        return float(self.hard * share * small * (1 + few))
+        """Of held-out text after `learned` bytes, by a model with so many parameters besides
+        embedding and head."""
+        by_size = SIZE_FACTOR * (parameters / 1e6) ** -SIZE_EXPONENT
+        by_data = DATA_FACTOR * (self.effective_bytes(learned) / 1e7) ** -DATA_EXPONENT
+        small = (min(self.size, COUNTED_BYTES) / COUNTED_BYTES) ** SMALL_TEXT_EXPONENT
+        few = FEW_STEPS / max(1.0, steps) + (VERY_FEW_STEPS / max(1.0, steps)) ** 2
+        return float(self.ngram_bits * (by_size + by_data) * small * (1 + few))
 
-    def worth(self, learned: float) -> float:
+    def effective_bytes(self, learned: float) -> float:
         """How much new text would teach the same."""
         again = max(0.0, learned / self.size - 1)
-        return min(learned, self.size) + self.size * WORTH * (1 - math.exp(-again / WORTH))
+        saturation = 1 - math.exp(-again / REPEATED_PASSES)
+        return min(learned, self.size) + self.size * REPEATED_PASSES * saturation

@@ -1,11 +1,11 @@
-"""Which size of model learns most in the time there is: a few are tried, the others reckoned.
+"""Which size of model learns most in the time there is: a few are timed, the others estimated.
 
-    >>> pick(settings, text, seconds=170).outlook
-    Outlook(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
+    >>> search_sizes(settings, text, clock, report).estimate
+    SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
 Each is trained on noise for about a second. The loss it would reach with as many steps as the time
 allows is predicted by `nanolm.planning.scaling_law`. Of those that come about as far, the smallest
-is taken: it writes faster, and needs less room.
+is taken: it generates faster, and needs less memory.
 """
 
 import math
@@ -16,31 +16,38 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nanolm.choice import Choice
-from nanolm.model.config import PRESETS, GPTConfig, complete_shape
+from nanolm.choice import Choice, Report
+from nanolm.errors import UsageError
+from nanolm.machine import available_threads, is_busy
+from nanolm.model.build import build_model
+from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, complete_shape, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Law
-from nanolm.planning.trial import Trial
-from nanolm.training.settings import TrainSettings
+from nanolm.planning.trial import SpeedTrial
+from nanolm.planning.tuning import fit_to_machine
+from nanolm.training.settings import SIZES, SWITCHES, TrainSettings
 
-SHARE = {"cpu": 0.04}  # of the time may go into trying further sizes,
-SHARE_ON_GPU = 0.12  # where kernels are made for each of them at first,
-EACH = 1.0  # seconds for one of them, about,
-MOST = 4  # and so many are enough
-LEAST_TOKENS = {"cpu": 2_048}  # a step; elsewhere more, or a GPU has nothing to do
-LEAST_ON_GPU = 8_192
-MOST_TOKENS = 1 << 19
-STEPS = 1_200  # about; with more of them, larger ones
-FEW_STEPS = 120  # with fewer, smaller ones: half the tokens a step, or with a third, a quarter
-A_TOKEN = 30  # parameters for each token of the text: more would learn it by heart
-MOMENT = 25.0  # seconds, in which a small one learns most on a CPU,
-TO_TRY = 2.0  # of which there are these to try others
-CLOSE = 1.004  # what comes so near to the best is as good
-FULL = 0.7  # of the memory of a GPU
-WITH_SIZE = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
-# Layers, heads, width, context. The first one to be tried is that of a preset.
+# Of the time, for timing further sizes; on a GPU, kernels are compiled for each of them at first.
+SEARCH_SHARE, SEARCH_SHARE_ON_GPU = 0.04, 0.12
+SECONDS_PER_SIZE = 1.0  # about
+MOST_TIMED = 4  # sizes; more rarely change the choice
+STEP_TOKENS, STEP_TOKENS_ON_GPU = 2_048, 8_192  # at first; a GPU has nothing to do with fewer
+MOST_STEP_TOKENS = 1 << 19
+GOOD_STEPS = 1_200  # about; where there is time for more, steps have more tokens instead
+FEW_STEPS = 120  # with fewer, half the tokens a step; with a third of them, a quarter
+PARAMETERS_PER_TOKEN = 30  # of the text: more would learn it by heart
+SHORT_RUN = 25.0  # seconds, in which the smallest learns most on a CPU,
+LEAST_SEARCH = 2.0  # and so where there are fewer seconds than these to time others
+SECONDS_OF_FIT = 1.0  # that measuring threads and dtype takes, about
+# Seconds of a run in which there is no time for that. On a GPU, timing attention kernels takes 3 to
+# 4, and a step of `mini` is the same with the best two.
+HURRY, HURRY_ON_GPU = 12.0, 60.0
+AS_GOOD = 1.004  # times the best bits per byte: what comes so near is as good
+GPU_MEMORY_SHARE = 0.7  # that a model may fill
+TIME_EXPONENT = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
+# Layers, heads, width, context. The first one to be timed is that of a preset.
 LADDER = (
     (2, 2, 64, 128),
     (3, 3, 96, 128),
@@ -58,18 +65,26 @@ LADDER = (
 
 
 @dataclass(frozen=True)
-class Text:
+class TextStats:
     """What a plan has to know of a text."""
 
     vocab_size: int
     size: int  # bytes of training text
     tokens: int
-    # Bits per byte by counting; asked only where it is needed. None: there is no time to count.
-    hard: Callable[[], float | None]
+    # Bits per byte of an n-gram model, computed only where needed. None: there is no time for it.
+    ngram_bits: Callable[[], float | None]
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Clock:
+    """The seconds that are left at any moment."""
+
+    training: Callable[[], float]
+    measuring: Callable[[], float] = lambda: math.inf  # before the first step
+
+
+@dataclass(frozen=True)
+class SizeEstimate:
     """What training a model for the time there is would come to."""
 
     config: GPTConfig
@@ -85,116 +100,129 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Picked:
-    outlook: Outlook
-    tried: list[Outlook]  # by size
-    settings: TrainSettings  # with what the machine does best
-    choices: list[Choice]  # about the machine
+class SizeSearch:
+    estimate: SizeEstimate  # of the size that is chosen
+    tried: list[SizeEstimate]  # by size
+    settings: TrainSettings  # with what is fastest on this machine
+    choices: list[Choice]  # about that
 
 
-Make = Callable[[TrainSettings], GPTConfig]
-
-
-def pick(
-    settings: TrainSettings,
-    text: Text,
-    make: Make,
-    seconds: Callable[[], float],
-    fit: Callable[[TrainSettings, GPTConfig], tuple[TrainSettings, list[Choice]]],
-    report: Callable[[str, int, int], None],
-    processes: int = 1,
-    spare: Callable[[], float] = lambda: math.inf,
-) -> Picked:
-    """The best of the sizes that `settings` leave open. `make` gives the model that settings
-    describe, `fit` what the machine does best with it; `seconds` are those left for training,
-    `spare` those that may go into measuring. Of several processes, each does its part of a batch,
-    and this one is tried."""
-    configs = candidates(settings, text, make)
-    first = nearest(configs, PRESETS["micro" if settings.device == "cpu" else "mini"].dim)
-    if settings.device == "cpu" and (seconds() < MOMENT or spare() < TO_TRY):
+def search_sizes(
+    settings: TrainSettings, text: TextStats, clock: Clock, report: Report, processes: int = 1
+) -> SizeSearch:
+    """The best of the sizes that `settings` leave open. Each of several processes does its part of
+    a batch, and this one is timed."""
+    configs = candidates(settings, text)
+    on_cpu = settings.device == "cpu"
+    dim = PRESETS["micro" if on_cpu else "mini"].dim
+    first = min(range(len(configs)), key=lambda index: abs(configs[index].dim - dim))
+    if on_cpu and (clock.training() < SHORT_RUN or clock.measuring() < LEAST_SEARCH):
         first = 0
-    settings, choices = fit(settings, configs[first])
+    settings, choices = fit(settings, configs[first], clock, processes)
     # How hard a text is does not change which size is best for it.
-    law = Law(text.hard() or 1.0, text.size)
+    law = Law(text.ngram_bits() or 1.0, text.size)
     measured: dict[int, float] = {}  # seconds a step
-    tokens = LEAST_TOKENS.get(settings.device, LEAST_ON_GPU)
-    share = SHARE.get(settings.device, SHARE_ON_GPU)
-
-    took = 0.0  # seconds, the last one that was tried
+    tokens = STEP_TOKENS if on_cpu else STEP_TOKENS_ON_GPU
+    share = SEARCH_SHARE if on_cpu else SEARCH_SHARE_ON_GPU
+    took = 0.0  # seconds, for the last one that was timed
 
     def measure(index: int) -> None:
         nonlocal took
-        begin = seconds()
-        report("trying sizes", len(measured), MOST)
-        each = min(EACH, share * seconds(), spare() / 2)
+        begin = clock.training()
+        report("trying sizes", len(measured), MOST_TIMED)
+        each = min(SECONDS_PER_SIZE, share * clock.training(), clock.measuring() / 2)
         rows = -(-batch_of(configs[index]) // processes)
         measured[index] = step_seconds(configs[index], rows, settings, each)
-        took = begin - seconds()
+        took = begin - clock.training()
 
     def batch_of(config: GPTConfig) -> int:
         return settings.batch or max(processes, tokens // config.context)
 
-    def outlook(index: int) -> Outlook:
-        known = min(measured, key=lambda other: abs(other - index))
-        ratio = arithmetic(configs[index]) / arithmetic(configs[known])
-        step = measured[known] * ratio**WITH_SIZE
-        return foresee(configs[index], batch_of(configs[index]), step, text, law, seconds())
+    def estimate(index: int) -> SizeEstimate:
+        config = configs[index]
+        nearest = min(measured, key=lambda other: abs(other - index))
+        ratio = arithmetic(config) / arithmetic(configs[nearest])
+        step = measured[nearest] * ratio**TIME_EXPONENT
+        return predict(config, batch_of(config), step, text, law, clock.training())
 
     measure(first)
-    # On a GPU another size takes as long again: kernels are made for each, unless they are known.
-    another = 0.0 if settings.device == "cpu" else took
+    # On a GPU another size takes as long again: kernels are compiled, unless they are cached.
+    another = 0.0 if on_cpu else took
     # As many steps as are good, and larger ones where there is time for more.
-    most = min(seconds() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
-    larger = round(math.log2(max(1.0, most / STEPS)))
-    if larger > 0 and settings.batch is None and spare() > took:
-        tokens = min(MOST_TOKENS, tokens << larger)
+    most = min(clock.training() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
+    larger = round(math.log2(max(1.0, most / GOOD_STEPS)))
+    if larger > 0 and settings.batch is None and clock.measuring() > took:
+        tokens = min(MOST_STEP_TOKENS, tokens << larger)
         measured.clear()
         measure(first)
-    elif most < FEW_STEPS and settings.batch is None and settings.device == "cpu":
+    elif most < FEW_STEPS and settings.batch is None and on_cpu:
         smaller = 1 if most > FEW_STEPS / 3 else 2
         tokens >>= smaller
         measured[first] *= (1 + 1 / (1 << smaller)) / 2  # not in proportion, to be on the safe side
-    end = time.monotonic() + min(share * seconds(), spare())
-    while len(measured) < MOST and time.monotonic() + another < end and spare() > took:
-        outlooks = [outlook(index) for index in range(len(configs))]
-        best = min(range(len(configs)), key=lambda index: outlooks[index].bits_per_byte)
-        near = [n for n in (best, best - 1, best + 1) if 0 <= n < len(configs)]
-        open_ = [n for n in near if n not in measured]
-        if not open_:
+    end = time.monotonic() + min(share * clock.training(), clock.measuring())
+    while (
+        len(measured) < MOST_TIMED and time.monotonic() + another < end and clock.measuring() > took
+    ):
+        bits = [estimate(index).bits_per_byte for index in range(len(configs))]
+        best = bits.index(min(bits))
+        near = (n for n in (best, best - 1, best + 1) if 0 <= n < len(configs))
+        untimed = next((n for n in near if n not in measured), None)
+        if untimed is None:
             break
-        measure(open_[0])
-    report("trying sizes", MOST, MOST)
+        measure(untimed)
+    report("trying sizes", MOST_TIMED, MOST_TIMED)
     # Of a size that would not get far in the time, all smaller ones are better known than not.
-    slow = outlook(min(measured)).steps < FEW_STEPS
-    known = range(max(measured) + 1) if slow else sorted(measured)
-    tried = [outlook(index) for index in known]
-    least = min(found.bits_per_byte for found in tried)
-    chosen = next(found for found in tried if found.bits_per_byte <= CLOSE * least)
-    return Picked(chosen, tried, settings, choices)
+    slow = estimate(min(measured)).steps < FEW_STEPS
+    tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
+    least = min(each.bits_per_byte for each in tried)
+    chosen = next(each for each in tried if each.bits_per_byte <= AS_GOOD * least)
+    return SizeSearch(chosen, tried, settings, choices)
 
 
-def candidates(settings: TrainSettings, text: Text, make: Make) -> list[GPTConfig]:
+def fit(
+    settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int
+) -> tuple[TrainSettings, list[Choice]]:
+    """Threads, dtype and attention: measured, or as they are usually best where time is short."""
+    on_cpu = settings.device == "cpu"
+    hurry = clock.training() < (HURRY if on_cpu else HURRY_ON_GPU)
+    if not hurry and clock.measuring() >= SECONDS_OF_FIT:
+        batch = -(-(settings.batch or max(1, 2_048 // config.context)) // processes)
+        asked = replace(settings, batch=batch, context=config.context)
+        fitted, choices = fit_to_machine(asked, build_model(config), clock.measuring() / 2)
+        return replace(fitted, batch=settings.batch, context=settings.context), choices
+    threads = settings.threads or available_threads()
+    if not on_cpu:
+        return replace(settings, threads=threads, attention=settings.attention or "flash"), []
+    if settings.dropout and not settings.threads and is_busy():
+        threads = 1  # several would wait for each other
+    workers = settings.workers or (1 if settings.dropout else threads)
+    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    return replace(settings, threads=threads, workers=workers, dtype=dtype), []
+
+
+def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
     """Models from small to large, with all that was asked for."""
     preset = PRESETS.get(settings.preset or "")
     sizes = [(preset.layers, preset.heads, preset.dim)] if preset else [row[:3] for row in LADDER]
-    found: dict[GPTConfig, None] = {}
+    configs: dict[GPTConfig, None] = {}
     for size in sizes:
         values = dict(zip(("layers", "heads", "dim"), size, strict=True))
         if preset is None:
             given = (settings.heads, settings.dim, settings.kv_heads)
             values["heads"], values["dim"] = complete_shape(*size[1:], *given)
         values = {name: getattr(settings, name) or value for name, value in values.items()}
-        suiting = preset.context if preset else reach(values["layers"], values["dim"])
+        suiting = preset.context if preset else suitable_context(values["layers"], values["dim"])
         values["context"] = min(settings.context or suiting, max(1, text.tokens - 1))
-        config = make(replace(settings, **values))  # type: ignore[arg-type]
+        sized = replace(settings, **values)  # type: ignore[arg-type]
+        config = model_config(sized, text.vocab_size, check=False)
+        assert isinstance(config, GPTConfig)
         if not config.problems():
-            found[config] = None
-    fitting = [config for config in found if fits(config, settings, text)]
-    return fitting or list(found)[:1]
+            configs[config] = None
+    return [config for config in configs if fits(config, settings, text)] or list(configs)[:1]
 
 
-def reach(layers: int, dim: int) -> int:
-    """The context that suits a size: that of the size in the ladder that is nearest."""
+def suitable_context(layers: int, dim: int) -> int:
+    """That of the nearest size in the ladder."""
 
     def distance(row: tuple[int, int, int, int]) -> float:
         return abs(math.log(row[0] * row[2] ** 2 / (layers * dim**2)))
@@ -202,42 +230,39 @@ def reach(layers: int, dim: int) -> int:
     return min(LADDER, key=distance)[3]
 
 
-def fits(config: GPTConfig, settings: TrainSettings, text: Text) -> bool:
+def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
+    """Whether a model is not too large for the text, and for the GPU."""
     parameters = non_embedding_parameters(config)
     if settings.device == "cuda":
-        tokens = max(LEAST_ON_GPU, (settings.batch or 1) * config.context)
-        all_ = parameters + 2 * config.vocab_size * config.dim
-        if training_bytes(config, all_, tokens) > FULL * torch.cuda.mem_get_info()[0]:
+        tokens = max(STEP_TOKENS_ON_GPU, (settings.batch or 1) * config.context)
+        needed = training_bytes(config, parameters + 2 * config.vocab_size * config.dim, tokens)
+        if needed > GPU_MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
             return False
-    return parameters <= A_TOKEN * text.tokens
+    return parameters <= PARAMETERS_PER_TOKEN * text.tokens
 
 
-def nearest(configs: list[GPTConfig], dim: int) -> int:
-    return min(range(len(configs)), key=lambda index: abs(configs[index].dim - dim))
-
-
-def foresee(
-    config: GPTConfig, batch: int, step: float, text: Text, law: Law, seconds: float
-) -> Outlook:
+def predict(
+    config: GPTConfig, batch: int, step: float, text: TextStats, law: Law, seconds: float
+) -> SizeEstimate:
     """What comes of as many steps as there are seconds for; but no more than help."""
     tokens = batch * config.context
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
     passes = steps * tokens / text.tokens
-    found = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
-    return Outlook(config, batch, step, steps, steps * step, passes, found)
+    bits = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
+    return SizeEstimate(config, batch, step, steps, steps * step, passes, bits)
 
 
 def arithmetic(config: GPTConfig) -> float:
-    """Of a token, in products."""
-    seen = config.layers * config.context * config.dim
-    return float(non_embedding_parameters(config) + config.vocab_size * config.dim + seen)
+    """Multiplications for a token."""
+    attended = config.layers * config.context * config.dim
+    return float(non_embedding_parameters(config) + config.vocab_size * config.dim + attended)
 
 
 def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: float) -> float:
-    """Of one update, tried for so long."""
-    with closing(Trial(config, batch, settings.device, settings=settings)) as trial:
-        for _ in range(1 if settings.device == "cpu" else 4):  # kernels are made, steps captured
+    """Of one update, timed for so long."""
+    with closing(SpeedTrial(config, batch, settings.device, settings=settings)) as trial:
+        for _ in range(1 if settings.device == "cpu" else 4):  # kernels compiled, steps captured
             trial.step()
         trial.wait()
         start, count = time.perf_counter(), 0
@@ -251,3 +276,14 @@ def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: f
     del trial
     free_memory()
     return seconds
+
+
+def model_config(settings: TrainSettings, vocab_size: int, check: bool = True) -> ModelConfig:
+    """The model that resolved settings describe, or a UsageError that says what does not fit."""
+    assert settings.family
+    names = ("context", "dropout", *SIZES, *SWITCHES)
+    asked = {name: getattr(settings, name) for name in names}
+    config = configure(settings.family, vocab_size=vocab_size, **asked)
+    if check and (problems := config.problems()):
+        raise UsageError("\n".join(problems))
+    return config

@@ -1,6 +1,6 @@
-"""The training engine on random tokens: what a step costs, without a text.
+"""Training steps on random tokens: how long they take, without a text.
 
->>> trial = Trial(configure("modern", vocab_size=512, **shape), rows=16, device="cpu")
+>>> trial = SpeedTrial(configure("modern", vocab_size=512, **shape), rows=16, device="cpu")
 >>> trial.step()
 """
 
@@ -24,15 +24,15 @@ from nanolm.planning.tuning import (
     with_kernels,
 )
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 
-BATCHES = 4  # different ones, so that nothing learns a single one by heart
+NOISE_BATCHES = 4  # different ones, so that nothing learns a single one by heart
 LR = 1e-4
 
 
-class Trial:
+class SpeedTrial:
     """A model with its optimizer that learns noise, the way `nanolm train` would."""
 
     def __init__(
@@ -63,12 +63,12 @@ class Trial:
         if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
             compile_model(self.model, device)
         self.tokens = rows * config.context
-        matrices = self.model.muon_parameters() if optimizer == "muon" else None
-        parameters, shares = dict(self.model.named_parameters()), settings.workers or 1
+        parameters, workers = dict(self.model.named_parameters()), settings.workers or 1
         with threads_for(settings.threads, settings.workers):
-            learner = Optimizer(parameters, 0.1, shares=shares, matrices=matrices)
+            matrices = self.model.muon_parameters()
+            learner = Optimizers(parameters, optimizer, 0.1, matrices, workers=workers)
             self.update = Step(self.loss, learner, settings.dtype, lambda batch: self.tokens)
-        shape = (BATCHES, rows, config.context + 1)
+        shape = (NOISE_BATCHES, rows, config.context + 1)
         self.batches = torch.randint(config.vocab_size, shape)
         if device == "cuda":
             self.batches = self.batches.pin_memory()
@@ -81,7 +81,7 @@ class Trial:
     def step(self) -> None:
         """One update; a GPU may still be at it afterwards."""
         with threads_for(self.settings.threads, self.settings.workers):
-            self.update((self.batches[self.count % BATCHES],), LR)
+            self.update((self.batches[self.count % NOISE_BATCHES],), LR)
         self.count += 1
 
     def wait(self) -> None:

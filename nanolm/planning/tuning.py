@@ -1,8 +1,8 @@
-"""What only a measurement can tell: threads, the numbers to compute with, the attention kernel.
+"""What only a measurement can decide: threads, dtype, the attention kernel.
 
 >>> fit_to_machine(settings, model)  # the settings, with the choices and their reasons
 
-A second or two before the first step of a run; what is found is saved with its settings.
+A second or two before the first step of a run; the choices are saved with its settings.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nanolm.choice import Choice
+from nanolm.choice import Choice, Chosen
 from nanolm.errors import UsageError
 from nanolm.formats import readable
 from nanolm.machine import available_threads, cache_folder, is_busy, keep_memory
@@ -29,27 +29,26 @@ from nanolm.model.config import GPTConfig, unsupported
 from nanolm.model.fast.training import FUSED_BLOCKS, speed_up, training_kernels
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer
+from nanolm.training.optim import Optimizers
 from nanolm.training.settings import Settings, TrainSettings
-from nanolm.training.step import LOW, Batch, Loss, Step
+from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
 
-PROBE = 1_024  # tokens of the batch that threads are tried with
-TRIES = 5
-LONG = 1.0  # seconds for one try of every way
-WORTH = 0.95  # of the time: with less gained, fewer threads are better for everything else
-WIDE = 96  # below, the products of a model are too small for anything to matter
-CLEARLY = 0.95
+PROBE_TOKENS = 1_024  # of the batch that threads are tried with
+TIMED_ROUNDS = 5
+SLOW_ROUND = 1.0  # seconds for one try of every way: so large a model shows the difference at once
+NARROW_DIM = 96  # below, matrices are too small for threads and dtype to matter
+FASTER = 0.95  # of the time: with less gained, the plainer way is better for everything else
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-REPEATABLE = ("flash", "math")  # those that can be told to sum in one order
+DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
 
 
 @dataclass(frozen=True)
-class Probe:
+class SpeedProbe:
     """What a step is tried with."""
 
     model: Model
@@ -66,31 +65,22 @@ def fit_to_machine(
     end = time.perf_counter() + seconds
     if settings.dtype == "float8":
         refuse_float8(model)
-    choices: list[Choice] = []
-
-    def choose(name: str, value: object, reason: str) -> None:
-        nonlocal settings
-        settings = replace(settings, **{name: value})  # type: ignore[arg-type]
-        choices.append(Choice(name, value, reason))
-
-    looking = isinstance(model.config, GPTConfig) and settings.attention is None
-    if settings.device == "cuda" and looking:
-        assert isinstance(model.config, GPTConfig)
-        times = attention_times(model.config, settings)
-        best = min(times, key=lambda name: times[name])
-        choose("attention", best, in_words(times, "ms"))
+    chosen, config = Chosen(settings), model.config
+    if settings.device == "cuda" and chosen.open("attention") and isinstance(config, GPTConfig):
+        times = attention_times(config, settings)
+        chosen.choose("attention", min(times, key=times.__getitem__), in_words(times, "ms"))
     if settings.device != "cpu":
-        one = settings.threads or available_threads()
-        return replace(settings, threads=one, workers=1, dtype=known(settings.dtype)), choices
-    if settings.threads is None or settings.workers is None:
+        chosen.fill(threads=available_threads(), dtype="float32")
+        chosen.settings = replace(chosen.settings, workers=1)
+    elif settings.threads is None or settings.workers is None:
         (threads, workers), reason = best_threads(settings, model, seconds / 2)
-        if settings.threads is None:
-            choose("threads", threads, reason)
-        settings = replace(settings, workers=workers)
-    if settings.dtype == "auto":
+        chosen.choose("threads", threads, reason)
+        chosen.settings = replace(chosen.settings, workers=workers)
+    if chosen.open("dtype"):
         left = end - time.perf_counter()
-        choose("dtype", *best_products(settings, probe([settings], model), left))
-    return settings, choices
+        probe = make_probe([chosen.settings], model)
+        chosen.choose("dtype", *best_dtype(chosen.settings, probe, left))
+    return chosen.settings, chosen.choices
 
 
 def refuse_float8(model: Model) -> None:
@@ -102,7 +92,7 @@ def refuse_float8(model: Model) -> None:
         )
 
 
-def known(dtype: str) -> str:
+def resolved_dtype(dtype: str) -> str:
     return "float32" if dtype == "auto" else dtype
 
 
@@ -110,17 +100,14 @@ def best_threads(
     settings: TrainSettings, model: Model, seconds: float = math.inf
 ) -> tuple[tuple[int, int], str]:
     """How many threads, on how many parts of a batch at once; and why."""
-    rows = settings.batch or 1
-    most = settings.threads or available_threads()
-    counts = [settings.threads] if settings.threads else []
-    while not settings.threads and most >= 1:
-        counts.insert(0, most)
-        most //= 2
-    alone = settings.dropout  # what drops out is one sequence of numbers
+    counts = [settings.threads or available_threads()]
+    while not settings.threads and counts[0] > 1:
+        counts.insert(0, counts[0] // 2)
     busy = is_busy()
     ways = []
     for threads in counts:
-        side_by_side = {1} if alone else {1, min(threads, rows)}
+        # Dropout draws one sequence of random numbers: no parts side by side.
+        side_by_side = {1} if settings.dropout else {1, min(threads, settings.batch or 1)}
         # Threads that share an operation wait for each other. On a busy machine the wait can take
         # longer than the operation itself, which a short trial does not always show.
         if busy and max(side_by_side) > 1:
@@ -131,46 +118,48 @@ def best_threads(
     if len(ways) == 1:
         return ways[0], "all that this process may use"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
-    times = dict(zip(ways, step_seconds(asked, probe(asked, model), seconds), strict=True))
+    times = dict(zip(ways, step_seconds(asked, make_probe(asked, model), seconds), strict=True))
     best = ways[0]
     for way in ways[1:]:
-        if times[way] < WORTH * times[best]:
+        if times[way] < FASTER * times[best]:
             best = way
-    told = {
+    labelled = {
         f"{threads}" + (f" in {count} parts" if count > 1 else ""): times[threads, count]
         for threads, count in ways
     }
-    return best, in_words(told, "ms a step")
+    return best, in_words(labelled, "ms a step")
 
 
-def best_products(settings: Settings, probe: Probe, seconds: float = math.inf) -> tuple[str, str]:
+def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:
     """The numbers of products on a CPU, by what a step takes, and why."""
     config = probe.model.config
     if seconds <= 0:
         return "float32", "no time to measure others"
-    if not isinstance(config, GPTConfig) or config.dim < WIDE:
+    if not isinstance(config, GPTConfig) or config.dim < NARROW_DIM:
         return "float32", "the safe choice on a CPU"
     exact, low = "float32", "bfloat16"
     asked = [replace(settings, dtype=numbers) for numbers in (exact, low)]
     times = dict(zip((exact, low), step_seconds(asked, probe, seconds), strict=True))
-    best = low if times[low] <= CLEARLY * times[exact] else exact
+    best = low if times[low] <= FASTER * times[exact] else exact
     return best, in_words(times, "ms a step")
 
 
-def probe(ways: list[TrainSettings], model: Model) -> Probe:
+def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
     """A few rows of whatever, to learn the next token from."""
     rows, context = ways[0].batch or 1, ways[0].context or 1
-    rows = min(rows, max(PROBE // context, *(way.workers or 1 for way in ways), 1))
-    context = min(context, max(16, PROBE // rows))
+    rows = min(rows, max(PROBE_TOKENS // context, *(way.workers or 1 for way in ways), 1))
+    context = min(context, max(16, PROBE_TOKENS // rows))
 
     def loss(ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return next_token_loss(model.head, model.hidden_states(ids[:, :-1]), ids[:, 1:]), {}
 
     ids = torch.randint(model.config.vocab_size, (rows, context + 1))
-    return Probe(model, dict(model.named_parameters()), loss, (ids,))
+    return SpeedProbe(model, dict(model.named_parameters()), loss, (ids,))
 
 
-def step_seconds(ways: Sequence[Settings], probe: Probe, seconds: float = math.inf) -> list[float]:
+def step_seconds(
+    ways: Sequence[Settings], probe: SpeedProbe, seconds: float = math.inf
+) -> list[float]:
     """Of the way forward and back, with each of these settings, taking turns for about so long."""
     end = time.perf_counter() + seconds
     probe.model.train()
@@ -180,19 +169,19 @@ def step_seconds(ways: Sequence[Settings], probe: Probe, seconds: float = math.i
         use_attention(probe.model, way)
         with threads_for(way.threads, shares):
             start = time.perf_counter()
-            step.gradients(probe.batch)
-            taken = time.perf_counter() - start
-        step.optimizer.zero_grad()
-        return taken
+            step.accumulate_gradients(probe.batch)
+            seconds = time.perf_counter() - start
+        step.optimizers.zero_grad()
+        return seconds
 
     steps = []
     for way, shares in zip(ways, workers, strict=True):
         with threads_for(way.threads, shares):
-            optimizer = Optimizer(probe.parameters, 0.0, shares=shares)
-            steps.append(Step(probe.loss, optimizer, known(way.dtype)))
+            optimizers = Optimizers(probe.parameters, workers=shares)
+            steps.append(Step(probe.loss, optimizers, resolved_dtype(way.dtype)))
     turns = list(zip(ways, workers, steps, strict=True))
     first = [once(*turn) for turn in turns]
-    tries = TRIES if sum(first) < LONG else 0  # a large model shows the difference at once
+    tries = TIMED_ROUNDS if sum(first) < SLOW_ROUND else 0
     rounds: list[list[float]] = []
     while len(rounds) < tries and (not rounds or time.perf_counter() < end):
         rounds.append([once(*turn) for turn in turns])
@@ -211,7 +200,7 @@ def use_attention(model: Model, settings: Settings) -> None:
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:
     """Seconds that each kernel that can do it takes, forward and back, for a full GPU."""
     rows = max(1, 65_536 // (settings.context or 1))  # so many that launching does not count
-    dtype = LOW.get(settings.dtype, torch.float32)
+    dtype = AUTOCAST_DTYPES.get(settings.dtype, torch.float32)
 
     def some(heads: int) -> Tensor:
         shape = (rows, settings.context or 1, heads, config.head_dim)
@@ -232,13 +221,13 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
         return (time.perf_counter() - start) / 5
 
     able: list[str] = []
-    for name in REPEATABLE if settings.deterministic else KERNELS:
+    for name in DETERMINISTIC_KERNELS if settings.deterministic else KERNELS:
         if name == "math" and able:
             continue  # it holds all weights in memory: only where nothing else works
         with contextlib.suppress(RuntimeError):
             some_times(name)
             able.append(name)
-    rounds = [[some_times(name) for name in able] for _ in range(TRIES)]  # in turn
+    rounds = [[some_times(name) for name in able] for _ in range(TIMED_ROUNDS)]  # in turn
     return dict(zip(able, map(min, zip(*rounds, strict=True)), strict=True)) or {"math": 0.0}
 
 
@@ -274,19 +263,19 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def tell_of_threads(settings: Settings, notify: Notify) -> None:
+def warn_about_threads(settings: Settings, notify: Notify) -> None:
     """Where threads are not what they were when the run began, inside `threads_for`."""
     workers = getattr(settings, "workers", None) or 1
-    wanted, found = settings.threads or 1, torch.get_num_threads()
-    if found < wanted // workers and settings.device == "cpu":
-        text = f"{wanted} threads cannot be had, only {found * workers}"
+    wanted, threads = settings.threads or 1, torch.get_num_threads()
+    if threads < wanted // workers and settings.device == "cpu":
+        text = f"{wanted} threads cannot be had, only {threads * workers}"
         notify(Note(f"{text}: the last bits will be others than with {wanted}"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
 
 
 @contextlib.contextmanager
-def repeatable(wanted: bool | None) -> Iterator[None]:
+def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
     """On a GPU, if `wanted`, let every sum be in the same order each time."""
     if not wanted or not torch.cuda.is_available():
         yield
@@ -296,7 +285,7 @@ def repeatable(wanted: bool | None) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     try:
-        with attention_by(REPEATABLE[0]):
+        with attention_by(DETERMINISTIC_KERNELS[0]):
             yield
     finally:
         torch.use_deterministic_algorithms(False)

@@ -13,8 +13,8 @@ from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError, TooLittleTime, UsageError
-from nanolm.pretraining.language import Result, train
-from nanolm.pretraining.prepare import saved_settings
+from nanolm.pretraining.begin import saved_settings
+from nanolm.pretraining.train import TrainResult, train
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
@@ -28,7 +28,7 @@ def extend(
     more: dict[str, float],
     notify: Notify = lambda event: None,
     started: float | None = None,
-) -> Result:
+) -> TrainResult:
     """Train the run at `path` for one more budget; if that was begun before, go on with it."""
     run = Run(Path(path))
     if len(more) != 1:
@@ -51,7 +51,7 @@ def extend(
 def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     """Let the run be what it was before its learning rate fell, with the larger budget."""
     facts = run.facts()
-    settings = saved_settings(run)
+    settings = saved_settings(run, TrainSettings)
     folder = before_the_fall(run)
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     best = checkpoint.follow(run.path / "best")

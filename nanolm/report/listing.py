@@ -1,6 +1,6 @@
-"""What has been trained: a row for each run.
+"""What has been trained: a summary of each run.
 
->>> [row.name for row in listing(Path("runs"), note=print)]
+>>> [run.state for run in list_runs(Path("runs"), note=print)]
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError
-from nanolm.report.curves import read_metrics
+from nanolm.report.run_data import read_metrics
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what other hands may have written
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # raised by files edited by hand
 
 
 @dataclass(frozen=True)
-class Row:
+class RunSummary:
     """One run; what is not known, or not yet, is None."""
 
     run: str
@@ -34,23 +34,25 @@ class Row:
     started: str
 
 
-def listing(root: Path, note: Callable[[str], None]) -> list[Row]:
-    """Of the runs right under `root`; what cannot be read is noted and passed over."""
-    rows = []
+def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
+    """Of the runs right under `root`; what cannot be read is noted and skipped."""
+    summaries = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         run = Run(folder)
         if run.exists():
             try:
-                rows.append(row(run))
+                summaries.append(summarize(run))
             except (DataError, *UNREADABLE) as error:
                 note(f"{folder} is passed over: {error}")
-    return rows
+    return summaries
 
 
-def row(run: Run) -> Row:
+def summarize(run: Run) -> RunSummary:
     facts, settings = run.facts(), run.settings()
     result = facts.get("result") or {}
-    last = {} if result else latest(run)
+    last: dict[str, Any] = {}  # what the metrics of an unfinished run say last, of each number
+    for row in read_metrics(run.metrics) if not result and run.metrics.exists() else []:
+        last |= row
     texts = settings.get("corpus") or settings.get("data") or []
     val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
     test = (result.get("test") or {}).get("accuracy")
@@ -60,7 +62,7 @@ def row(run: Run) -> Row:
         state = STOPPED_EARLY if result.get("stopped") == "enough" else ending(result)
     if files.in_use(run.path / ".lock"):
         state = "training"
-    return Row(
+    return RunSummary(
         run=str(run.path),
         corpus=", ".join(Path(str(text)).name for text in texts),
         parameters=facts.get("parameters"),
@@ -73,11 +75,3 @@ def row(run: Run) -> Row:
         state=state,
         started=str(facts.get("started", "")),
     )
-
-
-def latest(run: Run) -> dict[str, Any]:
-    """What the metrics of an unfinished run say last, of each number."""
-    found: dict[str, Any] = {}
-    for line in read_metrics(run.metrics) if run.metrics.exists() else []:
-        found |= line
-    return found

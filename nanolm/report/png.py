@@ -1,17 +1,26 @@
-"""The curves of a run as PNG, drawn by matplotlib, which comes with nanolm[plot].
+"""Charts as PNG, drawn by matplotlib, which comes with nanolm[plot].
 
->>> picture_png(Path("runs/novel"), Picture("loss", "novel", panels))
+>>> chart_png(Chart("novel", panels), Path("loss.png"))
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 from nanolm.errors import UsageError
-from nanolm.report import curves
-from nanolm.report.curves import Picture, Point, drawable
+from nanolm.report.curves import (
+    DOTTED_POINTS,
+    SERIES_POINTS,
+    Chart,
+    Series,
+    in_buckets,
+    noisy_trend,
+)
+from nanolm.report.svg import STYLE_SHEET
 
-DOTS = 200  # per inch
-LINE_STYLES = ("-", "--", ":", "-.")  # told apart in black and white too
+DOTS_PER_INCH = 200
+COLOURS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # those on white
+LINE_STYLES = ("-", "--", ":", "-.")  # distinct in black and white too
 
 
 def figure(width: float, height: float) -> Any:
@@ -20,64 +29,52 @@ def figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("--png needs matplotlib: pip install 'nanolm[plot]'") from None
-    return Figure(figsize=(width, height), dpi=DOTS, layout="constrained")
+    return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
 
 
-def picture_png(folder: Path, picture: Picture) -> Path:
-    """Draw `picture` into `folder`: the same panels, lines and colours as in the SVG."""
-    file = folder / f"{picture.name}.png"
-    drawing = figure(4.6 * len(picture.panels), 3.6)
-    drawing.suptitle(picture.title, parse_math=False)
-    places = drawing.subplots(1, len(picture.panels), squeeze=False)[0]
-    names = list(dict.fromkeys(line.name for panel in picture.panels for line in panel.lines))
-    looks = {
+def chart_png(chart: Chart, file: Path) -> None:
+    """The same panels, curves and colours as in the SVG."""
+    drawing = figure(4.6 * len(chart.panels), 3.6)
+    drawing.suptitle(chart.title, parse_math=False)
+    axes = drawing.subplots(1, len(chart.panels), squeeze=False)[0]
+    styles = {
         name: {
-            "color": curves.LIGHT[n % len(curves.LIGHT)],
-            "linestyle": LINE_STYLES[n % len(LINE_STYLES)],
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
         }
-        for n, name in enumerate(names)
+        for number, name in enumerate(chart.names)
     }
-    for place, panel in zip(places, picture.panels, strict=True):
-        place.set_title(panel.title, fontsize=10, loc="left", pad=16, parse_math=False)
-        for line in panel.lines:
-            if points := drawable(line):
-                draw(place, points, line.name, looks[line.name])
+    for axis, panel in zip(axes, chart.panels, strict=True):
+        axis.set_title(panel.title, fontsize=10, loc="left", pad=16, parse_math=False)
+        drawn = [series for series in panel.series if series.finite]
+        for series in drawn:
+            draw(axis, series, styles[series.name])
         if panel.mark:
             x, word = panel.mark
-            place.axvline(x, color="0.5", linestyle=":", linewidth=1)
-            place.annotate(
-                word,
-                (x, 1),
-                xycoords=("data", "axes fraction"),
-                fontsize=8,
-                ha="center",
-                va="bottom",
-            )
-        place.set_xlabel(picture.x)
-        place.grid(color="0.92")
-        place.spines[["top", "right"]].set_visible(False)
-        if any(drawable(line) for line in panel.lines):
-            place.legend(fontsize=8, frameon=False)
-        if picture.x == "epoch":
-            place.xaxis.get_major_locator().set_params(integer=True)
-        if per_epoch := picture.steps_per_epoch:
-            below = place.secondary_xaxis(
+            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            axis.axvline(x, color="0.5", linestyle=":", linewidth=1)
+            axis.annotate(word, (x, 1), fontsize=8, **place)
+        axis.set_xlabel(chart.x)
+        axis.grid(color="0.92")
+        axis.spines[["top", "right"]].set_visible(False)
+        if drawn:
+            axis.legend(fontsize=8, frameon=False)
+        if chart.x == "epoch":
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        if per_epoch := chart.steps_per_epoch:
+            below = axis.secondary_xaxis(
                 -0.24, functions=(lambda x, n=per_epoch: x / n, lambda x, n=per_epoch: x * n)
             )
             below.set_xlabel("epoch")
     drawing.savefig(file, bbox_inches="tight")
-    return file
 
 
-def draw(place: Any, points: list[Point], name: str, look: dict[str, str]) -> None:
-    """One line; where it is noisy, faint behind its trend; where points are few, with dots."""
+def draw(axis: Any, series: Series, style: dict[str, str]) -> None:
+    """One curve; where it is noisy, faint behind its trend; where points are few, with dots."""
+    points = series.finite
     xs, ys = zip(*points, strict=True)
-    parts = curves.buckets(points, curves.POINTS // 2)
-    trend = curves.smooth([curves.middle(part) for part in parts])
-    spread = max(ys) - min(ys)
-    noisy = len(points) >= curves.LONG and curves.noise(parts, trend) > 0.015 * spread
-    if noisy:
-        place.plot(xs, ys, color=look["color"], linewidth=0.7, alpha=0.3)
+    if trend := noisy_trend(in_buckets(points, SERIES_POINTS // 2), max(ys) - min(ys)):
+        axis.plot(xs, ys, color=style["color"], linewidth=0.7, alpha=0.3)
         xs, ys = zip(*trend, strict=True)
-    marker = "o" if len(points) <= curves.FEW else None
-    place.plot(xs, ys, **look, linewidth=1.5, marker=marker, markersize=3.5, label=name)
+    marker = "o" if len(points) <= DOTTED_POINTS else None
+    axis.plot(xs, ys, **style, linewidth=1.5, marker=marker, markersize=3.5, label=series.name)

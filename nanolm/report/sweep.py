@@ -1,4 +1,4 @@
-"""What a sweep found, as a picture: one SVG file, a panel for each setting, a dot for each trial.
+"""A sweep as a picture: one SVG file, a panel for each setting, a dot for each trial.
 
 >>> Path("sweep.svg").write_text(sweep_svg([Dot({"lr": 0.003}, 2.14, True, True)], "novel"))
 """
@@ -9,23 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanolm.formats import readable
-from nanolm.report import curves
-from nanolm.report.curves import Axis, Box, cut, measure, safe, write
+from nanolm.report import svg
+from nanolm.report.axes import Axis, linear_axis
+from nanolm.report.svg import PlotArea, shorten, text_width
 
-WIDE = 8  # times the smallest is the largest, from which on an axis is logarithmic
-HOPELESS = 2  # times the best are the bits per byte that need no more room
-COLUMNS = 3
-HEIGHT = 230
-SMALL, LARGE, RING = 4, 6.5, 10  # pixels
-DOTS = """
-.curves circle {{ fill: {0}; fill-opacity: 0.4; }} .curves .kept {{ fill-opacity: 0.85; }}
-.curves .best {{ fill: none; stroke: {1}; stroke-width: 2.5; }}
-"""
+LOG_RATIO = 8  # between the largest and the smallest value, from which an axis is logarithmic
+MAX_RATIO = 2  # to the best: bits per byte above that are drawn at the top
+MAX_COLUMNS = 3
+TOP, HEIGHT, TICKS_HEIGHT = 74, 230, 56  # pixels
+SMALL, LARGE, RING = 4, 6.5, 10  # radii in pixels
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A trial, as its first round was."""
+    """A trial, as it was after the first round."""
 
     values: dict[str, Any]
     bits_per_byte: float
@@ -37,38 +34,37 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     """A panel for each setting that was varied: its values across, bits per byte up."""
     dots = sorted(dots, key=lambda dot: (dot.best, dot.kept))  # the best on top
     names = list(dots[0].values)
-    columns = min(COLUMNS, len(names))
+    columns = min(MAX_COLUMNS, len(names))
     width = 560 if columns == 1 else 340
-    most = HOPELESS * min(dot.bits_per_byte for dot in dots)
-    if any(dot.bits_per_byte > most for dot in dots):
-        title += f"; at the top, more than {readable(most)}"
-    found = [min(dot.bits_per_byte, most) for dot in dots]
-    beside = 0.06 * (max(found) - min(found))  # room for a ring
-    up = curves.axis([min(found) - beside, max(found) + beside], 5)
-    margin = 22 + max(measure(text, 11) for _, text in up.ticks)
-    above, each = 74, HEIGHT + 56
+    limit = MAX_RATIO * min(dot.bits_per_byte for dot in dots)
+    if any(dot.bits_per_byte > limit for dot in dots):
+        title += f"; at the top, more than {readable(limit)}"
+    bits = [min(dot.bits_per_byte, limit) for dot in dots]
+    padding = 0.06 * (max(bits) - min(bits))  # room for a ring
+    y_axis = linear_axis([min(bits) - padding, max(bits) + padding], 5)
+    margin = 22 + max(text_width(label, 11) for _, label in y_axis.ticks)
+    inner, panel_height = width - margin - 16, HEIGHT + TICKS_HEIGHT
     parts = [*legend(margin, 50, dots)]
     for number, name in enumerate(names):
-        left, top = number % columns * width + margin, above + number // columns * each
-        places, across = spread([dot.values[name] for dot in dots], width - margin - 16)
-        box = Box(left, top, width - margin - 16, HEIGHT, across, up)
-        parts += curves.frame(box, name.replace("_", " "))
-        for dot, x, y in zip(dots, places, found, strict=True):
-            said = ", ".join(f"{name} {shown(value)}" for name, value in dot.values.items())
-            parts.append(f"<g><title>{safe(said)}: {dot.bits_per_byte:.3f}</title>")
-            parts += [*circles(box.x(x), box.y(y), dot), "</g>"]
-    light, dark = (DOTS.format(*colours) for colours in (curves.LIGHT, curves.DARK))
-    whole = above + each * -(-len(names) // columns)
-    return curves.page(columns * width, whole, title, margin, light, dark, parts)
+        left, top = number % columns * width + margin, TOP + number // columns * panel_height
+        places, x_axis = place_values([dot.values[name] for dot in dots], inner)
+        area = PlotArea(left, top, inner, HEIGHT, x_axis, y_axis)
+        parts += svg.axes(area, name.replace("_", " "))
+        for dot, x, y in zip(dots, places, bits, strict=True):
+            hint = ", ".join(f"{name} {format_value(value)}" for name, value in dot.values.items())
+            parts.append(f"<g><title>{svg.safe(hint)}: {dot.bits_per_byte:.3f}</title>")
+            parts += [*circles(area.x(x), area.y(y), dot), "</g>"]
+    whole = TOP + panel_height * -(-len(names) // columns)
+    return svg.document(columns * width, whole, title, margin, parts)
 
 
-def spread(values: Sequence[Any], width: float) -> tuple[list[float], Axis]:
-    """Where on an axis each value is, and that axis: numbers by what they are, or by their
-    logarithm where they differ much; words, and what has no logarithm, side by side."""
+def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis]:
+    """Where on an axis each value is, and that axis: numbers at their place, or at that of their
+    logarithm if they differ much; words, and what has no logarithm, side by side."""
     distinct = sorted(set(values))
     numbers = not isinstance(distinct[0], str | bool)
     positive = [value for value in distinct if numbers and value > 0]
-    wide = bool(positive) and positive[-1] > WIDE * positive[0]
+    wide = bool(positive) and positive[-1] > LOG_RATIO * positive[0]
     if numbers and not wide:
         places = {value: float(value) for value in distinct}
     elif numbers and positive == distinct:
@@ -76,25 +72,19 @@ def spread(values: Sequence[Any], width: float) -> tuple[list[float], Axis]:
     else:
         places = {value: float(place) for place, value in enumerate(distinct)}
     low, high = min(places.values()), max(places.values())
-    beside = 0.12 * (high - low) or 1.0
-    low, high = low - beside, high + beside
-    return [places[value] for value in values], Axis(low, high, labels(places, low, high, width))
+    padding = 0.12 * (high - low) or 1.0
+    axis = Axis(low - padding, high + padding)
+    ticks, free = [], -math.inf
+    for value, place in places.items():  # as many labels as there is room for
+        label = shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
+        at, half = width * axis.fraction(place), text_width(label, 11) / 2 + 3
+        fits = at - half >= free
+        ticks.append((place, label if fits else ""))
+        free = at + half if fits else free
+    return [places[value] for value in values], Axis(axis.low, axis.high, ticks)
 
 
-def labels(
-    places: dict[Any, float], low: float, high: float, width: float
-) -> list[tuple[float, str]]:
-    """The values below their places, as many as have room."""
-    found, free = [], -math.inf
-    for value, place in places.items():
-        text = cut(shown(value), 11, width / max(2, min(len(places), 6)))
-        at, half = width * (place - low) / (high - low), measure(text, 11) / 2 + 3
-        found.append((place, text if at - half >= free else ""))
-        free = at + half if at - half >= free else free
-    return found
-
-
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -102,8 +92,8 @@ def shown(value: Any) -> str:
 
 
 def circles(x: float, y: float, dot: Dot) -> Iterator[str]:
-    kind, size = ("kept", LARGE) if dot.kept else ("", SMALL)
-    yield f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
+    kind, radius = ("kept", LARGE) if dot.kept else ("", SMALL)
+    yield f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
     if dot.best:
         yield f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="{RING}"/>'
 
@@ -115,7 +105,7 @@ def legend(x: float, y: float, dots: Sequence[Dot]) -> Iterator[str]:
         "trained for longer": Dot({}, 0, True, False),
         "the best at the end": dots[-1],
     }
-    for text, dot in kinds.items():
+    for label, dot in kinds.items():
         yield from circles(x + RING, y - 4, dot)
-        yield write(x + 2 * RING + 6, y, text)
-        x += 2 * RING + 24 + measure(text, 12)
+        yield svg.text(x + 2 * RING + 6, y, label)
+        x += 2 * RING + 24 + text_width(label, 12)

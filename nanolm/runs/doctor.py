@@ -14,7 +14,7 @@ from nanolm.runs.folder import Run, find_model
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckpointHealth:
     """One checkpoint, or a model folder."""
 
     name: str
@@ -24,13 +24,13 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Diagnosis:
     """What `nanolm doctor RUN` shows."""
 
     folder: str
     state: str  # "finished", "unfinished", or "a model folder"
     problems: tuple[str, ...]  # with the run's own files
-    checkpoints: tuple[Checked, ...]
+    checkpoints: tuple[CheckpointHealth, ...]
     to_go_on: str | None  # the checkpoint that training would go on from
     to_use: str | None  # the one that `sample`, `classify` and all others would take
     left_behind: tuple[str, ...]  # by what was killed; the next start removes it
@@ -40,7 +40,7 @@ class Examined:
         return not damaged and not self.problems and self.to_use is not None
 
 
-def examine(path: Path) -> Examined:
+def examine(path: Path) -> Diagnosis:
     """Read all of it; nothing is changed."""
     if not path.is_dir():
         raise UsageError(f"{path} does not exist, or is no folder")
@@ -49,64 +49,53 @@ def examine(path: Path) -> Examined:
     final = run.checkpoints / "final"
     folders += [final] if final.is_dir() else []
     if not run.exists() and not folders:
-        return model_folder(path)
-    found = [verified(folder, run) for folder in folders]
-    whole = [each.name for each in found if not each.problem and each.name.startswith("step-")]
-    state, problems = read_files(run)
+        return examine_model(path)
+    checked = tuple(check(folder, run) for folder in folders)
+    whole = [each.name for each in checked if not each.problem and each.name.startswith("step-")]
+    state, problems = "unfinished", []
     try:
-        use: str | None = find_model(path, lambda text: None).name
-    except NanolmError:
-        use = None
-    parents = [parent for parent in (path, run.checkpoints) if parent.is_dir()]
-    left = [
-        entry.name
-        for parent in parents
-        for entry in sorted(parent.iterdir())
-        if entry.name.startswith((files.TEMPORARY, files.TRASH))
-    ]
-    go_on = whole[-1] if whole and state == "unfinished" else None
-    return Examined(str(path), state, tuple(problems), tuple(found), go_on, use, tuple(left))
-
-
-def model_folder(path: Path) -> Examined:
-    """One that is no run: a checkpoint, or a model from elsewhere, which has no checksums."""
-    if not (path / "config.json").exists():
-        raise ModelError(f"{path} is neither a run nor a model folder")
-    problem = trouble(path) if (path / files.MANIFEST).exists() else ""
-    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    found = Checked(path.name, size, problem, ())
-    use = None if problem else path.name
-    return Examined(str(path), "a model folder", (), (found,), None, use, ())
-
-
-def verified(folder: Path, run: Run) -> Checked:
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    links = [
-        name
-        for name in ("best", "last")
-        if (target := checkpoint.follow(run.path / name)) and target.samefile(folder)
-    ]
-    return Checked(folder.name, size, trouble(folder), tuple(links))
-
-
-def trouble(folder: Path) -> str:
-    try:
-        files.verify(folder)
-    except ModelError as error:
-        return str(error)
-    return ""
-
-
-def read_files(run: Run) -> tuple[str, list[str]]:
-    """Whether the run is finished, and what is wrong with the files that say so."""
-    problems, state = [], "unfinished"
-    try:
-        if run.finished():
-            state = "finished"
+        state = "finished" if run.finished() else state
     except DataError as error:
         problems.append(str(error))
     try:
         run.settings()
     except DataError as error:
         problems.append(str(error))
-    return state, problems
+    try:
+        to_use: str | None = find_model(path, lambda text: None).name
+    except NanolmError:
+        to_use = None
+    left_behind = tuple(
+        entry.name
+        for parent in (path, run.checkpoints)
+        for entry in (sorted(parent.iterdir()) if parent.is_dir() else [])
+        if entry.name.startswith((files.TEMPORARY, files.TRASH))
+    )
+    to_go_on = whole[-1] if whole and state == "unfinished" else None
+    return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
+
+
+def examine_model(path: Path) -> Diagnosis:
+    """A folder that is no run: a checkpoint, or a model from elsewhere, which has no checksums."""
+    if not (path / "config.json").exists():
+        raise ModelError(f"{path} is neither a run nor a model folder")
+    checked = check(path)
+    to_use = None if checked.problem else path.name
+    return Diagnosis(str(path), "a model folder", (), (checked,), None, to_use, ())
+
+
+def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
+    """A checkpoint of `run`, or a model folder, which may have no manifest."""
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    links = tuple(
+        name
+        for name in ("best", "last")
+        if run and (target := checkpoint.follow(run.path / name)) and target.samefile(folder)
+    )
+    problem = ""
+    try:
+        if run or (folder / files.MANIFEST).exists():
+            files.verify(folder)
+    except ModelError as error:
+        problem = str(error)
+    return CheckpointHealth(folder.name, size, problem, links)

@@ -196,7 +196,7 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
 
 def model_tokenizer(folder: Path) -> "Tokenizer":
     """The tokenizer of a model folder, which must not have tokens that the model does not know."""
-    from nanolm.text.loading import load_tokenizer
+    from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer, config = load_tokenizer(folder), load_any_config(folder)
     base = config.base if isinstance(config, ClassifierConfig) else config
@@ -209,7 +209,7 @@ def model_tokenizer(folder: Path) -> "Tokenizer":
 
 def find_tokenizer(name: str, report: Callable[[str], None]) -> "Tokenizer":
     """A tokenizer by its name, its file, or the folder of a model or run that has one."""
-    from nanolm.text.loading import load_tokenizer, named_tokenizer
+    from nanolm.text.tokenizer_files import load_tokenizer, named_tokenizer
 
     if name in NAMED:
         return named_tokenizer(name)

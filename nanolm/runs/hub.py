@@ -19,11 +19,11 @@ from nanolm.errors import ModelError, UsageError
 from nanolm.machine import cache_folder
 from nanolm.text import HUB
 
-PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that leads out of a folder
-NAME = re.compile(rf"(?:{HUB})?((?:{PART}/)?{PART})/?")
+PLAIN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that leads out of a folder
+REPOSITORY_NAME = re.compile(rf"(?:{HUB})?((?:{PLAIN_NAME}/)?{PLAIN_NAME})/?")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")  # one of several files of weights
-SMALL = (
+SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+MODEL_FILES = (
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -32,12 +32,13 @@ SMALL = (
     "vocab.json",
     "merges.txt",
 )
-OTHER = re.compile(rf"{PART}\.(safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot)")
+SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
+OTHER_WEIGHTS = re.compile(rf"{PLAIN_NAME}\.({SUFFIXES})")
 
 
 def hub_model(name: str, report: Report) -> Path:
     """The folder of the model `name`, downloaded unless it is on this machine."""
-    match = NAME.fullmatch(name)
+    match = REPOSITORY_NAME.fullmatch(name)
     if match is None:
         raise UsageError(
             f"{name} names no model of the Hugging Face Hub; "
@@ -58,21 +59,21 @@ def hub_model(name: str, report: Report) -> Path:
 
 def _choose(name: str, paths: list[str]) -> list[str]:
     """What a model needs of all that its repository holds, the weights last."""
-    shards = sorted({path for path in paths if SHARD.fullmatch(path)})
+    shards = sorted({path for path in paths if SHARD_NAME.fullmatch(path)})
     if WEIGHTS in paths:
         weights = [WEIGHTS]
     elif INDEX in paths and shards:
         weights = [INDEX, *shards]
     else:
-        others = [path for path in sorted(paths) if OTHER.fullmatch(path)]
-        found = ", ".join(others[:5]) or "no weights at all"
+        others = [path for path in sorted(paths) if OTHER_WEIGHTS.fullmatch(path)]
+        listed = ", ".join(others[:5]) or "no weights at all"
         raise ModelError(
-            f"{name} has {found} where {WEIGHTS} (or {INDEX} with its parts) was expected; "
+            f"{name} has {listed} where {WEIGHTS} (or {INDEX} with its parts) was expected; "
             "nanolm reads only .safetensors, because other kinds can run code when loaded"
         )
     if CONFIG not in paths:
         raise ModelError(f"{name} has no {CONFIG}, which says what kind of model its weights are")
-    return [path for path in SMALL if path in paths] + weights
+    return [path for path in MODEL_FILES if path in paths] + weights
 
 
 def _of_other_tools(name: str) -> Path | None:
@@ -86,7 +87,7 @@ def _of_other_tools(name: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # not there, no text, or no home
         return None
     snapshot = repository / "snapshots" / revision
-    return snapshot if re.fullmatch(PART, revision) and _is_model(snapshot) else None
+    return snapshot if re.fullmatch(PLAIN_NAME, revision) and _is_model(snapshot) else None
 
 
 def _is_model(folder: Path) -> bool:
@@ -95,7 +96,7 @@ def _is_model(folder: Path) -> bool:
     try:
         if not (folder / WEIGHTS).is_file():
             weights = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-        if not weights or not all(re.fullmatch(PART, name) for name in weights):
+        if not weights or not all(re.fullmatch(PLAIN_NAME, name) for name in weights):
             return False
         return all((folder / name).is_file() for name in (CONFIG, *weights))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a work of many runs came to so far and how long it took, in a file that outlives a kill.
+"""The progress of a job of many runs, and the time it took, in a file that survives a kill.
 
 >>> with working_on(folder):
 ...     ledger = Ledger(folder / "sweep.json", state, minutes=30, clock=time.monotonic())
@@ -19,15 +19,15 @@ from nanolm.errors import DataError
 
 
 @dataclass
-class State:
-    """All that is known; each kind of work has more of it."""
+class LedgerState:
+    """What every such job saves; each kind has more fields."""
 
     asked: dict[str, Any]
     seconds: float = 0.0  # spent
     finished: bool = False
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=LedgerState)
 
 
 class Ledger(Generic[S]):
@@ -49,7 +49,7 @@ class Ledger(Generic[S]):
 
 
 def read_ledger(file: Path, make: Callable[..., S]) -> S | None:
-    """What it says, if it is there."""
+    """The state in `file`; None if there is none."""
     if not file.is_file():
         return None
     try:
@@ -60,7 +60,7 @@ def read_ledger(file: Path, make: Callable[..., S]) -> S | None:
 
 @contextlib.contextmanager
 def working_on(folder: Path) -> Iterator[None]:
-    """Nobody else does, meanwhile."""
+    """Hold the lock of `folder`: no other process works on it meanwhile."""
     try:
         with files.locked(folder / ".lock"):
             yield

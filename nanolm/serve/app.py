@@ -19,42 +19,56 @@ from starlette.routing import Route
 
 from nanolm.errors import NanolmError
 from nanolm.serve import api
-from nanolm.serve.engine import Busy, Desk, Engine, Limits, News, Order
-from nanolm.serve.guard import Guard, Receive, Scope, Send, json_body
-from nanolm.serve.models import Hosted, Labeller, Writer
+from nanolm.serve.engine import (
+    Engine,
+    GenerationRequest,
+    Limits,
+    ModelWorker,
+    QueueFull,
+    TokenEvent,
+)
+from nanolm.serve.guard import AccessGuard, Receive, Scope, Send, json_body
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 from nanolm.serve.openapi import document
+from nanolm.serve.request_models import (
+    MAX_TOP_LOGPROBS,
+    APIError,
+    RequestModel,
+    RequestModels,
+    checked,
+)
 from nanolm.text.page import SURPRISE_STYLE
 
 HERE = Path(__file__).parent / "page"
-PAGE = {
+PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-MOST_LOOKS = 8  # pages that are kept
-LONG = 20_000  # characters that are not made into tokens by the event loop itself
-MOST_TOLD = 1_000_000  # tokens of one request, with what else could have come; or one whole text
+MAX_INSPECTIONS = 8  # pages that are kept
+LONG_TEXT = 20_000  # characters that are not made into tokens by the event loop itself
+MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
 
 
-Kind = TypeVar("Kind", bound=Hosted)
+Kind = TypeVar("Kind", bound=ServedModel)
 
 
 class Server:
     """What the paths share."""
 
     def __init__(
-        self, models: dict[str, Hosted], limits: Limits, note: Callable[[str], None]
+        self, models: dict[str, ServedModel], limits: Limits, note: Callable[[str], None]
     ) -> None:
         self.models, self.limits, self.note = models, limits, note
         self.engine = Engine(limits, note)
-        self.desks: dict[str, Desk] = {
+        self.workers: dict[str, ModelWorker] = {
             name: self.engine.add(model.found)
             for name, model in models.items()
-            if isinstance(model, Writer)
+            if isinstance(model, ServedLanguageModel)
         }
-        self.schemas = api.Schemas(models, limits)
-        self.document = document(self.schemas)
+        self.requests = RequestModels(models, limits)
+        self.document = document(self.requests)
         self.looks: OrderedDict[str, str] = OrderedDict()
 
     @contextlib.asynccontextmanager
@@ -68,7 +82,7 @@ class Server:
     def routes(self) -> list[Route]:
         files = {
             path: (HERE.joinpath(name).read_text(encoding="utf-8"), kind)
-            for path, (name, kind) in PAGE.items()
+            for path, (name, kind) in PAGE_FILES.items()
         }
         style, kind = files["/page.css"]
         files["/page.css"] = (SURPRISE_STYLE + style, kind)
@@ -97,12 +111,12 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
-            raise api.Refused("the server has stopped writing", 503)
+            raise APIError("the server has stopped writing", 503)
         return JSONResponse(
             {
                 "status": "ok",
                 "models": len(self.models),
-                "writing": sum(len(desk.running) for desk in self.desks.values()),
+                "writing": sum(len(worker.running) for worker in self.workers.values()),
                 "waiting": self.engine.waiting(),
             }
         )
@@ -115,9 +129,9 @@ class Server:
         data = [{**model.facts(), **most} for model in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    async def given(self, request: Request, schema: Any) -> dict[str, Any]:
-        body = await json_body(request.scope["headers"], request.receive, self.limits.body)
-        return api.checked(body, schema)
+    async def given(self, request: Request, model: type[RequestModel]) -> dict[str, Any]:
+        body = await json_body(request, self.limits.body)
+        return checked(body, model)
 
     def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
         """The one that is named, or the first that can do it."""
@@ -125,93 +139,94 @@ class Server:
             named = given.get("model") in (None, model.name)
             if isinstance(model, kind) and named and (model.attention or not looked_into):
                 return model
-        raise api.Refused("no model that can do this is served", 404, "model", "model_not_found")
+        raise APIError("no model that can do this is served", 404, "model", "model_not_found")
 
     async def complete(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.completion)
+        given = await self.given(request, self.requests.completion)
         return await self.write(request, given, api.asked_to_complete, api.Answer)
 
     async def chat(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.chat)
+        given = await self.given(request, self.requests.chat)
         return await self.write(request, given, api.asked_to_chat, api.ChatAnswer)
 
     async def write(
         self,
         request: Request,
         given: dict[str, Any],
-        understand: Callable[[dict[str, Any], Writer, Limits], api.Asked],
+        understand: Callable[[dict[str, Any], ServedLanguageModel, Limits], api.ParsedRequest],
         kind: type[api.Answer],
     ) -> Response:
-        writer = self.model(given, Writer)
-        desk = self.desks[writer.name]
+        writer = self.model(given, ServedLanguageModel)
+        worker = self.workers[writer.name]
         asked = await self.aside(given, understand, given, writer, self.limits)
-        if len(asked.rows) > (most := self.limits.queue + desk.most):
-            raise api.Refused(f"{len(asked.rows)} texts at once; at most {most}", param="n")
-        told = sum(row.knobs.tokens * (1 + row.top) for row in asked.rows)
-        if told > (most := max(MOST_TOLD, self.limits.tokens * (1 + api.MOST_TOP))):
-            raise api.Refused(
+        if len(asked.rows) > (most := self.limits.queue + worker.most):
+            raise APIError(f"{len(asked.rows)} texts at once; at most {most}", param="n")
+        told = sum(row.params.tokens * (1 + row.top) for row in asked.rows)
+        if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
+            raise APIError(
                 f"{told:,} tokens and alternatives at once; at most {most:,}: ask for less of "
                 "n, max_tokens or logprobs"
             )
         address = request.client.host if request.client else ""
-        order = Order(
-            desk, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed
+        generation = GenerationRequest(
+            worker, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed
         )
-        self.engine.take(order)
+        self.engine.take(generation)
         answer = kind(asked)
         if asked.streamed:
-            return Stream(order, answer, self.limits.seconds)
-        pieces: list[list[News]] = [[] for _ in asked.rows]
-        with listening(request.receive, order):
-            async for news in order.news():
-                for each in news:
+            return Stream(generation, answer, self.limits.seconds)
+        pieces: list[list[TokenEvent]] = [[] for _ in asked.rows]
+        with listening(request.receive, generation):
+            async for events in generation.events():
+                for each in events:
                     pieces[each.place].append(each)
-        if sum(map(len, pieces)) < LONG // 10:
+        if sum(map(len, pieces)) < LONG_TEXT // 10:
             return JSONResponse(answer.whole(pieces))
         return await asyncio.to_thread(lambda: JSONResponse(answer.whole(pieces)))
 
     async def aside(self, given: dict[str, Any], call: Callable[..., Any], *values: Any) -> Any:
         """Call it; in another thread where it may take long."""
-        if sum(len(str(value)) for value in given.values()) < LONG:
+        if sum(len(str(value)) for value in given.values()) < LONG_TEXT:
             return call(*values)
         return await asyncio.to_thread(call, *values)
 
-    def count(self, model: Hosted, texts: list[str]) -> list[int]:
+    def count(self, model: ServedModel, texts: list[str]) -> list[int]:
         """The ids of all texts, which are no more than a prompt may have."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
         if len(ids) > (most := self.limits.longest(model.base.window())):
-            raise api.Refused(f"{len(ids):,} tokens; at most {most:,}")
+            raise APIError(f"{len(ids):,} tokens; at most {most:,}")
         return ids
 
     async def classify(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.classification)
-        labeller, texts = self.model(given, Labeller), given["input"]
+        given = await self.given(request, self.requests.classification)
+        labeller, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
         await self.aside(given, self.count, labeller, texts)
         chances = await self.engine.do(lambda: labeller.classify(texts))
         return JSONResponse(api.labels_json(labeller, chances))
 
     async def tokenize(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.tokenization)
-        model = self.model(given, Hosted)
+        given = await self.given(request, self.requests.tokenization)
+        model = self.model(given, ServedModel)
         ids = await self.aside(given, self.count, model, [given["text"]])
         tokens = [api.written(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request) -> Response:
-        given = await self.given(request, self.schemas.inspection)
-        model = self.model(given, Hosted, looked_into=True)
-        ids = [int(id) for id in given.get("ids", [])]
+        given = await self.given(request, self.requests.inspection)
+        model = self.model(given, ServedModel, looked_into=True)
+        ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
-            text = text.strip() if isinstance(model, Labeller) else text  # as it is classified
+            if isinstance(model, ServedClassifier):
+                text = text.strip()  # as it is classified
             ids = await self.aside(given, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
-            raise api.Refused(f"there is no token {max(ids)}", param="ids")
+            raise APIError(f"there is no token {max(ids)}", param="ids")
         page = await self.engine.do(lambda: model.look(ids))
         name = secrets.token_urlsafe(16)
         self.looks[name] = await asyncio.to_thread(page)
-        while len(self.looks) > MOST_LOOKS:
+        while len(self.looks) > MAX_INSPECTIONS:
             self.looks.popitem(last=False)
         return JSONResponse({"page": f"/look/{name}"})
 
@@ -231,44 +246,44 @@ class Server:
         """An error in the shape that OpenAI's clients know."""
         headers: dict[str, str] = {}
         match error:
-            case api.Refused():
+            case APIError():
                 refusal = error
-            case Busy():
-                refusal = api.Refused(str(error), 429, code="rate_limit_exceeded")
+            case QueueFull():
+                refusal = APIError(str(error), 429, code="rate_limit_exceeded")
                 headers["retry-after"] = str(error.seconds)
             case HTTPException():
                 about = {404: "there is nothing at this path", 405: "not with this method"}
                 text = about.get(error.status_code, error.detail)
-                refusal = api.Refused(text, error.status_code)
+                refusal = APIError(text, error.status_code)
                 headers |= error.headers or {}
             case NanolmError():
-                refusal = api.Refused(str(error))
+                refusal = APIError(str(error))
             case _:
                 self.note(f"{request.url.path} failed: {error!r}")
-                refusal = api.Refused("computing failed", 500)
+                refusal = APIError("computing failed", 500)
         return JSONResponse(refusal.body(), refusal.status, headers)
 
 
 class Stream(Response):
     """Server-sent events, as the texts are written."""
 
-    def __init__(self, order: Order, answer: api.Answer, seconds: float) -> None:
-        self.order, self.answer, self.seconds = order, answer, seconds
+    def __init__(self, generation: GenerationRequest, answer: api.Answer, seconds: float) -> None:
+        self.generation, self.answer, self.seconds = generation, answer, seconds
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        order = self.order
-        with listening(receive, order), contextlib.suppress(TimeoutError):
+        generation = self.generation
+        with listening(receive, generation), contextlib.suppress(TimeoutError):
             # Whoever does not take what is sent keeps the connection for so long and no longer.
             async with asyncio.timeout(self.seconds + 10):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 try:
-                    async for news in order.news():
-                        await self.send(self.events(news), send)
+                    async for events in generation.events():
+                        await self.send(self.events(events), send)
                     await self.send(self.answer.last(), send)
                 except Exception:  # it has begun, so no status can tell
-                    refusal = api.Refused("computing failed", 500)
+                    refusal = APIError("computing failed", 500)
                     await self.send(api.event(refusal.body()), send)
                 await send({"type": "http.response.body", "body": b""})
 
@@ -276,45 +291,45 @@ class Stream(Response):
         body = {"type": "http.response.body", "body": text.encode(), "more_body": True}
         await send(body)
 
-    def events(self, news: list[News]) -> str:
+    def events(self, events: list[TokenEvent]) -> str:
         """What is new of each text in an event of its own."""
-        by_text: dict[int, list[News]] = {}
-        for each in news:
+        by_text: dict[int, list[TokenEvent]] = {}
+        for each in events:
             by_text.setdefault(each.place, []).append(each)
         return "".join(self.answer.part(place, each) for place, each in by_text.items())
 
 
 @contextlib.contextmanager
-def listening(receive: Receive, order: Order) -> Any:
+def listening(receive: Receive, generation: GenerationRequest) -> Any:
     """Meanwhile, notice when the client goes away: what it has asked for then ends."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        order.gone = True
-        order.desk.engine.wake.set()
+        generation.gone = True
+        generation.worker.engine.wake.set()
 
     listener = asyncio.create_task(listen())
     try:
         yield
     finally:
-        order.gone = True
+        generation.gone = True
         listener.cancel()
 
 
 def application(
-    models: dict[str, Hosted],
+    models: dict[str, ServedModel],
     limits: Limits,
     address: str,
     key: str | None,
     note: Callable[[str], None],
     hosts: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
-) -> Guard:
+) -> AccessGuard:
     """The whole server, behind its guard."""
     server = Server(models, limits, note)
     handlers: Any = dict.fromkeys((NanolmError, HTTPException, Exception), server.refuse)
     app = Starlette(routes=server.routes(), lifespan=server.lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.server = server
-    return Guard(app, address, key, hosts, origins)
+    return AccessGuard(app, address, key, hosts, origins)

@@ -3,11 +3,11 @@
     >>> engine = Engine(limits)
     >>> engine.add(writer)
     >>> engine.start(asyncio.get_running_loop())
-    >>> order = Order(desk, rows, client="127.0.0.1")
-    >>> engine.take(order)
-    >>> async for news in order.news(): ...
+    >>> request = GenerationRequest(worker, rows, client="127.0.0.1")
+    >>> engine.take(request)
+    >>> async for events in request.events(): ...
 
-Requests come in from the event loop as orders, which wait until there is room for their rows; a
+Requests come in from the event loop as requests, which wait until there is room for their rows; a
 row joins and leaves the batch between two tokens. All models take turns, a token each.
 """
 
@@ -23,20 +23,20 @@ from typing import Any, NamedTuple
 import torch
 
 from nanolm.errors import NanolmError
-from nanolm.generation.batch import Batch, Row, Token
-from nanolm.generation.decoding import READ, Cached
-from nanolm.generation.knobs import Knobs
-from nanolm.generation.language_model import TOGETHER, LanguageModel, Pen, Sample
+from nanolm.generation.batch import Batch, BatchRow, SampledToken
+from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
+from nanolm.generation.language_model import KV_CACHE_BYTES, LanguageModel, Sample, TextBuilder
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.device import use_fitting_threads
 
 # What is new is told so often and no oftener; tokens that come in between go out together. Sending
 # takes the event loop about a tenth of that, and while it runs the thread here has to wait for it.
-PACE = 0.001  # seconds a text that is written
-SOONEST = 0.005  # seconds
-READ_ON_A_CPU = 2048  # tokens of prompts, between two tokens of those who are written for
-SWEEP = 0.1  # seconds between looks at who waits in vain
-WAITED = 1.0  # seconds after which a thread without work looks around
+SECONDS_PER_TEXT = 0.001  # seconds a text that is written
+MIN_SEND_INTERVAL = 0.005  # seconds
+CPU_PREFILL_TOKENS = 2048  # tokens of prompts, between two tokens of those who are written for
+SWEEP_INTERVAL = 0.1  # seconds between looks at who waits in vain
+IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Limits:
         return max(self.prompt, window or 0)
 
 
-class Busy(NanolmError):
+class QueueFull(NanolmError):
     """Too much is waiting already."""
 
     def __init__(self, seconds: int) -> None:
@@ -63,60 +63,60 @@ class Busy(NanolmError):
         self.seconds = seconds  # until it is worth trying again
 
 
-class News(NamedTuple):
+class TokenEvent(NamedTuple):
     """What is new of a text."""
 
-    place: int  # which of its order
+    place: int  # which of its request
     piece: str
-    token: Token | None  # None: only its end
+    token: SampledToken | None  # None: only its end
     stopped: str  # why it ended, if it has
 
 
-class Order:
+class GenerationRequest:
     """Texts that one request has asked for."""
 
     def __init__(
         self,
-        desk: "Desk",
-        rows: list[Row],
+        worker: "ModelWorker",
+        rows: list[BatchRow],
         client: str = "",
         seconds: float = 300,
         streamed: bool = False,
     ) -> None:
-        self.desk, self.client, self.streamed = desk, client, streamed
+        self.worker, self.client, self.streamed = worker, client, streamed
         self.samples = [Sample(number=row.number) for row in rows]
-        self.pens = {
-            row: (place, Pen(sample, row.knobs, desk.writer.tokenizer))
+        self.builders = {
+            row: (place, TextBuilder(sample, row.params, worker.writer.tokenizer))
             for place, (row, sample) in enumerate(zip(rows, self.samples, strict=True))
         }
         self.deadline = time.monotonic() + seconds
         self.left = len(rows)  # texts that are not finished
         self.gone = False  # nobody waits for it any more
         self.failed: Exception | None = None
-        self.fresh: deque[News] = deque()
-        self.told = asyncio.Event()
+        self.fresh: deque[TokenEvent] = deque()
+        self.ready = asyncio.Event()
 
-    def add(self, row: Row, token: Token) -> bool:
+    def add(self, row: BatchRow, token: SampledToken) -> bool:
         """Write it down; is the text finished?"""
-        place, pen = self.pens[row]
-        piece = pen.add(token)
-        self.fresh.append(News(place, piece, token, pen.sample.stopped))
-        return bool(pen.sample.stopped)
+        place, builder = self.builders[row]
+        piece = builder.add(token)
+        self.fresh.append(TokenEvent(place, piece, token, builder.sample.stopped))
+        return bool(builder.sample.stopped)
 
-    def cut(self, row: Row) -> None:
+    def cut(self, row: BatchRow) -> None:
         """End a text where it stands."""
-        place, pen = self.pens[row]
-        pen.sample.stopped = "length"
-        rest = pen.transcript.finish()
-        pen.sample.text += rest
-        self.fresh.append(News(place, rest, None, "length"))
+        place, builder = self.builders[row]
+        builder.sample.stopped = "length"
+        rest = builder.transcript.finish()
+        builder.sample.text += rest
+        self.fresh.append(TokenEvent(place, rest, None, "length"))
 
-    async def news(self) -> AsyncIterator[list[News]]:
+    async def events(self) -> AsyncIterator[list[TokenEvent]]:
         """What is new, until all texts are finished. Whoever stops listening has gone."""
         try:
             while True:
-                await self.told.wait()
-                self.told.clear()
+                await self.ready.wait()
+                self.ready.clear()
                 over = not self.left  # before the rest is taken, so that nothing is left
                 fresh = [self.fresh.popleft() for _ in range(len(self.fresh))]
                 if self.failed:
@@ -127,21 +127,23 @@ class Order:
                     return
         finally:
             self.gone = True
-            self.desk.engine.wake.set()
+            self.worker.engine.wake.set()
 
 
-class Line:
+class FairQueue:
     """Rows that wait. Clients take turns, however much one of them has asked for."""
 
     def __init__(self) -> None:
-        self.clients: dict[str, deque[tuple[Order, Row]]] = {}
+        self.clients: dict[str, deque[tuple[GenerationRequest, BatchRow]]] = {}
         self.length = 0
 
-    def add(self, order: Order) -> None:
-        self.clients.setdefault(order.client, deque()).extend((order, row) for row in order.pens)
-        self.length += len(order.pens)
+    def add(self, request: GenerationRequest) -> None:
+        self.clients.setdefault(request.client, deque()).extend(
+            (request, row) for row in request.builders
+        )
+        self.length += len(request.builders)
 
-    def next(self) -> tuple[Order, Row]:
+    def next(self) -> tuple[GenerationRequest, BatchRow]:
         client, rows = next(iter(self.clients.items()))
         found = rows.popleft()
         del self.clients[client]
@@ -150,37 +152,39 @@ class Line:
         self.length -= 1
         return found
 
-    def drop(self, over: Callable[[Order], bool]) -> list[tuple[Order, Row]]:
-        """Take out the rows of orders that are over before they have begun."""
+    def drop(
+        self, over: Callable[[GenerationRequest], bool]
+    ) -> list[tuple[GenerationRequest, BatchRow]]:
+        """Take out the rows of requests that are over before they have begun."""
         found = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
         if found:
             rest = [pair for rows in self.clients.values() for pair in rows if not over(pair[0])]
             self.clients = {}
-            for order, row in rest:
-                self.clients.setdefault(order.client, deque()).append((order, row))
+            for request, row in rest:
+                self.clients.setdefault(request.client, deque()).append((request, row))
             self.length = len(rest)
         return found
 
 
-class Desk:
+class ModelWorker:
     """One language model, and all that is written with it."""
 
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
         model = writer.model.eval()  # once: it goes through all of its parts
         length = limits.longest(model.window()) + limits.tokens
-        room = TOGETHER
+        room = KV_CACHE_BYTES
         self.on_a_gpu = model.device.type == "cuda"
         if self.on_a_gpu:
             room = torch.cuda.mem_get_info(model.device)[0] // 4
         self.most = max(1, min(limits.rows, room // model.cache_bytes(length)))
         self.length = length
-        self.line = Line()
-        self.running: dict[Row, Order] = {}
+        self.queue = FairQueue()
+        self.running: dict[BatchRow, GenerationRequest] = {}
         self.swept = 0.0  # when it was last seen who waits in vain
         self.speed = 0.0  # tokens a second, about
         self.threads = torch.get_num_threads()
-        self.reading = READ if self.on_a_gpu else READ_ON_A_CPU
+        self.reading = PREFILL_TOKENS if self.on_a_gpu else CPU_PREFILL_TOKENS
         self.batch: Batch | None = self.begin()
 
     def begin(self) -> Batch:
@@ -188,7 +192,7 @@ class Desk:
         model, device = self.writer.model, self.writer.model.device
         sizes = [1 << power for power in range(self.most.bit_length()) if 1 << power < self.most]
         return Batch(
-            Cached(model, self.most, self.length),
+            CachedDecoder(model, self.most, self.length),
             Sampler(self.writer.tokenizer, self.most, device),
             self.length,
             (*sizes, self.most) if self.on_a_gpu else (),
@@ -202,9 +206,9 @@ class Desk:
         for size in batch.sizes or [1]:
             for temperature in (0.0, 0.8):
                 for top in (0, 6) if size == 1 else (0,):
-                    knobs = Knobs(tokens=3, temperature=temperature)
+                    params = SamplingParams(tokens=3, temperature=temperature)
                     start = [self.writer.tokenizer.start_of_text] * 2
-                    batch.join([Row(start, knobs, top=top) for _ in range(size)])
+                    batch.join([BatchRow(start, params, top=top) for _ in range(size)])
                     while batch.busy():
                         for _ in batch.step():
                             pass
@@ -214,33 +218,33 @@ class Desk:
         now = time.monotonic()
         self.batch = batch = self.batch or self.begin()
 
-        def over(order: Order) -> bool:
-            return order.gone or now > order.deadline
+        def over(request: GenerationRequest) -> bool:
+            return request.gone or now > request.deadline
 
-        for row, order in list(self.running.items()):
-            if over(order):
+        for row, request in list(self.running.items()):
+            if over(request):
                 batch.leave(row)
-                self.end(order, row)
-        if self.line.length and now - self.swept > SWEEP:
+                self.end(request, row)
+        if self.queue.length and now - self.swept > SWEEP_INTERVAL:
             self.swept = now
-            for order, row in self.line.drop(over):
-                self.end(order, row)
-        joining: list[Row] = []
+            for request, row in self.queue.drop(over):
+                self.end(request, row)
+        joining: list[BatchRow] = []
         reading = 0  # tokens of prompts, for which all others have to wait
         while (
-            self.line.length
+            self.queue.length
             and reading < self.reading
             and len(batch.rows) + len(joining) < self.most
         ):
-            order, row = self.line.next()
-            self.running[row] = order
+            request, row = self.queue.next()
+            self.running[row] = request
             joining.append(row)
             reading += min(len(row.prompt), self.writer.model.window() or self.length)
         batch.join(joining)
         for row, token in batch.step():
             if not (found := self.running.get(row)):
                 continue  # it has ended, and this was under way
-            self.engine.news.setdefault(found)
+            self.engine.pending.setdefault(found)
             if found.add(row, token):
                 batch.leave(row)
                 self.finish(found, row)
@@ -248,26 +252,26 @@ class Desk:
         if batch.rows and taken > 0:
             self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
 
-    def finish(self, order: Order, row: Row) -> None:
+    def finish(self, request: GenerationRequest, row: BatchRow) -> None:
         self.running.pop(row, None)
-        order.left -= 1
-        self.engine.news.setdefault(order)
+        request.left -= 1
+        self.engine.pending.setdefault(request)
 
-    def end(self, order: Order, row: Row) -> None:
+    def end(self, request: GenerationRequest, row: BatchRow) -> None:
         """Before it is finished."""
-        order.cut(row)
-        self.finish(order, row)
+        request.cut(row)
+        self.finish(request, row)
 
     def busy(self) -> bool:
-        return bool(self.line.length or self.running or (self.batch and self.batch.busy()))
+        return bool(self.queue.length or self.running or (self.batch and self.batch.busy()))
 
     def fail(self, error: Exception) -> None:
         """Whatever is written or waits ends so, and the next turn begins anew."""
-        waiting = [order for order, _ in self.line.drop(lambda order: True)]
-        for order in (*self.running.values(), *waiting):
+        waiting = [request for request, _ in self.queue.drop(lambda request: True)]
+        for request in (*self.running.values(), *waiting):
             # Without its traceback, which holds on to all that was being computed.
-            order.failed, order.left = RuntimeError(repr(error)), 0
-            self.engine.news.setdefault(order)
+            request.failed, request.left = RuntimeError(repr(error)), 0
+            self.engine.pending.setdefault(request)
         self.running.clear()
         self.batch = None
 
@@ -277,20 +281,20 @@ class Engine:
 
     def __init__(self, limits: Limits, note: Callable[[str], None]) -> None:
         self.limits, self.note = limits, note
-        self.desks: list[Desk] = []
-        self.orders: deque[Order] = deque()
+        self.workers: list[ModelWorker] = []
+        self.requests: deque[GenerationRequest] = deque()
         self.tasks: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
-        self.news: dict[Order, None] = {}  # orders with news that were not told
+        self.pending: dict[GenerationRequest, None] = {}  # requests with events that were not told
         self.tellings = 0.0  # when something was told
         self.wake = threading.Event()
         self.closed = False
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def add(self, writer: LanguageModel) -> Desk:
-        desk = Desk(self, writer, self.limits)
-        self.desks.append(desk)
-        return desk
+    def add(self, writer: LanguageModel) -> ModelWorker:
+        worker = ModelWorker(self, writer, self.limits)
+        self.workers.append(worker)
+        return worker
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -307,28 +311,28 @@ class Engine:
 
     def waiting(self) -> int:
         """Texts that have no place yet."""
-        handed = sum(len(order.pens) for order in list(self.orders))
-        return handed + sum(desk.line.length for desk in self.desks)
+        handed = sum(len(request.builders) for request in list(self.requests))
+        return handed + sum(worker.queue.length for worker in self.workers)
 
-    def take(self, order: Order) -> None:
-        """Let it be written, or raise Busy."""
-        desk = order.desk
-        room = self.limits.queue + max(0, desk.most - len(desk.running))
-        if self.closed or self.waiting() + len(order.pens) > room:
-            raise Busy(self.patience(desk))
-        self.orders.append(order)
+    def take(self, request: GenerationRequest) -> None:
+        """Let it be written, or raise QueueFull."""
+        worker = request.worker
+        room = self.limits.queue + max(0, worker.most - len(worker.running))
+        if self.closed or self.waiting() + len(request.builders) > room:
+            raise QueueFull(self.patience(worker))
+        self.requests.append(request)
         self.wake.set()
 
-    def patience(self, desk: Desk) -> int:
+    def patience(self, worker: ModelWorker) -> int:
         """Seconds until there may be room again."""
-        texts = max(1, desk.line.length)
-        tokens = texts * sum(row.knobs.tokens for row in list(desk.running)) / desk.most
-        return round(min(60, max(1, tokens / max(1, desk.speed) / 4)))
+        texts = max(1, worker.queue.length)
+        tokens = texts * sum(row.params.tokens for row in list(worker.running)) / worker.most
+        return round(min(60, max(1, tokens / max(1, worker.speed) / 4)))
 
     async def do(self, task: Callable[[], Any]) -> Any:
         """The result of something short, computed between two tokens."""
         if self.closed or len(self.tasks) > self.limits.queue:  # one is at hand, not waiting
-            raise Busy(1)
+            raise QueueFull(1)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.tasks.append((future, task))
         self.wake.set()
@@ -341,39 +345,39 @@ class Engine:
             self.work()
         finally:  # nobody waits for a thread that has ended
             self.closed = True
-            for order in self.orders:
-                order.desk.line.add(order)
-            for desk in self.desks:
-                pairs = [(order, row) for row, order in desk.running.items()]
-                for order, row in [*pairs, *desk.line.drop(lambda order: True)]:
-                    desk.end(order, row)
+            for request in self.requests:
+                request.worker.queue.add(request)
+            for worker in self.workers:
+                pairs = [(request, row) for row, request in worker.running.items()]
+                for request, row in [*pairs, *worker.queue.drop(lambda request: True)]:
+                    worker.end(request, row)
             for future, _ in self.tasks:
-                self.later(self.settle, future, None, Busy(1))
+                self.later(self.settle, future, None, QueueFull(1))
             self.tell(everything=True)
 
     def work(self) -> None:
         while not self.closed:
             self.wake.clear()
-            while self.orders:
-                order = self.orders.popleft()
-                order.desk.line.add(order)
+            while self.requests:
+                request = self.requests.popleft()
+                request.worker.queue.add(request)
             if self.tasks:
                 self.perform(*self.tasks.popleft())
-            for desk in self.desks:
-                if desk.busy():
-                    self.turn(desk)
+            for worker in self.workers:
+                if worker.busy():
+                    self.turn(worker)
             self.tell()
-            if not (self.tasks or self.orders or any(desk.busy() for desk in self.desks)):
+            if not (self.tasks or self.requests or any(worker.busy() for worker in self.workers)):
                 self.tell(everything=True)
-                self.wake.wait(WAITED)
+                self.wake.wait(IDLE_WAIT)
 
-    def turn(self, desk: Desk) -> None:
+    def turn(self, worker: ModelWorker) -> None:
         try:
-            if torch.get_num_threads() != desk.threads:  # another model was at work
-                torch.set_num_threads(desk.threads)
-            desk.turn()
+            if torch.get_num_threads() != worker.threads:  # another model was at work
+                torch.set_num_threads(worker.threads)
+            worker.turn()
         except Exception as error:  # of this model alone; the others go on
-            desk.fail(error)
+            worker.fail(error)
             with contextlib.suppress(OSError):  # a terminal that is gone
                 self.note(f"writing failed: {error!r}")
 
@@ -396,31 +400,31 @@ class Engine:
             future.set_result(result)
 
     def tell(self, everything: bool = False) -> None:
-        """Wake those who have news: at once if few are written, and not too often if many are."""
+        """Wake those who have events: at once if few are written, and not too often if many are."""
         now = time.monotonic()
-        texts = sum(len(desk.running) for desk in self.desks)
-        due = everything or now - self.tellings >= max(SOONEST, PACE * texts)
+        texts = sum(len(worker.running) for worker in self.workers)
+        due = everything or now - self.tellings >= max(MIN_SEND_INTERVAL, SECONDS_PER_TEXT * texts)
         told = [
-            order
-            for order in self.news
-            if not order.left or (order.streamed and (due or self.first(order)))
+            request
+            for request in self.pending
+            if not request.left or (request.streamed and (due or self.first(request)))
         ]
         if told:
             self.later(self.rouse, told)
         if due:
             self.tellings = now
-        for order in list(self.news) if due else told:
-            del self.news[order]
+        for request in list(self.pending) if due else told:
+            del self.pending[request]
 
     @staticmethod
-    def first(order: Order) -> bool:
+    def first(request: GenerationRequest) -> bool:
         """Has it just begun?"""
-        return all(len(sample.tokens) <= 1 for sample in order.samples)
+        return all(len(sample.tokens) <= 1 for sample in request.samples)
 
     @staticmethod
-    def rouse(orders: list[Order]) -> None:
-        for order in orders:
-            order.told.set()
+    def rouse(requests: list[GenerationRequest]) -> None:
+        for request in requests:
+            request.ready.set()
 
     def later(self, call: Callable[..., None], *values: Any) -> None:
         assert self.loop is not None

@@ -15,7 +15,11 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from nanolm.serve.api import Refused
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from nanolm.serve.request_models import APIError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -33,11 +37,15 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-FREE = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type",
+}
+PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
 BODY_SECONDS = 20.0  # in which a body has to be here
 
 
-class Guard:
+class AccessGuard:
     """An ASGI application around another one."""
 
     def __init__(
@@ -60,58 +68,51 @@ class Guard:
                 return
             await self.app(scope, receive, send)
             return
-        headers = scope["headers"]
-        origin = header(headers, b"origin")
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
         foreign = origin is not None and origin.lower() in self.origins
+        more = {**HEADERS, "content-security-policy": POLICY}
+        if foreign:
+            more |= {"access-control-allow-origin": origin or "", "vary": "Origin"}
 
-        async def answer(message: MutableMapping[str, Any]) -> None:
+        async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message["headers"]}
-                more = {**HEADERS, "content-security-policy": POLICY}
-                if foreign:
-                    more |= {"access-control-allow-origin": origin or "", "vary": "Origin"}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (name.encode(), value.encode())
-                        for name, value in more.items()
-                        if name.encode() not in own
-                    ),
-                ]
+                own = MutableHeaders(scope=message)
+                for name, value in more.items():
+                    own.setdefault(name, value)
             await send(message)
 
+        app = self.app
         try:
             self.check(scope, headers, origin, foreign)
-        except Refused as refusal:
-            await tell(refusal.body(), refusal.status, answer)
-            return
-        if foreign and scope["method"] == "OPTIONS":
-            await preflight(answer)
-            return
-        await self.app(scope, receive, answer)
+            if foreign and scope["method"] == "OPTIONS":
+                app = Response(status_code=204, headers=PREFLIGHT)
+        except APIError as error:
+            app = JSONResponse(error.body(), error.status)
+        await app(scope, receive, send_guarded)
 
-    def check(self, scope: Scope, headers: Any, origin: str | None, foreign: bool) -> None:
-        hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or not self.known(hosts[0].decode("latin-1")):
-            raise Refused(
+    def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self.known(hosts[0]):
+            raise APIError(
                 "this server does not go by that name; use its address, or start it with "
                 "--allow-host NAME",
                 403,
             )
         if origin is not None and not foreign:
-            same = {f"{scheme}://{hosts[0].decode('latin-1').lower()}" for scheme in SCHEMES}
+            same = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             if origin.lower() not in same:
-                raise Refused(
+                raise APIError(
                     "requests from pages of other servers are refused; see --allow-origin", 403
                 )
-        if self.key is None or scope["path"] in FREE or scope["method"] == "OPTIONS":
+        if self.key is None or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS":
             return
         if scope["path"].startswith("/look/"):  # a page whose address is a secret itself
             return
-        given = (header(headers, b"authorization") or "").removeprefix("Bearer ").strip()
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
-            raise Refused(
+            raise APIError(
                 "this server wants its key: Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
@@ -135,9 +136,6 @@ class Guard:
         return literal.is_loopback or not is_loopback(self.address)
 
 
-SCHEMES = ("http", "https")
-
-
 def is_loopback(address: str) -> bool:
     if address == "localhost":
         return True
@@ -147,57 +145,30 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str | None:
-    for name, value in headers:
-        if name == wanted:
-            return value.decode("latin-1")
-    return None
-
-
-async def tell(value: Any, status: int, send: Send) -> None:
-    """An answer in JSON."""
-    data = json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def preflight(send: Send) -> None:
-    headers = [
-        (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type"),
-        (b"content-length", b"0"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def json_body(headers: Any, receive: Receive, most: int) -> Any:
+async def json_body(request: Request, most: int) -> Any:
     """The JSON that a request brings, if it is not too much and comes in time."""
-    kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused("send JSON, with Content-Type: application/json", 415)
-    size = header(headers, b"content-length")
-    if size and size.isdigit() and int(size) > most:
-        raise Refused(f"the body has more than {most:,} bytes", 413)
+        raise APIError("send JSON, with Content-Type: application/json", 415)
+    too_large = APIError(f"the body has more than {most:,} bytes", 413)
+    size = request.headers.get("content-length", "")
+    if size.isdigit() and int(size) > most:
+        raise too_large
     data = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused("the body ends too early")
-                data += message.get("body", b"")
+            async for part in request.stream():
+                data += part
                 if len(data) > most:
-                    raise Refused(f"the body has more than {most:,} bytes", 413)
-                if not message.get("more_body"):
-                    break
+                    raise too_large
     except TimeoutError:
-        raise Refused(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
+        raise APIError(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
+    except ClientDisconnect:
+        raise APIError("the body ends too early") from None
     try:
         return json.loads(data.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        raise APIError(f"the body is not JSON: {error}") from None
 
 
 def no_number(name: str) -> Any:

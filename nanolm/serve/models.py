@@ -15,21 +15,21 @@ from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
 from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
-from nanolm.inspect.decided import decided
-from nanolm.inspect.heads import describe
-from nanolm.inspect.look import Seen, look
+from nanolm.inspect.attribution import attribute
+from nanolm.inspect.heads import describe_heads
+from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import inspection_page
 from nanolm.model.base import Model
 from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import Tokenizer
 
-MOST_LOOKED_AT = 256  # tokens of a page; attention grows with their square
-PARTS = {"best", "last", "checkpoints"}  # of a run: no names
+MAX_INSPECTED_TOKENS = 256  # tokens of a page; attention grows with their square
+RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run: no names
 
 
 @dataclass(frozen=True)
-class Hosted:
+class ServedModel:
     """A model that can be asked."""
 
     name: str
@@ -70,7 +70,7 @@ class Hosted:
 
 
 @dataclass(frozen=True)
-class Writer(Hosted):
+class ServedLanguageModel(ServedModel):
     """A language model."""
 
     found: LanguageModel
@@ -98,18 +98,18 @@ class Writer(Hosted):
         return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
 
     def look(self, ids: list[int]) -> Callable[[], str]:
-        ids = ids[-min(MOST_LOOKED_AT, self.found.model.window() or MOST_LOOKED_AT) :]
-        seen = look(self.found.model, ids)
+        ids = ids[-min(MAX_INSPECTED_TOKENS, self.found.model.window() or MAX_INSPECTED_TOKENS) :]
+        seen = inspect_text(self.found.model, ids)
 
         def page() -> str:
-            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
             return inspection_page(self.tokenizer, seen, heads, facts)
 
         return page
 
 
 @dataclass(frozen=True)
-class Labeller(Hosted):
+class ServedClassifier(ServedModel):
     """A classifier."""
 
     found: TextClassifier
@@ -139,20 +139,20 @@ class Labeller(Hosted):
 
     def look(self, ids: list[int]) -> Callable[[], str]:
         config = self.found.model.config
-        window = min(self.found.model.base.window() or MOST_LOOKED_AT, config.window or 10**9)
-        ids = ids[: min(MOST_LOOKED_AT, window)]
-        what = decided(self.found.model, ids)
-        seen = Seen(ids, what.looks, [])
+        window = min(self.found.model.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
+        ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
+        what = attribute(self.found.model, ids)
+        seen = Inspection(ids, what.attention, [])
 
         def page() -> str:
-            heads, facts = describe(seen.attention, ids), facts_of(self.name, seen)
+            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
             both = (what, self.found.labels)
-            return inspection_page(self.tokenizer, seen, heads, facts, decided=both)
+            return inspection_page(self.tokenizer, seen, heads, facts, attribution=both)
 
         return page
 
 
-def facts_of(name: str, seen: Seen) -> dict[str, str]:
+def facts_of(name: str, seen: Inspection) -> dict[str, str]:
     layers, heads = seen.attention.shape[:2]
     shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
     return {"model": name, "tokens": f"{len(seen.ids):,}", "attention": shape}
@@ -163,7 +163,7 @@ def names_of(runs: Iterable[str]) -> list[str]:
     names: list[str] = []
     for run in runs:
         parts = [part for part in Path(run.removeprefix("hf://")).absolute().parts if part != "/"]
-        while len(parts) > 1 and (parts[-1] in PARTS or parts[-1].startswith("step-")):
+        while len(parts) > 1 and (parts[-1] in RUN_SUBFOLDERS or parts[-1].startswith("step-")):
             parts.pop()
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts[-1] if parts else "").strip("-.") or "model"
         number, unique = 1, name

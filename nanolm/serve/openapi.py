@@ -1,15 +1,17 @@
-"""The OpenAPI document of the server: its requests are the schemas that they are checked by."""
+"""The OpenAPI document of the server: its requests are the models that they are checked by."""
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import create_model
+from pydantic.json_schema import models_json_schema
 
 from nanolm import __version__
-from nanolm.serve.api import MOST_TOP, Schemas
-from nanolm.serve.schema import Schema
+from nanolm.serve.request_models import MAX_TOP_LOGPROBS, RequestModels
 
 STATUS = {
     "400": "Something in the request is wrong; the message says what.",
     "401": "The key is missing or wrong.",
-    "403": "Asked by a name or a page that is not allowed.",
+    "403": "ParsedRequest by a name or a page that is not allowed.",
     "404": "No such model, or no such path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
@@ -19,173 +21,134 @@ STATUS = {
     "503": "The server does not write any more.",
 }
 JSON = "application/json"
-STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
-def shape(properties: dict[str, Schema], **rest: Any) -> Schema:
-    """Of an answer: all of it is always there."""
-    return {"type": "object", "properties": properties, "required": list(properties), **rest}
+def response(name: str, /, **fields: Any) -> Any:
+    """The shape of an answer, or of a part of one: all of it is always there."""
+    required: Any = {field: (kind, ...) for field, kind in fields.items()}
+    return create_model(name, **required)
 
 
-def array(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+def array(items: Any) -> Any:
+    return list[items]
 
 
-def maybe(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-ERROR = shape(
-    {
-        "error": shape(
-            {"message": STRING, "type": STRING, "param": maybe(STRING), "code": maybe(STRING)}
-        )
-    }
+ERROR = response(
+    "ErrorResponse",
+    error=response("Error", message=str, type=str, param=str | None, code=str | None),
 )
-MODEL = shape(
-    {
-        "id": STRING,
-        "object": {"enum": ["model"]},
-        "created": INTEGER,
-        "owned_by": STRING,
-        "kind": {"enum": ["language model", "classifier"]},
-        "context": INTEGER,
-        "vocabulary": INTEGER,
-        "parameters": INTEGER,
-        "max_tokens": INTEGER,
-        "attention": {"type": "boolean"},
-        "labels": maybe(array(STRING)),
-    }
+MODEL = response(
+    "Model",
+    id=str,
+    object=Literal["model"],
+    created=int,
+    owned_by=str,
+    kind=Literal["language model", "classifier"],
+    context=int,
+    vocabulary=int,
+    parameters=int,
+    max_tokens=int,
+    attention=bool,
+    labels=list[str] | None,
 )
-USAGE = shape({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
-REASON = maybe({"enum": ["stop", "length"]})
-CHANCES = maybe(
-    shape(
-        {
-            "tokens": array(STRING),
-            "token_logprobs": array(NUMBER),
-            "top_logprobs": array({"type": "object", "additionalProperties": NUMBER}),
-            "text_offset": array(INTEGER),
-            "ids": array(INTEGER),
-            "alternatives": array(
-                array(shape({"id": INTEGER, "token": STRING, "logprob": NUMBER}))
-            ),
-        },
-        description="By the model itself, before any knob; ids and alternatives are nanolm's own.",
-    )
+MODELS = response("ModelList", object=Literal["list"], data=array(MODEL))
+USAGE = response("Usage", prompt_tokens=int, completion_tokens=int, total_tokens=int)
+ALTERNATIVE = response("Alternative", id=int, token=str, logprob=float)
+LOGPROBS = response(  # by the model itself, before any filter
+    "CompletionLogprobs",
+    tokens=list[str],
+    token_logprobs=list[float],
+    top_logprobs=list[dict[str, float]],
+    text_offset=list[int],
+    ids=list[int],  # this and alternatives are nanolm's own
+    alternatives=array(array(ALTERNATIVE)),
 )
-TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": maybe(array(INTEGER))}
-CHAT_CHANCES = maybe(
-    shape(
-        {
-            "content": array(shape({**TOKEN, "top_logprobs": array(shape(TOKEN))})),
-            "refusal": {"type": "null"},
-        }
-    )
+TOKEN = {"token": str, "logprob": float, "bytes": list[int] | None}
+CHAT_TOKEN = response("ChatToken", **TOKEN, top_logprobs=array(response("TopLogprob", **TOKEN)))
+CHAT_LOGPROBS = response("ChatLogprobs", content=array(CHAT_TOKEN), refusal=None)
+MESSAGE = response("Message", role=Literal["assistant"], content=str, refusal=None)
+CHOICE = {"index": int, "finish_reason": Literal["stop", "length"] | None}
+ANSWER = {"id": str, "created": int, "model": str, "usage": USAGE}
+COMPLETION = response(
+    "Completion",
+    **ANSWER,
+    object=Literal["text_completion"],
+    choices=array(response("Choice", **CHOICE, text=str, logprobs=LOGPROBS | None)),
 )
-ABOUT: dict[str, Schema] = {"id": STRING, "created": INTEGER, "model": STRING}
+CHAT = response(
+    "ChatCompletion",
+    **ANSWER,
+    object=Literal["chat.completion"],
+    choices=array(response("ChatChoice", **CHOICE, message=MESSAGE, logprobs=CHAT_LOGPROBS | None)),
+)
+LABEL = response("Label", index=int, label=str, probability=float, probabilities=dict[str, float])
+LABELS = response("Classification", object=Literal["list"], model=str, data=array(LABEL))
+TOKENS = response("Tokenization", model=str, ids=list[int], tokens=list[str])
+INSPECTION = response("Inspection", page=str)
+HEALTH = response("Health", status=Literal["ok"], models=int, writing=int, waiting=int)
+EVENT = response("Event", data=str)
 
 
-def answered(kind: str, choice: Schema) -> Schema:
-    kinds = {"object": {"enum": [kind]}, "choices": array(choice), "usage": USAGE}
-    return shape({**ABOUT, **kinds})
-
-
-COMPLETION = answered(
-    "text_completion",
-    shape({"index": INTEGER, "text": STRING, "logprobs": CHANCES, "finish_reason": REASON}),
-)
-MESSAGE = shape({"role": {"enum": ["assistant"]}, "content": STRING, "refusal": {"type": "null"}})
-CHAT = answered(
-    "chat.completion",
-    shape(
-        {"index": INTEGER, "message": MESSAGE, "logprobs": CHAT_CHANCES, "finish_reason": REASON}
-    ),
-)
-LABELS = shape(
-    {
-        "object": {"enum": ["list"]},
-        "model": STRING,
-        "data": array(
-            shape(
-                {
-                    "index": INTEGER,
-                    "label": STRING,
-                    "probability": NUMBER,
-                    "probabilities": {"type": "object", "additionalProperties": NUMBER},
-                }
-            )
-        ),
-    }
-)
-TOKENS = shape({"model": STRING, "ids": array(INTEGER), "tokens": array(STRING)})
-LOOK = shape({"page": STRING})
-HEALTH = shape(
-    {"status": {"enum": ["ok"]}, "models": INTEGER, "writing": INTEGER, "waiting": INTEGER}
-)
-
-
-def document(schemas: Schemas) -> dict[str, Any]:
-    paths = {
-        "/health": got("Is the server there, and how much is it doing?", HEALTH, free=True),
-        "/v1/models": got(
-            "The models that are served.",
-            shape({"object": {"enum": ["list"]}, "data": array(MODEL)}),
-        ),
-        "/v1/completions": asked(
+def document(requests: RequestModels) -> dict[str, Any]:
+    operations = {
+        "/health": ("Is the server there, and how much is it doing?", None, HEALTH),
+        "/v1/models": ("The models that are served.", None, MODELS),
+        "/v1/completions": (
             "Write on from a prompt. Defaults are those of `nanolm sample`; up to "
-            f"{MOST_TOP} of the likeliest tokens are told at each place. With stream, "
+            f"{MAX_TOP_LOGPROBS} of the likeliest tokens are told at each place. With stream, "
             "server-sent events come, each with what is new of one text, and [DONE] at the end.",
-            schemas.completion,
+            requests.completion,
             COMPLETION,
-            streamed=True,
         ),
-        "/v1/chat/completions": asked(
+        "/v1/chat/completions": (
             "Write the assistant's next message. Models that were not trained for it just go on.",
-            schemas.chat,
+            requests.chat,
             CHAT,
-            streamed=True,
         ),
-        "/v1/classify": asked("The labels of texts.", schemas.classification, LABELS),
-        "/v1/tokenize": asked(
-            "A text as the tokens that a model is given.", schemas.tokenization, TOKENS
+        "/v1/classify": ("The labels of texts.", requests.classification, LABELS),
+        "/v1/tokenize": (
+            "A text as the tokens that a model is given.",
+            requests.tokenization,
+            TOKENS,
         ),
-        "/v1/inspect": asked(
+        "/v1/inspect": (
             "A page that shows what a model sees in a text: its path on this server, where it is "
             "kept for a while.",
-            schemas.inspection,
-            LOOK,
+            requests.inspection,
+            INSPECTION,
         ),
     }
+    used = [model for _, *models in operations.values() for model in models if model]
+    schemas, definitions = models_json_schema(
+        [(model, "validation") for model in (*used, ERROR, EVENT)],
+        ref_template="#/components/schemas/{model}",
+    )
+
+    def content(model: Any, kind: str = JSON) -> dict[str, Any]:
+        return {kind: {"schema": schemas[model, "validation"]}}
+
+    paths = {}
+    for path, (summary, request, answer) in operations.items():
+        free = path == "/health"
+        errors = tuple(STATUS) if request else ("403", "503") if free else ("401", "403")
+        responses = {
+            status: {"description": STATUS[status], "content": content(ERROR)} for status in errors
+        }
+        done: dict[str, Any] = {"description": "Done.", "content": content(answer)}
+        if answer in (COMPLETION, CHAT):  # JSON as above in part, or [DONE]
+            done["content"] |= content(EVENT, "text/event-stream")
+        about: dict[str, Any] = {"summary": summary, "responses": {"200": done, **responses}}
+        if not free:
+            about["security"] = [{}, {"key": []}]
+        if request:
+            about["requestBody"] = {"required": True, "content": content(request)}
+        paths[path] = {"post" if request else "get": about}
     return {
         "openapi": "3.1.0",
         "info": {"title": "nanolm", "version": __version__},
         "paths": paths,
-        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
-
-
-def got(about: str, answer: Schema, free: bool = False) -> dict[str, Any]:
-    errors = ("403", "503") if free else ("401", "403")
-    return {"get": operation(about, answer, errors, free)}
-
-
-def asked(about: str, request: Schema, answer: Schema, streamed: bool = False) -> dict[str, Any]:
-    body = {"required": True, "content": {JSON: {"schema": request}}}
-    found = operation(about, answer, tuple(STATUS))
-    if streamed:
-        events = shape({"data": STRING}, description="An event: JSON as above in part, or [DONE].")
-        found["responses"]["200"]["content"]["text/event-stream"] = {"schema": events}
-    return {"post": {**found, "requestBody": body}}
-
-
-def operation(
-    about: str, answer: Schema, errors: tuple[str, ...], free: bool = False
-) -> dict[str, Any]:
-    fine = {"description": "Done.", "content": {JSON: {"schema": answer}}}
-    told = {
-        status: {"description": STATUS[status], "content": {JSON: {"schema": ERROR}}}
-        for status in errors
-    }
-    security: dict[str, Any] = {} if free else {"security": [{}, {"key": []}]}
-    return {"summary": about, "responses": {"200": fine, **told}, **security}

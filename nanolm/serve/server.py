@@ -15,10 +15,10 @@ from nanolm.errors import UsageError
 from nanolm.serve.guard import App
 
 HEADER_SECONDS = 20.0  # in which a client has to say what it wants
-GRACE = 20  # seconds for what is being written when the server is to stop
+SHUTDOWN_SECONDS = 20  # seconds for what is being written when the server is to stop
 
 
-class Patient(H11Protocol):
+class HeaderTimeoutProtocol(H11Protocol):
     """Of HTTP; a client that does not come to the point is cut off."""
 
     alarm: asyncio.TimerHandle | None = None
@@ -53,7 +53,7 @@ class Patient(H11Protocol):
             self.alarm = None
 
 
-class Listener(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """Ends by a signal as it ends otherwise: after what is under way."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> Non
     """Serve until SIGTERM or Ctrl-C."""
     config = uvicorn.Config(
         app,
-        http=Patient,
+        http=HeaderTimeoutProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -105,7 +105,7 @@ def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> Non
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=65_536,
     )
-    Listener(config, ready).run(sockets=[listening])
+    GracefulServer(config, ready).run(sockets=[listening])

@@ -4,10 +4,6 @@ from pathlib import Path
 
 from nanolm.errors import did_you_mean
 
-COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
-TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
-TEXTS = (".txt", ".md", ".markdown", ".text", ".rst", ".tex", ".html", ".htm", ".xml", ".srt")
-
 TRAINABLE = ("bpe", "char", "byte")  # tokenizers that are made for a text
 NAMED = ("gpt2", "cl100k", "o200k")  # tokenizers that everybody has
 HUB = "hf://"  # what addresses of the Hugging Face Hub begin with

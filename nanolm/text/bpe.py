@@ -47,7 +47,7 @@ def learn(
 
 def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterator[Pair]:
     """Each merge when it is asked for: a smaller vocabulary is a prefix of a larger one."""
-    text = Pieces(words, known)
+    text = PairIndex(words, known)
     while text.heap:
         negative, pair = text.heap[0]
         places, count = text.find(pair)
@@ -64,7 +64,7 @@ def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterat
 GAP = -1  # between two words, and inside a token
 
 
-class Pieces:
+class PairIndex:
     """The distinct words as one long row of bytes with gaps between, and where each pair stands.
 
     The first and the last place of a token hold its id, so that its neighbours are found from

@@ -6,14 +6,15 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from nanolm.choice import Choice, Report
 from nanolm.machine import cache_folder
-from nanolm.text.corpus import Corpus, read_corpus, read_what_can_be_read
-from nanolm.text.documents import Reading
+from nanolm.text.corpus import Corpus, read_corpus, read_with_problems
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus
 from nanolm.text.tokenizer import Tokenizer
@@ -54,70 +55,49 @@ def survey(
     """Read everything as `nanolm train` would, and say what is there."""
     cache = cache or cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
-    found = Survey(len(sources.files), dict(sources.skipped), sources.notes)
-    corpus, problems = read_what_can_be_read(sources, reading, cache, report)
-    found.problems = [str(problem) for problem in problems]
+    result = Survey(len(sources.files), dict(sources.skipped), sources.notes)
+    corpus, problems = read_with_problems(sources, reading, cache, report)
+    result.problems = [str(problem) for problem in problems]
     with corpus:
-        found.documents, found.bytes = corpus.documents, corpus.size
-        _count(corpus, found, report)
-        if found.documents:
+        result.documents, result.bytes = corpus.documents, corpus.size
+        _count(corpus, result, report)
+        if result.documents:
             whole = (0, corpus.length)
-            tokenizer, found.choices = make_tokenizer(corpus, whole, None, None, report)
-            found.vocab_size = tokenizer.vocab_size
-            start, stop = next(corpus.parts(*whole, size=1 << 20))
-            sample = corpus.read(start, stop).replace(MARK, b"")
-            found.bytes_per_token = round(
-                len(sample) / len(tokenizer.encode_array(sample.decode())), 3
-            )
-    return found
+            tokenizer, result.choices = make_tokenizer(corpus, whole, None, None, report)
+            result.vocab_size = tokenizer.vocab_size
+            sample = corpus.read(*next(corpus.parts(*whole, size=1 << 20))).replace(MARK, b"")
+            tokens = len(tokenizer.encode_array(sample.decode()))
+            result.bytes_per_token = round(len(sample) / tokens, 3)
+    return result
 
 
-def _count(corpus: Corpus, found: Survey, report: Report) -> None:
+def _count(corpus: Corpus, result: Survey, report: Report) -> None:
     characters: Counter[str] = Counter()
     seen: set[bytes] = set()
     digest, length = hashlib.blake2b(digest_size=16), 0
-
-    def document_ends() -> None:
-        nonlocal length
-        found.longest_document = max(found.longest_document, length)
-        found.duplicates += digest.digest() in seen
-        seen.add(digest.digest())
-        length = 0
-
-    for begins, text in pieces(corpus, report):
+    for _, begins, data in chain(corpus.blocks(report), [(corpus.length, True, b"")]):
+        text = data.decode()
         if begins:
-            if length:
-                document_ends()
-            digest = hashlib.blake2b(digest_size=16)
-            if len(found.examples) < EXAMPLES:
-                found.examples.append(" ".join(text[:200].split())[:100])
-        data = text.encode()
+            if length:  # of the document that ends here
+                result.longest_document = max(result.longest_document, length)
+                result.duplicates += digest.digest() in seen
+                seen.add(digest.digest())
+            digest, length = hashlib.blake2b(digest_size=16), 0
+            if text and len(result.examples) < EXAMPLES:
+                result.examples.append(" ".join(text[:200].split())[:100])
         digest.update(data)
         length += len(data)
         characters.update(text)
-    if length:
-        document_ends()
-    found.characters = characters.total()
-    found.distinct_characters = len(characters)
-    found.replacement_characters = characters["\ufffd"]
-    found.control_characters = sum(
+    result.characters = characters.total()
+    result.distinct_characters = len(characters)
+    result.replacement_characters = characters["\ufffd"]
+    result.control_characters = sum(
         count for char, count in characters.items() if ord(char) < 32 and char not in "\n\t"
     )
 
 
-def pieces(corpus: Corpus, report: Report) -> Iterator[tuple[bool, str]]:
-    """(does a document begin here?, its text or a part of it), through the whole corpus."""
-    for start, stop in corpus.parts(0, corpus.length):
-        first, *others = corpus.read(start, stop).split(MARK)
-        if first:
-            yield False, first.decode()
-        for other in others:
-            yield True, other.decode()
-        report("looking through the text", stop, corpus.length)
-
-
 @dataclass(frozen=True)
-class Compression:
+class EncodedSize:
     """How one tokenizer does on a text."""
 
     tokenizer: str
@@ -134,13 +114,13 @@ def compare(
     tokenizers: Sequence[tuple[str, Tokenizer | tuple[str, int | None]]],
     report: Report = lambda *_: None,
     cache: Path | None = None,
-) -> list[Compression]:
+) -> list[EncodedSize]:
     """Encode a text with each tokenizer; a (kind, size) is first made for that text."""
     cache = cache or cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     rows = []
     with read_corpus(sources, reading, cache, report) as corpus:
-        characters = sum(len(text) for _, text in pieces(corpus, report))
+        characters = sum(len(text.decode()) for _, _, text in corpus.blocks(report))
         for name, wanted in tokenizers:
             if isinstance(wanted, Tokenizer):
                 tokenizer = wanted
@@ -148,14 +128,6 @@ def compare(
                 tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), *wanted, report)
             tokens = encode_corpus(corpus, (0, corpus.length), tokenizer, Path(os.devnull), report)
             tokens -= corpus.documents  # what stands before each
-            rows.append(
-                Compression(
-                    tokenizer=name,
-                    vocab_size=tokenizer.vocab_size,
-                    tokens=tokens,
-                    bytes=corpus.size,
-                    bytes_per_token=corpus.size / tokens,
-                    characters_per_token=characters / tokens,
-                )
-            )
+            sizes = (tokenizer.vocab_size, tokens, corpus.size)
+            rows.append(EncodedSize(name, *sizes, corpus.size / tokens, characters / tokens))
     return rows

@@ -7,12 +7,13 @@ user is shown the columns and asked.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.text.sources import Source
+from nanolm.text.source import TextSource
 
 # Better names first; of each group all are as good.
 LABEL_NAMES = (
@@ -26,7 +27,7 @@ TEXT_NAMES = (
 )
 WEAK_LABELS = ("rating", "stars", "score", "tag", "type")  # where there is nothing better
 INDICES = {"id", "ids", "idx", "index"}
-KNOWN = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
+COLUMN_NAMES = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
@@ -38,7 +39,7 @@ Row = tuple[int, list[str]]  # the number of its line, its cells
 class Table:
     """A file as rows of cells."""
 
-    source: Source
+    source: TextSource
     kind: str
     names: list[str] | None  # of the columns, where it says them
     sample: list[Row]  # its first rows
@@ -67,7 +68,7 @@ class Table:
                 )
             yield cells
 
-    def story(self, text: int, label: int) -> str:
+    def summary(self, text: int, label: int) -> str:
         if self.obvious:
             return self.kind
         if self.names:
@@ -145,8 +146,8 @@ def repeats(values: Counter[str], times: int) -> bool:
 def is_column_name(name: str) -> bool:
     """Is this a name for a column, and nothing that a text might be?"""
     words = _words(name)
-    return bool(KNOWN.intersection(words)) and (
-        KNOWN.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
+    return bool(COLUMN_NAMES.intersection(words)) and (
+        COLUMN_NAMES.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
     )
 
 
@@ -172,30 +173,25 @@ def text_and_label_columns(
     return text.number, label.number
 
 
-def text_column(table: Table, name: str | None) -> int:
-    """Where the text stands in a table that need not have labels."""
+def text_and_maybe_label(
+    table: Table, text_name: str | None, label_name: str | None
+) -> tuple[int, int | None]:
+    """The same for a table that need not have labels: as `label_name` says, else by a name that is
+    clear enough."""
     columns = table.columns()
-    if text := _asked(table, columns, name, "--text-column"):
-        return text.number
-    if table.obvious:
-        return len(columns) - 1
-    labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
-    return _find_text([column for column in columns if column not in labels[:1]], table).number
-
-
-def label_column(table: Table, text: int, name: str | None) -> int | None:
-    """Where the label stands in a table that need not have one: as `name` says, else by a name that
-    is clear enough."""
-    columns = table.columns()
-    if label := _asked(table, columns, name, "--label-column"):
-        return label.number
-    if table.obvious:
-        return 0 if len(columns) == 2 else None
-    try:
-        label = _label_by_name([column for column in columns if column.number != text], table)
-    except UsageError:  # several may be meant
-        return None
-    return label.number if label else None
+    text = _asked(table, columns, text_name, "--text-column")
+    if text is None and table.obvious:
+        text = columns[-1]
+    elif text is None:
+        labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
+        text = _find_text([column for column in columns if column not in labels[:1]], table)
+    label = _asked(table, columns, label_name, "--label-column")
+    if label is None and table.obvious:
+        label = columns[0] if len(columns) == 2 else None
+    elif label is None:
+        with suppress(UsageError):  # several may be meant
+            label = _label_by_name([column for column in columns if column is not text], table)
+    return text.number, label.number if label else None
 
 
 def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:
@@ -227,21 +223,21 @@ def _named(
         lambda c: bool(words.intersection(_words(c.name)[-1:])) and similar(c),
         lambda c: bool(words.intersection(_words(c.name))) and similar(c),
     ]
-    return next((found for test in tests if (found := list(filter(test, columns)))), [])
+    return next((fitting for test in tests if (fitting := list(filter(test, columns)))), [])
 
 
 def _label_by_name(columns: list[Column], table: Table) -> Column | None:
     if table.names is None:
         return None
-    found = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
-    found = found or [c for c in columns if c.name.lower() in WEAK_LABELS and c.is_label(2)]
-    return _only(found, "label", table) if found else None
+    labels = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
+    labels = labels or [c for c in columns if c.name.lower() in WEAK_LABELS and c.is_label(2)]
+    return _only(labels, "label", table) if labels else None
 
 
 def _label_by_content(columns: list[Column], table: Table) -> Column:
-    found = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
-    found = [column for column in found if len(column.filled) > 1] or found
-    if not found:
+    labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
+    labels = [column for column in labels if len(column.filled) > 1] or labels
+    if not labels:
         why = (
             "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
             "table (--label-column NAME), or give --label-file FILE if they are elsewhere"
@@ -253,29 +249,29 @@ def _label_by_content(columns: list[Column], table: Table) -> Column:
             f"{table.source.name} ({table.kind}) has no labels: {why}. Texts without labels are "
             "for `nanolm classify --file`"
         )
-    return _only(found, "label", table)
+    return _only(labels, "label", table)
 
 
 def _find_text(columns: list[Column], table: Table) -> Column:
     """By its name, else the one with the longest texts."""
-    if table.names and (found := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
-        return _only(found, "text", table)
-    found = [column for column in columns if column.may_be_text()]
-    found = [column for column in found if column.is_text()] or found
-    found = [column for column in found if column.wordy] or found
-    if not found:
+    if table.names and (texts := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
+        return _only(texts, "text", table)
+    texts = [column for column in columns if column.may_be_text()]
+    texts = [column for column in texts if column.is_text()] or texts
+    texts = [column for column in texts if column.wordy] or texts
+    if not texts:
         raise UsageError(
             f"{table.source.name} ({table.kind}): no column looks like text; its columns are "
             f"{_listed(table.columns())}; name one with --text-column"
         )
-    longest = max(column.length for column in found)
-    return _only([column for column in found if 2 * column.length > longest], "text", table)
+    longest = max(column.length for column in texts)
+    return _only([column for column in texts if 2 * column.length > longest], "text", table)
 
 
-def _only(found: list[Column], what: str, table: Table) -> Column:
-    if len(found) == 1:
-        return found[0]
-    names = " and ".join(repr(column.name) for column in found[:5])
+def _only(columns: list[Column], what: str, table: Table) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    names = " and ".join(repr(column.name) for column in columns[:5])
     raise UsageError(
         f"{table.source.name} ({table.kind}): {names} may each be the {what}; say which with "
         f"--text-column and --label-column. Its columns are {_listed(table.columns())}"

@@ -21,18 +21,20 @@ from typing import IO, Self
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
-from nanolm.text.crew import Range
-from nanolm.text.documents import BLOCK, Pieces, Reading, documents
-from nanolm.text.sources import Source, Sources, raise_all
+from nanolm.text.decoding import Reading
+from nanolm.text.documents import TextBlocks, documents
+from nanolm.text.source import READ_BYTES, TextSource
+from nanolm.text.sources import Sources, raise_all
 from nanolm.text.words import MARK
+from nanolm.text.workers import HAS_PREAD, Range
 
-PART = 1 << 16  # bytes: what is encoded at once; larger ones leave holes in the heap that add up
-HELD_OUT = 1_000_000  # bytes: with more, measuring takes longer and says the same
-WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
+PART_BYTES = 1 << 16  # what is encoded at once; larger ones leave holes in the heap that add up
+MOST_HELD_OUT = 1_000_000  # bytes: with more, measuring takes longer and says the same
+CUT_WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
 
 # Where a text can be cut so that no split pattern in use sees a difference: before a blank that
 # follows anything else, and after a single line end between two characters.
-SAFE = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
+SAFE_CUT = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Corpus:
 
     def read(self, start: int, stop: int) -> bytes:
         """What stands there; safe to call from many threads."""
-        if hasattr(os, "pread"):
+        if HAS_PREAD:
             parts = []
             while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
                 parts.append(part)
@@ -67,7 +69,7 @@ class Corpus:
             return self.file.read(stop - start)
 
     def parts(
-        self, start: int, stop: int, size: int = PART, whole: bool = False
+        self, start: int, stop: int, size: int = PART_BYTES, whole: bool = False
     ) -> Iterator[Range]:
         """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds.
 
@@ -80,21 +82,34 @@ class Corpus:
             yield start, end
             start = end
 
+    def blocks(self, report: Report = lambda *_: None) -> Iterator[tuple[int, bool, bytes]]:
+        """All of it in blocks of whole characters, each of one document: where the block stands,
+        whether a document begins there, and its text."""
+        for start, stop in self.parts(0, self.length):
+            first, *others = self.read(start, stop).split(MARK)
+            if first:
+                yield start, False, first
+            start += len(first)
+            for text in others:
+                yield start, True, text
+                start += 1 + len(text)
+            report("looking through the text", stop, self.length)
+
     def _mark_from(self, start: int, stop: int) -> int:
-        for begin in range(start, stop, PART):
-            found = self.read(begin, min(begin + PART, stop)).find(MARK)
-            if found >= 0:
-                return begin + found
+        for begin in range(start, stop, PART_BYTES):
+            part = self.read(begin, min(begin + PART_BYTES, stop))
+            if MARK in part:
+                return begin + part.index(MARK)
         return stop
 
     def _good_place(self, start: int, end: int) -> int:
         end = self.between_characters(end)
-        for window in (WINDOW, end - start - 1):
+        for window in (CUT_WINDOW, end - start - 1):
             begin = self.between_characters(max(start + 1, end - window))
             tail = self.read(begin, end)
             mark = tail.rfind(MARK)
             text = tail[mark + 1 :].decode()
-            places = [match.start() for match in SAFE.finditer(text)]
+            places = [match.start() for match in SAFE_CUT.finditer(text)]
             if places:
                 return end - len(text[places[-1] :].encode())
             if mark >= 0:
@@ -114,7 +129,7 @@ class Corpus:
         between words, else between characters.
         """
         if fraction is None:
-            fraction = min(0.1, HELD_OUT / max(1, self.length))
+            fraction = min(0.1, MOST_HELD_OUT / max(1, self.length))
         target = round(self.length * (1 - fraction))
         near = round(self.length * fraction / 2)
         low, high = max(1, target - near), min(self.length, target + near + 1)
@@ -125,17 +140,17 @@ class Corpus:
         elif after < high:
             cut = after
         else:
-            found = self._last(b"\n", low, target)
-            found = self._last(b" ", low, target) if found is None else found
-            cut = self.between_characters(target) if found is None else found + 1
+            end = self._last(b"\n", low, target)
+            end = self._last(b" ", low, target) if end is None else end
+            cut = self.between_characters(target) if end is None else end + 1
         return (0, cut), (cut, self.length)
 
     def _last(self, what: bytes, start: int, stop: int) -> int | None:
         while start < stop:
-            begin = max(start, stop - PART)
-            found = self.read(begin, stop).rfind(what)
-            if found >= 0:
-                return begin + found
+            begin = max(start, stop - PART_BYTES)
+            part = self.read(begin, stop)
+            if what in part:
+                return begin + part.rindex(what)
             stop = begin
         return None
 
@@ -147,7 +162,7 @@ def read_corpus(
     sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
 ) -> Corpus:
     """Read every source; `folder` is where there is room for a copy of the text."""
-    corpus, problems = read_what_can_be_read(sources, reading, folder, report)
+    corpus, problems = read_with_problems(sources, reading, folder, report)
     raise_all(problems)
     if not corpus.documents:
         names = ", ".join(source.name for source in sources.files[:5])
@@ -155,7 +170,7 @@ def read_corpus(
     return corpus
 
 
-def read_what_can_be_read(
+def read_with_problems(
     sources: Sources, reading: Reading, folder: Path, report: Report
 ) -> tuple[Corpus, list[NanolmError]]:
     """The documents, and what was wrong with files that could not be read to their end."""
@@ -182,20 +197,20 @@ def read_what_can_be_read(
     return corpus, problems
 
 
-def thinned(pieces: Pieces, every: int, limit: int | None) -> Pieces:
+def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
     """One of `every` documents; of one that comes in blocks, whole lines of each block. It ends
     when there are about `limit` bytes of them."""
     if limit is None:
-        yield from pieces
+        yield from blocks
         return
-    number, kept, blocks = -1, True, False
-    for begins, text in pieces:
+    number, kept, long = -1, True, False
+    for begins, text in blocks:
         if limit <= 0:
             break
         if begins:
-            number, blocks = number + 1, not text
-            kept = blocks or number % every == 0
-        elif blocks:
+            number, long = number + 1, not text
+            kept = long or number % every == 0
+        elif long:
             start = text.find("\n") + 1 if every > 1 else 0
             most = start + min(len(text) // every, limit)
             text = text[start : text.rfind("\n", start, most) + 1 or most]
@@ -204,7 +219,7 @@ def thinned(pieces: Pieces, every: int, limit: int | None) -> Pieces:
             limit -= len(text)
 
 
-def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> NanolmError:
+def _explained(source: TextSource, folder: Path, error: NanolmError | OSError) -> NanolmError:
     if isinstance(error, NanolmError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -217,10 +232,12 @@ def _explained(source: Source, folder: Path, error: NanolmError | OSError) -> Na
     return DataError(f"{source.name} cannot be read: {error.strerror}")
 
 
-def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[int], None]) -> None:
+def _copy(
+    source: TextSource, reading: Reading, corpus: Corpus, report: Callable[[int], None]
+) -> None:
     stamp = source.stamp()
     blank, begun = "", False  # what a document began with, until something is seen in it
-    written, told = 0, 0
+    written, reported = 0, 0
     for begins, text in thinned(documents(source, reading), source.every, source.limit):
         if begins:
             blank, begun = "", False
@@ -243,8 +260,8 @@ def _copy(source: Source, reading: Reading, corpus: Corpus, report: Callable[[in
         corpus.file.write(data)
         corpus.length += len(data)
         written += len(data)
-        if written // BLOCK > told:
-            told = written // BLOCK
+        if written // READ_BYTES > reported:
+            reported = written // READ_BYTES
             report(min(written, stamp[0]))
     if source.stamp() != stamp:
         raise DataError(f"{source.name} changed while it was being read; run the command again")

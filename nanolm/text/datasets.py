@@ -15,9 +15,11 @@ from pathlib import Path, PurePosixPath
 from nanolm.choice import Report
 from nanolm.download import Repository
 from nanolm.errors import DataError, UsageError
-from nanolm.text import COMPRESSIONS, HUB, TABLES
+from nanolm.text import HUB
+from nanolm.text.documents import TABLES
+from nanolm.text.source import COMPRESSIONS
 
-KINDS = (*TABLES, ".txt", ".md")
+DATA_SUFFIXES = (*TABLES, ".txt", ".md")
 ABOUT = re.compile(r"(readme|licen[cs]e|changelog|contributing)(?![a-z])", re.I)
 TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
 
@@ -33,18 +35,19 @@ def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
 
 def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
     """The data files at or under `inside`; of those named for training, if any are."""
-    chosen = [path for path in sorted(paths) if _kind(path) in KINDS]
+    chosen = [path for path in sorted(paths) if _suffix(path) in DATA_SUFFIXES]
     chosen = [path for path in chosen if not inside or f"{path}/".startswith(f"{inside}/")]
     chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
     chosen = [path for path in chosen if TRAIN.search(path)] or chosen
     if not chosen:
-        kinds = Counter(_kind(path) or "no suffix" for path in paths).most_common()
-        found = ", ".join(f"{kind} ({count})" for kind, count in kinds) or "no files at all"
+        suffixes = Counter(_suffix(path) or "no suffix" for path in paths).most_common()
+        files = ", ".join(f"{suffix} ({count})" for suffix, count in suffixes) or "no files at all"
         where = f"under {inside}" if inside else "in it"
-        raise DataError(f"{name}: no {', '.join(KINDS)} file {where}; the data set has {found}")
+        wanted = ", ".join(DATA_SUFFIXES)
+        raise DataError(f"{name}: no {wanted} file {where}; the data set has {files}")
     return chosen
 
 
-def _kind(path: str) -> str:
+def _suffix(path: str) -> str:
     plain = PurePosixPath(path.lower())
     return plain.with_suffix("").suffix if plain.suffix in COMPRESSIONS else plain.suffix

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from nanolm.text.crew import serve
 from nanolm.text.tokenizer import Tokenizer, own_tokenizer
 from nanolm.text.words import MARK
+from nanolm.text.workers import serve
 
 
 def encode_part(tokenizer: Tokenizer, part: bytes) -> bytes:
     """The ids of a part of a corpus file, as they are stored; a mark is a start-of-text token."""
     first, *others = part.split(MARK)
-    pieces = [tokenizer.encode_array(first.decode())] if first else []
+    arrays = [tokenizer.encode_array(first.decode())] if first else []
     for other in others:
-        pieces += [np.array([tokenizer.start_of_text]), tokenizer.encode_array(other.decode())]
-    return np.concatenate(pieces).astype(token_type(tokenizer)).tobytes()
+        arrays += [np.array([tokenizer.start_of_text]), tokenizer.encode_array(other.decode())]
+    return np.concatenate(arrays).astype(token_type(tokenizer)).tobytes()
 
 
 def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:

@@ -1,7 +1,7 @@
 """Labelled text to train a classifier on, in whatever form people have it.
 
-    >>> found = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
-    >>> found.how
+    >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
+    >>> data.how
     "tsv with a header; text is 'text', label is 'label'"
 
 A table (CSV, TSV, JSON lines, Parquet, Arrow, whatever its suffix) has a column for each; they are
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -23,13 +24,14 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.machine import cache_folder
-from nanolm.text import TABLES
-from nanolm.text.columns import Row, label_column, label_value, text_and_label_columns, text_column
-from nanolm.text.documents import Reading, decoded, decompressed, lines
-from nanolm.text.sources import Source, find_sources, skipped_files
+from nanolm.text.columns import Row, label_value, text_and_label_columns, text_and_maybe_label
+from nanolm.text.decoding import Reading, decoded, lines
+from nanolm.text.documents import TABLES
+from nanolm.text.source import TextSource, blamed_on
+from nanolm.text.sources import find_sources, skipped_files
 from nanolm.text.tables import read_table
 
-SPLITS = {"train", "test", "dev", "val", "valid", "validation"}
+SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
 UNLABELLED = "unsup"  # what the film reviews of aclImdb call their folder without labels
 
 
@@ -70,29 +72,23 @@ class _Log:
     broken: Counter[str] = field(default_factory=Counter)  # characters, by file
     notes: list[str] = field(default_factory=list)
 
-    def story(self) -> str:
+    def summary(self) -> str:
         kinds = set(self.how.values())
         if len(kinds) == 1:
             return kinds.pop()
         parts = [f"{name}: {how}" for name, how in self.how.items()]
         return " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
 
-    def told(self) -> list[str]:
-        """All notes."""
-        left_out = [
-            f"{counted(count, 'row')} without {what} left out"
-            for what, count in self.left_out.items()
-        ]
-        if not self.broken:
-            return self.notes + left_out
-        name, *others = self.broken
-        where = f"{name} and {counted(len(others), 'more file')}" if others else name
-        return [
-            *self.notes,
-            f"{counted(self.broken.total(), 'broken character')} replaced by U+FFFD in {where}, "
-            "which is UTF-8 otherwise",
-            *left_out,
-        ]
+    def all_notes(self) -> list[str]:
+        notes = list(self.notes)
+        if self.broken:
+            name, *others = self.broken
+            where = f"{name} and {counted(len(others), 'more file')}" if others else name
+            characters = counted(self.broken.total(), "broken character")
+            notes.append(f"{characters} replaced by U+FFFD in {where}, which is UTF-8 otherwise")
+        for what, count in self.left_out.items():
+            notes.append(f"{counted(count, 'row')} without {what} left out")
+        return notes
 
 
 def read_labelled(
@@ -105,7 +101,7 @@ def read_labelled(
     if not pairs:
         raise DataError(f"{', '.join(names[:5])}: no rows with a text and a label in there")
     texts, labels = [text for text, _ in pairs], [label for _, label in pairs]
-    return Labelled(texts, labels, log.story(), log.told())
+    return Labelled(texts, labels, log.summary(), log.all_notes())
 
 
 def read_texts(
@@ -121,13 +117,13 @@ def read_texts(
     values for which `are_labels` holds.
     """
     files = find_sources(names, cache_folder(), report, reading.encoding).files
-    for source in _told(files, report):
+    for source in _reported(files, report):
         with _opened(source) as stream:
             text_lines = _text_lines(source, stream, reading, _Log())
             table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
             if table.sample:
-                text = text_column(table, reading.text_column)
-                label = label_column(table, text, reading.label_column)
+                asked = (reading.text_column, reading.label_column)
+                text, label = text_and_maybe_label(table, *asked)
                 if label is None or not (
                     are_labels(_values(table.sample, label)) or reading.label_column
                 ):
@@ -155,20 +151,20 @@ def _with_both(rows: Iterable[tuple[str, str]], log: _Log) -> Iterator[tuple[str
 def _labelled_rows(
     names: Sequence[str], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
-    found = find_sources(names, cache_folder(), report, reading.encoding)
-    log.notes += found.notes
-    if found.skipped.total():
-        log.notes.append(skipped_files(found.skipped))
+    sources = find_sources(names, cache_folder(), report, reading.encoding)
+    log.notes += sources.notes
+    if sources.skipped.total():
+        log.notes.append(skipped_files(sources.skipped))
     if reading.label_file:
-        yield from _side_by_side(found.files, reading, report, log)
+        yield from _side_by_side(sources.files, reading, report, log)
         return
     classes: dict[Path, str] = {}
     for name in filter(os.path.isdir, names):
-        if inside := _folder_classes(Path(name), found.files):
+        if inside := _folder_classes(Path(name), sources.files):
             log.how[name] = "a folder for each class"
             classes |= inside
-    files = _by_turns(found.files, classes, log) if classes else found.files
-    for source in _told(files, report):
+    files = _by_turns(sources.files, classes, log) if classes else sources.files
+    for source in _reported(files, report):
         with _opened(source) as stream:
             text_lines = _text_lines(source, stream, reading, log)
             if source.path in classes:
@@ -180,12 +176,12 @@ def _labelled_rows(
                 text, label = text_and_label_columns(
                     table, reading.text_column, reading.label_column
                 )
-                log.how[source.name] = table.story(text, label)
+                log.how[source.name] = table.summary(text, label)
                 yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
 
 
-def _told(files: list[Source], report: Report) -> Iterator[Source]:
-    """The files one by one, while `report` is told how far it is."""
+def _reported(files: list[TextSource], report: Report) -> Iterator[TextSource]:
+    """The files one by one, while progress is reported."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
         yield source
@@ -194,28 +190,23 @@ def _told(files: list[Source], report: Report) -> Iterator[Source]:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[IO[bytes]]:
-    try:
-        with source.open() as stream:
-            yield stream
-    except OSError as error:
-        raise DataError(f"{source.name} cannot be read: {error.strerror or error}") from None
+def _opened(source: TextSource) -> Iterator[IO[bytes]]:
+    with blamed_on(source.name), source.open() as stream:
+        yield stream
 
 
 def _text_lines(
-    source: Source, stream: IO[bytes], reading: LabelReading, log: _Log
+    source: TextSource, stream: IO[bytes], reading: LabelReading, log: _Log
 ) -> Iterator[str]:
-    def mended(broken: int) -> None:
-        log.broken[source.name] = broken
-
-    return lines(decoded(source, decompressed(source, stream), reading.encoding, mended))
+    mended = partial(log.broken.__setitem__, source.name)
+    return lines(decoded(source, stream, reading.encoding, mended))
 
 
 # Labels that stand elsewhere
 
 
 def _side_by_side(
-    files: list[Source], reading: LabelReading, report: Report, log: _Log
+    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
     """Lines of the files, each with its line of the file of labels."""
     name = str(reading.label_file)
@@ -225,7 +216,7 @@ def _side_by_side(
         with _opened(source) as stream:
             labels += _text_lines(source, stream, reading, log)
     count = 0
-    for source in _told(files, report):
+    for source in _reported(files, report):
         with _opened(source) as stream:
             for line in _text_lines(source, stream, reading, log):
                 yield line, labels[count] if count < len(labels) else ""
@@ -237,7 +228,7 @@ def _side_by_side(
         )
 
 
-def _folder_classes(folder: Path, files: list[Source]) -> dict[Path, str]:
+def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
     """The class of each file, where the folders in `folder` are one class each; "" is none."""
     inside = [source for source in files if folder in source.path.parents]
     parts = {source.path: source.path.relative_to(folder).parts for source in inside}
@@ -246,7 +237,7 @@ def _folder_classes(folder: Path, files: list[Source]) -> dict[Path, str]:
         source.suffix in TABLES for source in inside if source.path.parent != folder
     ):
         return {}
-    if {top.lower() for top in tops} <= SPLITS or max(map(len, parts.values())) > 2:
+    if {top.lower() for top in tops} <= SPLIT_NAMES or max(map(len, parts.values())) > 2:
         raise UsageError(
             f"{folder} has the folders {', '.join(tops[:10])}, which are no classes; name the one "
             f"to read, for example {folder / tops[-1]}"
@@ -257,10 +248,10 @@ def _folder_classes(folder: Path, files: list[Source]) -> dict[Path, str]:
     }
 
 
-def _by_turns(files: list[Source], classes: dict[Path, str], log: _Log) -> list[Source]:
+def _by_turns(files: list[TextSource], classes: dict[Path, str], log: _Log) -> list[TextSource]:
     """Files of each class in turn, so that the first few are of all classes; then the others."""
     turns: Counter[str] = Counter()
-    order: list[tuple[int, Source]] = []
+    order: list[tuple[int, TextSource]] = []
     for source in files:
         label = classes.get(source.path)
         turns[label or ""] += label is not None

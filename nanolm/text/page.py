@@ -10,46 +10,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # reports have no tokenizer, and should not load one
     from nanolm.text.tokenizer import Tokenizer
 
-STYLE = """
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.4; }
-dl { display: flex; flex-wrap: wrap; gap: 0.25rem 2rem; margin: 0 0 1.5rem; }
-dl div { display: flex; gap: 0.5rem; }
-dt { opacity: 0.7; }
-dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-i { font-style: normal; opacity: 0.45; }
-"""
-TOKENS_STYLE = """
-.tokens { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
-.token { display: inline-block; vertical-align: top; padding: 0.1rem 0.15rem; margin: 0.1rem 1px;
-  border-radius: 0.25rem; white-space: pre-wrap; max-width: 100%; text-align: center; }
-.token small { display: block; font-size: 0.65em; opacity: 0.75; }
-.a { background: light-dark(#cfe5ff, #1d4570); }
-.b { background: light-dark(#d6f2cd, #265a1c); }
-.c { background: light-dark(#ffe3c2, #6b420f); }
-.d { background: light-dark(#f4d3ee, #5f2555); }
-.e { background: light-dark(#fff3b0, #5c5200); }
-"""
 COLOURS = "abcde"
 INNER_STYLE = re.compile("<style>(.*?)</style>", re.DOTALL)
-# The more surprising, the further from the page's own colour, and never near that of the letters.
-SURPRISE_STYLE = """
-.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; line-height: 1.7; }
-.text i { user-select: none; }
-.legend span { padding: 0.1rem 0.5rem; }
-.s1 { background: light-dark(#fff8dc, #29230f); }
-.s2 { background: light-dark(#ffeeb5, #3b300c); }
-.s3 { background: light-dark(#ffdf8c, #53400a); }
-.s4 { background: light-dark(#ffc873, #6b4608); }
-.s5 { background: light-dark(#ffaa66, #804410); }
-.s6 { background: light-dark(#ff8c6b, #923519); }
-.s7 { background: light-dark(#fa7290, #a3213f); }
-"""
 STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # bits up to which a colour goes; the last has no end
 
 # What has no look of its own, or would turn the text around it (U+202A and on).
@@ -58,6 +27,13 @@ PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
     for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 PICTURES |= {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+STYLE, TOKENS_STYLE, SURPRISE_STYLE = map(_file, ("page.css", "tokens.css", "surprise.css"))
 
 
 def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
@@ -75,12 +51,8 @@ def page(title: str, facts: dict[str, str], body: str, style: str = "", script: 
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
         for what, value in facts.items()
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
-        f"<body><h1>{escape(title)}</h1><dl>{rows}</dl>\n{body}\n</body></html>\n"
+    return Template(_file("page.html")).substitute(
+        policy=policy, title=escape(title), style=style, rows=rows, body=body
     )
 
 

@@ -12,15 +12,14 @@ import codecs
 import math
 from dataclasses import replace
 
-from nanolm.errors import DataError
-from nanolm.text import COMPRESSIONS
-from nanolm.text.documents import MAGIC, Reading
-from nanolm.text.sources import Source, Sources
+from nanolm.text.decoding import Reading
+from nanolm.text.documents import format_of
+from nanolm.text.source import TextSource, blamed_on
+from nanolm.text.sources import Sources
 
-STRETCHES = 200  # of a text, at most,
-SHORTEST = 4_096  # bytes each: several contexts of a small model
-COMPRESSED = 4  # times its size on the disk, about, is the text of a compressed file
-SEQUENTIAL = (".csv", ".tsv", ".parquet", ".arrow")  # a row is found only by reading those before
+MOST_STRETCHES = 200  # of a text,
+SHORTEST_STRETCH = 4_096  # bytes: several contexts of a small model
+COMPRESSION_RATIO = 4  # times its size on the disk, about, is the text of a compressed file
 MOST_SKIPPED = 16  # a file that cannot be skipped through is read this many times as far as is kept
 SINGLE_BYTE = ("ascii", "iso8859", "cp125", "koi8", "mac")  # encodings that can be cut anywhere
 
@@ -34,8 +33,8 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
     """At most about `max_bytes` of the text, from all over it."""
     if max_bytes is None or (total := text_size(sources)) <= max_bytes:
         return sources
-    stretch = max(SHORTEST, max_bytes // STRETCHES)
-    kept: list[Source] = []
+    stretch = max(SHORTEST_STRETCH, max_bytes // MOST_STRETCHES)
+    kept: list[TextSource] = []
     taken, passed = 0.0, 0
     for source in sources.files:
         size = _size(source)
@@ -57,29 +56,20 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
     return replace(sources, files=kept)
 
 
-def _size(source: Source) -> int:
-    try:
-        return source.size() * (COMPRESSED if _compressed(source) else 1)
-    except OSError as error:
-        raise DataError(f"{source.name} cannot be read: {error.strerror}") from None
+def _size(source: TextSource) -> int:
+    with blamed_on(source.name):
+        return source.size() * (COMPRESSION_RATIO if source.compressed() else 1)
 
 
-def _compressed(source: Source) -> bool:
-    if source.path.suffix.lower() in COMPRESSIONS:
-        return True
-    with source.open() as stream:
-        return stream.read(6).startswith(tuple(MAGIC))
-
-
-def _can_skip(source: Source, reading: Reading) -> bool:
+def _can_skip(source: TextSource, reading: Reading) -> bool:
     """Can reading begin at any line?"""
     encoding = codecs.lookup(reading.encoding).name
     lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)
-    return lines and source.suffix not in SEQUENTIAL and not _compressed(source)
+    return lines and format_of(source.suffix).any_line and not source.compressed()
 
 
 def _stretches(
-    source: Source, size: int, share: float, stretch: int
+    source: TextSource, size: int, share: float, stretch: int
 ) -> tuple[tuple[int, int], ...]:
     """Evenly spaced, from line to line."""
     count = max(1, round(share / stretch))
@@ -95,8 +85,8 @@ def _stretches(
             stream.seek(start)
             data = stream.read(stretch)
             for end in (b"\n", b" "):
-                if (found := data.find(end)) >= 0:
-                    return start + found + 1
+                if end in data:
+                    return start + data.index(end) + 1
             whole = (n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80)
             return start + next(whole, 0)
 

@@ -7,8 +7,6 @@ A name is a file, a folder (everything in it that looks like text), a pattern, `
 """
 
 import glob
-import hashlib
-import io
 import os
 import stat
 import tempfile
@@ -17,12 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import COMPRESSIONS, TABLES, TEXTS
 from nanolm.text.binary import binary_format, looks_binary
+from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
+from nanolm.text.source import COMPRESSIONS, TextSource
 
 EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
@@ -33,105 +31,14 @@ SCHEME = "embedded:"
 ADDRESSES = ("http://", "https://", "hf://")
 STDIN = "-"
 
-LOOK = 8192  # bytes of a file that tell whether it is text
-DIGESTED = 1 << 20  # bytes at once
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file to be read, or a stream that was copied to a temporary file."""
-
-    name: str  # as messages call it
-    path: Path
-    separator: str | None = None  # between documents, where it is known to have one
-    copy: IO[bytes] | None = None
-    # Of a text that is used in part (`nanolm.text.partial`):
-    ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
-    every: int = 1  # or: one of this many documents,
-    limit: int | None = None  # until there are this many bytes of them
-
-    def open(self) -> IO[bytes]:
-        """From the beginning; the caller closes it."""
-        if self.copy is not None:
-            self.copy.seek(0)
-            whole = io.FileIO(os.dup(self.copy.fileno()))
-        else:
-            whole = io.FileIO(self.path)
-        return whole if self.ranges is None else Stretches(whole, self.ranges)  # type: ignore[return-value]
-
-    def stamp(self) -> tuple[int, int]:
-        """Changes when the file does."""
-        if self.copy is not None:
-            return 0, 0
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
-
-    def size(self) -> int:
-        if self.ranges is not None:
-            return sum(stop - start for start, stop in self.ranges)
-        return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
-
-    def digest(self) -> str:
-        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
-        is not read to its end, of its beginning and its size."""
-        with self.open() as stream:
-            if self.limit is None:
-                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-            found = hashlib.sha256(f"{self.size()} {self.every} {self.limit}".encode())
-            for _ in range(0, self.every * self.limit, DIGESTED):
-                found.update(stream.read(DIGESTED))
-            return found.hexdigest()
-
-    @property
-    def suffix(self) -> str:
-        """What kind of file it is, compression aside: `.jsonl` of `news.jsonl.gz`."""
-        name = self.path.name.lower()
-        for ending in COMPRESSIONS:
-            name = name.removesuffix(ending)
-        return Path(name).suffix
-
-
-class Stretches(io.RawIOBase):
-    """Some ranges of a file, as if they were a file of their own."""
-
-    def __init__(self, file: io.FileIO, ranges: tuple[tuple[int, int], ...]) -> None:
-        self.file, self.ranges = file, ranges
-        self.seek(0)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Only to the beginning, which is all that readers of text ask for."""
-        if offset or whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("seek")
-        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
-        return 0
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self.number < len(self.ranges):
-            start, stop = self.ranges[self.number]
-            self.file.seek(start + self.done)
-            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
-            self.done += count
-            if count:
-                return count
-            self.number, self.done = self.number + 1, 0
-        return 0
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+SNIFFED = 8192  # bytes of a file that tell whether it is text
 
 
 @dataclass
 class Sources:
     """The files to be read, in order, and what was left out."""
 
-    files: list[Source] = field(default_factory=list)
+    files: list[TextSource] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # why: how many
     notes: list[str] = field(default_factory=list)
     until: float | None = None  # when to stop reading a pipe
@@ -148,19 +55,19 @@ def find_sources(
     encoding: str = "utf-8",
     until: float | None = None,
 ) -> Sources:
-    """Every file that `names` stand for; all that is wrong with them is told at once. A pipe is
+    """Every file that `names` stand for; all that is wrong with them is one error. A pipe is
     read to its end, or `until` then, by `time.monotonic`."""
-    found = Sources(until=until)
+    sources = Sources(until=until)
     problems: list[NanolmError] = []
     for name in names:
         try:
-            found.files += _expand(name, found, cache, report, encoding)
+            sources.files += _expand(name, sources, cache, report, encoding)
         except NanolmError as error:
             problems.append(error)
         except OSError as error:
             problems.append(DataError(f"{name} cannot be read: {error.strerror or error}"))
     raise_all(problems)
-    return found
+    return sources
 
 
 def raise_all(problems: list[NanolmError]) -> None:
@@ -175,29 +82,29 @@ def raise_all(problems: list[NanolmError]) -> None:
 
 
 def _expand(
-    name: str, found: Sources, cache: Path, report: Report, encoding: str
-) -> Iterator[Source]:
+    name: str, sources: Sources, cache: Path, report: Report, encoding: str
+) -> Iterator[TextSource]:
     if name == STDIN:
-        yield _copied("stdin", 0, cache, found)
+        yield _copied("stdin", 0, cache, sources)
     elif name.startswith(SCHEME):
         yield _embedded(name.removeprefix(SCHEME))
     elif name.startswith("hf://"):
         from nanolm.text.datasets import dataset_files  # takes a while to import
 
         for file in dataset_files(name, cache / "downloads", report):
-            yield Source(f"{name} ({file.name})", file)
+            yield TextSource(f"{name} ({file.name})", file)
     elif name.startswith(ADDRESSES):
         from nanolm.download import checksum, fetch
 
         file = fetch(name, cache / "downloads", report)
-        found.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")
-        yield Source(name, file)
+        sources.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")
+        yield TextSource(name, file)
     elif not name.isprintable():
         raise UsageError(f"{name!r}: rename the file; its name is not plain text")
     elif os.path.isdir(name):
-        yield from _in_folder(Path(name), found, encoding)
+        yield from _in_folder(Path(name), sources, encoding)
     elif os.path.lexists(name):
-        yield _file(Path(name), cache, found)
+        yield _file(Path(name), cache, sources)
     elif glob.has_magic(name):
         matches = [match for match in glob.glob(name, recursive=True) if not os.path.isdir(match)]
         if not matches:
@@ -205,26 +112,26 @@ def _expand(
         # `**` follows links, in circles too: each file once, by its shortest name.
         files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
         for match in sorted(files.values()):
-            yield _file(Path(match), cache, found)
+            yield _file(Path(match), cache, sources)
     else:
         hint = f"; did you mean {SCHEME}{name}?" if name in EMBEDDED else ""
         raise UsageError(f"{name} does not exist{hint}")
 
 
-def _file(path: Path, cache: Path, found: Sources) -> Source:
+def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
     status = path.stat()
     if stat.S_ISREG(status.st_mode):
-        return Source(str(path), path)
+        return TextSource(str(path), path)
     # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
     # since nobody may ever write to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
-        return _copied(str(path), descriptor, cache, found)
+        return _copied(str(path), descriptor, cache, sources)
     finally:
         os.close(descriptor)
 
 
-def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> Source:
+def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSource:
     """A stream kept in a file that vanishes with this process."""
     cache.mkdir(parents=True, exist_ok=True)
     copy = tempfile.TemporaryFile(dir=cache)  # noqa: SIM115
@@ -236,22 +143,22 @@ def _copied(name: str, descriptor: int, cache: Path, found: Sources) -> Source:
             continue
         if not part:
             break
-        if found.until is not None and time.monotonic() > found.until:
+        if sources.until is not None and time.monotonic() > sources.until:
             copy.write(part[: part.rfind(b"\n") + 1 or part.rfind(b" ") + 1 or len(part)])
             size = f"{copy.tell() / 1e6:,.1f} MB"
-            found.notes.append(f"{name}: reading stopped after {size}, there is no time for more")
+            sources.notes.append(f"{name}: reading stopped after {size}, there is no time for more")
             break
         copy.write(part)
     copy.flush()
-    return Source(name, Path(name), copy=copy)
+    return TextSource(name, Path(name), copy=copy)
 
 
-def _embedded(name: str) -> Source:
+def _embedded(name: str) -> TextSource:
     if name not in EMBEDDED:
         known = ", ".join(SCHEME + name for name in EMBEDDED)
         raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
     file, separator, _ = EMBEDDED[name]
-    return Source(SCHEME + name, embedded_file(file), separator)
+    return TextSource(SCHEME + name, embedded_file(file), separator)
 
 
 def embedded_file(name: str) -> Path:
@@ -261,7 +168,7 @@ def embedded_file(name: str) -> Path:
     return installed if installed.exists() else package.parent / "data" / name
 
 
-def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
+def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSource]:
     """Everything below `folder` that looks like text, by name; links to folders stay closed."""
 
     def fail(error: OSError) -> None:
@@ -270,21 +177,20 @@ def _in_folder(folder: Path, found: Sources, encoding: str) -> Iterator[Source]:
     kept = 0
     for parent, folders, files in os.walk(folder, onerror=fail):
         hidden = [name for name in (*folders, *files) if name.startswith(".")]
-        found.skipped["hidden"] += len(hidden)
+        sources.skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden))
         for name in sorted(set(files) - set(hidden)):
-            source = Source(os.path.join(parent, name), Path(parent, name))
-            reason = _not_text(source, encoding)
-            if reason:
-                found.skipped[reason] += 1
+            source = TextSource(os.path.join(parent, name), Path(parent, name))
+            if reason := _not_text(source, encoding):
+                sources.skipped[reason] += 1
             else:
                 kept += 1
                 yield source
     if not kept:
-        raise DataError(f"{folder} has no text in it; {skipped_files(found.skipped)}")
+        raise DataError(f"{folder} has no text in it; {skipped_files(sources.skipped)}")
 
 
-def _not_text(source: Source, encoding: str) -> str | None:
+def _not_text(source: TextSource, encoding: str) -> str | None:
     """Why a file found in a folder is left out, if it is."""
     if not source.name.isprintable():
         return "oddly named"
@@ -293,18 +199,18 @@ def _not_text(source: Source, encoding: str) -> str | None:
     if source.suffix in TABLES or source.path.suffix in COMPRESSIONS:
         return None
     with source.open() as stream:
-        start = stream.read(LOOK)
+        start = stream.read(SNIFFED)
     if not start:
         return "empty"
-    if source.suffix in TEXTS:  # then what cannot be read is an error, not a picture
+    if source.suffix in KNOWN_SUFFIXES:  # then what cannot be read is an error, not a picture
         return None
     if binary_format(start, source.name):
         return "binary"
     try:
-        text = start[: -4 if len(start) == LOOK else None].decode(encoding)
+        text = start[: -4 if len(start) == SNIFFED else None].decode(encoding)
     except ValueError as error:
         cut_off = isinstance(error, UnicodeDecodeError) and error.start >= len(start) - 8
-        return None if cut_off and len(start) == LOOK else "binary"
+        return None if cut_off and len(start) == SNIFFED else "binary"
     return "binary" if looks_binary(text) or (b"\0" in start and encoding == "utf-8") else None
 
 

@@ -11,23 +11,24 @@ tenth says little about the rest. The split depends on the text alone: every run
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from nanolm.text.corpus import HELD_OUT, PART, Corpus
-from nanolm.text.crew import Range
+from nanolm.text.corpus import MOST_HELD_OUT, PART_BYTES, Corpus
 from nanolm.text.words import MARK
+from nanolm.text.workers import Range
 
-LEAST = 1_000  # bytes of text; with less, nothing is held out
-SMALL = 10_000  # bytes of text, of which hardly a part can be spared
-REPEATED = 0.8  # of the words of held-out text, at least, occur in the rest of so small a text
-LONG_WORDS = 40  # bytes, on average, that are no words
+LEAST_TO_SPLIT = 1_000  # bytes; with less, nothing is held out
+SMALL_TEXT = 10_000  # bytes, of which hardly a part can be spared
+REPEATED_SHARE = 0.8  # of held-out words, at least, occur in the rest of so small a text
+LONG_WORD = 40  # bytes, on average, that are no words
 TO_CHOOSE_BY = 1_000  # bytes of held-out text; with less, a run keeps its last weights
-DOCUMENTS = 20  # with fewer, one document may be unlike the others, so all of them are sampled
-HEAD = 4_000  # bytes of a document that its hash is of; less than partial.SHORTEST
-STRETCHES = 32
-SAMPLE = 1 << 16  # bytes read at a time to see how long paragraphs, lines and sentences are
+MANY_DOCUMENTS = 20  # with fewer, one may be unlike the others, so all of them are sampled
+HASHED_BYTES = 4_000  # at the beginning of a document; less than partial.SHORTEST_STRETCH
+HELD_OUT_STRETCHES = 32
+SAMPLE_BYTES = 1 << 16  # read at a time to see how long paragraphs, lines and sentences are
 # Where a text may be cut, the best place first, and how many of these units must fit into what is
 # held out. A blank belongs to the word after it, as tokenizers have it.
 CUTS = {
@@ -51,6 +52,9 @@ class HeldOut:
         return sum(stop - start for start, stop in self.ranges)
 
 
+NOTHING = HeldOut([], "nothing")
+
+
 def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     """Whole documents if there are many, else stretches from all over the text.
 
@@ -58,14 +62,13 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     poem: a model cannot predict the words it has not seen, and would have to do without them.
     """
     if fraction is None:
-        found = spread(corpus, min(0.1, HELD_OUT / max(1, corpus.size)))
-        if corpus.size < LEAST or (corpus.size < SMALL and not repeats(corpus, found.ranges)):
-            return HeldOut([], "nothing")
-        return found
+        held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
+        few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
+        return NOTHING if few or corpus.size < LEAST_TO_SPLIT else held_out
     size = round(fraction * corpus.size)
     if not size:
-        return HeldOut([], "nothing")
-    if corpus.documents >= DOCUMENTS:
+        return NOTHING
+    if corpus.documents >= MANY_DOCUMENTS:
         ranges = documents_by_hash(corpus, fraction, size)
         if ranges:
             return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
@@ -78,18 +81,18 @@ def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
     for start, stop in [*ranges, (corpus.length, corpus.length)]:
         text, end = text + corpus.read(end, start) + b" ", stop
         held_out += corpus.read(start, stop) + b" "
-    words = text.split()
-    if len(text) > LONG_WORDS * len(words):  # Chinese, say, has no spaces between words
-        known, characters = set(text.decode(errors="ignore")), held_out.decode(errors="ignore")
-        return sum(char in known for char in characters) >= REPEATED * len(characters)
-    known_words, words = set(words), held_out.split()
-    return sum(word in known_words for word in words) >= REPEATED * len(words)
+    known: Sequence[object] = text.split()
+    words: Sequence[object] = held_out.split()
+    if len(text) > LONG_WORD * len(known):  # Chinese, say, has no spaces between words
+        known, words = text.decode(errors="ignore"), held_out.decode(errors="ignore")
+    distinct = set(known)
+    return sum(word in distinct for word in words) >= REPEATED_SHARE * len(words)
 
 
 def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     """The last stretch of the text, whole."""
     if fraction == 0:
-        return HeldOut([], "nothing")
+        return NOTHING
     return HeldOut([corpus.split(fraction)[1]], "the end of the text")
 
 
@@ -114,35 +117,23 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of the first HEAD bytes of each document (surrounding white space ignored), and its
-    range. A document used in part starts like the whole one, so it stays on the same side."""
+    """The hash of how each document begins (surrounding white space ignored), and its range. A
+    document used in part starts like the whole one, so it stays on the same side."""
     head, start = b"", 0
-    for place in range(0, corpus.length, PART):
-        first, *others = corpus.read(place, min(place + PART, corpus.length)).split(MARK)
-        head = longer(head, first)
-        place += len(first)
-        for other in others:
+    for place, begins, text in chain(corpus.blocks(), [(corpus.length, True, b"")]):
+        if begins:
             if place > 0:
-                yield hashed(head), (start, place)
-            head, start = longer(b"", other), place
-            place += 1 + len(other)
-    yield hashed(head), (start, corpus.length)
-
-
-def longer(head: bytes, part: bytes) -> bytes:
-    """The beginning of a document, extended by its next part."""
-    return head if len(head) >= HEAD else (head + part).lstrip()[:HEAD]
-
-
-def hashed(head: bytes) -> bytes:
-    return hashlib.blake2b(head.rstrip(), digest_size=8).digest()
+                yield hashlib.blake2b(head.rstrip(), digest_size=8).digest(), (start, place)
+            head, start = b"", place
+        if len(head) < HASHED_BYTES:
+            head = (head + text).lstrip()[:HASHED_BYTES]
 
 
 def stretches(corpus: Corpus, size: int) -> HeldOut:
     """About `size` bytes in stretches at even distances, cut between the largest units that fit."""
     kind, unit = cut_between(corpus, size)
     pattern = CUTS[kind][0]
-    count = max(1, min(STRETCHES, round(size / unit)))
+    count = max(1, min(HELD_OUT_STRETCHES, round(size / unit)))
     ranges: list[Range] = []
     for number in range(count):
         # The end of one in `count` equal parts, so that every text begins with training text.
@@ -159,8 +150,8 @@ def stretches(corpus: Corpus, size: int) -> HeldOut:
 
 def cut_between(corpus: Corpus, size: int) -> tuple[str, float]:
     """The kind of unit to cut a text between, and how many bytes such a unit has on average."""
-    places = range(0, corpus.length, max(SAMPLE, corpus.length // STRETCHES))
-    parts = [corpus.read(place, min(place + SAMPLE, corpus.length)) for place in places]
+    places = range(0, corpus.length, max(SAMPLE_BYTES, corpus.length // HELD_OUT_STRETCHES))
+    parts = [corpus.read(place, min(place + SAMPLE_BYTES, corpus.length)) for place in places]
     length = sum(map(len, parts))
     for kind, (pattern, least) in CUTS.items():
         unit = length / (1 + sum(len(pattern.findall(part)) for part in parts))
@@ -173,10 +164,10 @@ def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) 
     """The first place to cut at or after `place`; before `stop`, which is a place to cut too."""
     while place < stop:
         # From the byte before: what ends right there is a place to cut as well.
-        text = corpus.read(place - 1, min(place - 1 + PART, stop))
-        for found in pattern.finditer(text):
-            if found.end() >= 1:
-                return place - 1 + found.end()
+        text = corpus.read(place - 1, min(place - 1 + PART_BYTES, stop))
+        for match in pattern.finditer(text):
+            if match.end() >= 1:
+                return place - 1 + match.end()
         place += max(1, len(text) - 16)
     return stop
 
@@ -193,7 +184,8 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
     corpus.length = copied
     for part in (corpus, taken):
         part.file.flush()
-        part.documents = count_documents(part)
+        places = range(0, part.length, PART_BYTES)
+        part.documents = sum(part.read(at, at + PART_BYTES).count(MARK) for at in places)
     return taken
 
 
@@ -202,14 +194,9 @@ def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
     start, stop = range_
     if source is target and start == place:
         return stop - start
-    for begin in range(start, stop, PART):
-        block = source.read(begin, min(begin + PART, stop))
+    for begin in range(start, stop, PART_BYTES):
+        block = source.read(begin, min(begin + PART_BYTES, stop))
         target.file.seek(place + begin - start)
         target.file.write(block)
         target.file.flush()  # `read` does not see what is still in the buffer
     return stop - start
-
-
-def count_documents(corpus: Corpus) -> int:
-    blocks = range(0, corpus.length, PART)
-    return sum(corpus.read(place, place + PART).count(MARK) for place in blocks)

@@ -1,6 +1,6 @@
 """From the names of texts to token ids on the disk, once: afterwards they are only mapped.
 
-    >>> prepared = prepare_tokens(Request(corpus=("embedded:tiny",)))
+    >>> prepared = prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
     >>> prepared.train[:8], prepared.tokenizer.decode(prepared.train[:8])
 
 What was prepared is kept in the cache under a key made of everything it depends on: the contents
@@ -31,38 +31,36 @@ from nanolm.errors import DataError, ModelError, NanolmError
 from nanolm.formats import counted
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.crew import POSSIBLE, Crew, Range, in_order
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.encoding import encode_part, token_type
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.partial import take_part, text_size
-from nanolm.text.sources import Source, Sources, find_sources, skipped_files
+from nanolm.text.source import blamed_on
+from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
-from nanolm.text.vocabulary import SAMPLE, make_tokenizer, unlikeness
+from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
+from nanolm.text.workers import HAS_PREAD, Range, WorkerPool, map_in_order
 
-LEAST = 3  # bytes of text that can be trained on
+LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
-ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
+ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
-PROBE = 65_536  # bytes that tell how long preparing a text takes,
+PROBE_BYTES = 65_536  # that tell how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
 LEAST_PART = 1_000_000  # bytes: so much of it takes a second, and smaller texts stay whole
-SAMPLES = (SAMPLE, 1_000_000, 250_000)  # bytes that a vocabulary may be measured on,
-MEASURING = 2.5  # times as long as preparing them,
+MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # that a vocabulary may be measured on,
+MEASURING_COST = 2.5  # times as long as preparing them,
 MEASURED_SHARE = 0.35  # of the time, where there is not enough for all
 
 Note = Callable[[str], None]
-
-
-def _silent(*progress: object) -> None:
-    pass
+Texts = tuple[Sources, Sources | None]  # to train on and, where it is named, for validation
 
 
 @dataclass(frozen=True)
-class Request:
+class TextRequest:
     """Which text, and how it becomes tokens."""
 
     corpus: tuple[str, ...]
@@ -73,7 +71,7 @@ class Request:
     tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
     vocab_size: int | None = None
     most_doublings: int | None = None  # of it, where the text is too long for the time,
-    measured: int = SAMPLE  # bytes to find out its size on; 0: no time for that
+    measured: int = MEASURED_BYTES  # bytes to find out its size on; 0: no time for that
     max_bytes: int | None = None  # of text; a larger one is used in part
 
 
@@ -96,7 +94,7 @@ class Prepared:
 
 
 def prepare_tokens(
-    request: Request,
+    request: TextRequest,
     report: Report = lambda *_: None,
     note: Note = lambda text: None,
     cache: Path | None = None,
@@ -117,14 +115,16 @@ def prepare_tokens(
     sources = take_part(sources, request.reading, request.max_bytes)
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
-    prepared = _prepared(request, sources, validation, cache, report, note)
+    prepared = _prepared(request, (sources, validation), cache, report, note)
     choices = [part_used(sources, total, by_time)] if request.max_bytes else []
     return replace(
         prepared, choices=choices + prepared.choices, max_bytes=request.max_bytes, total=total
     )
 
 
-def within(request: Request, sources: Sources, size: int, seconds: float, cache: Path) -> Request:
+def within(
+    request: TextRequest, sources: Sources, size: int, seconds: float, cache: Path
+) -> TextRequest:
     """As much of `size` bytes of text as can be prepared in so many seconds, and its vocabulary
     measured on as much of it, by how long a sample takes on this machine as it is now."""
     given = request.max_bytes
@@ -134,32 +134,32 @@ def within(request: Request, sources: Sources, size: int, seconds: float, cache:
     each = _seconds_a_byte(request, sources, cache)
     if each is None:
         return request
-    if size > ALONE:  # several processes share the work
+    if size > ENCODED_ALONE:  # several processes share the work
         each /= (1 + available_threads()) / 2
     most = float(given or max(LEAST_PART, seconds / each))
     size = min(size, given or size)
     # Where there is time to spare, all of it can go into the vocabulary.
-    spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING * each)
-    measured = next((some for some in SAMPLES if min(some, size, most) <= spare), 0)
+    spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING_COST * each)
+    measured = next((some for some in MEASURED_CHOICES if min(some, size, most) <= spare), 0)
     if size > most:
-        most = max(LEAST_PART, most - MEASURING * measured)
+        most = max(LEAST_PART, most - MEASURING_COST * measured)
         # On a coarse grid, so that the same command finds what it prepared before.
         most = LEAST_PART << int(math.log2(most / LEAST_PART))
         request = replace(request, max_bytes=int(most))
     return replace(request, measured=measured)
 
 
-def _seconds_a_byte(request: Request, sources: Sources, cache: Path) -> float | None:
+def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> float | None:
     """What preparing a text takes, tried on a sample."""
     tokenizer = request.tokenizer
-    sample = take_part(sources, request.reading, PROBE)
+    sample = take_part(sources, request.reading, PROBE_BYTES)
     start = time.monotonic()
     try:
         with read_corpus(sample, request.reading, cache) as corpus:
             all_ = 0, corpus.length
             if not isinstance(tokenizer, Tokenizer):
                 vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
-                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, _silent)
+                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, lambda *_: None)
             for part in corpus.parts(*all_, whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
@@ -178,15 +178,10 @@ def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
 
 
 def _prepared(
-    request: Request,
-    sources: Sources,
-    validation: Sources | None,
-    cache: Path,
-    report: Report,
-    note: Note,
+    request: TextRequest, texts: Texts, cache: Path, report: Report, note: Note
 ) -> Prepared:
-    stamps = _stamps(sources, validation)
-    key, fingerprints, resolved = _key(request, sources, validation, report)
+    stamps = _stamps(texts)
+    key, fingerprints, resolved = _key(request, texts, report)
     parent = cache / "tokens"
     alias = parent / f"{key}.alias"
     if alias.is_file() and (parent / (same := alias.read_text(encoding="utf-8"))).is_dir():
@@ -199,8 +194,8 @@ def _prepared(
         _remove_old(parent)
 
         def write(temporary: Path) -> None:
-            _prepare(request, sources, validation, temporary, cache, report)
-            if _stamps(sources, validation) != stamps:  # then the key is not that of this text
+            _prepare(request, texts, temporary, cache, report)
+            if _stamps(texts) != stamps:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
         files.commit(parent, key, write)
@@ -211,14 +206,13 @@ def _prepared(
         return prepared
 
 
-def _stamps(sources: Sources, validation: Sources | None) -> list[tuple[int, int]]:
-    files_ = sources.files + (validation.files if validation else [])
-    return [source.stamp() for source in files_]
+def _stamps(texts: Texts) -> list[tuple[int, int]]:
+    return [source.stamp() for each in filter(None, texts) for source in each.files]
 
 
 def find_texts(
-    request: Request, cache: Path, report: Report, note: Note, until: float | None = None
-) -> tuple[Sources, Sources | None]:
+    request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
+) -> Texts:
     """The files of a request, training and validation; what comes by a pipe is read for a third of
     the time `until` then."""
     encoding = request.reading.encoding
@@ -226,29 +220,31 @@ def find_texts(
     enough = None if until is None else now + max(0.0, until - now) / 3
     sources = find_sources(request.corpus, cache, report, encoding, enough)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
-    for found in filter(None, (sources, validation)):
-        for text in found.notes:
+    for each in filter(None, (sources, validation)):
+        for text in each.notes:
             note(text)
-        if found.skipped.total():
-            note(f"{counted(len(found.files), 'file')} to read; {skipped_files(found.skipped)}")
+        if each.skipped.total():
+            note(f"{counted(len(each.files), 'file')} to read; {skipped_files(each.skipped)}")
     return sources, validation
 
 
 def _key(
-    request: Request, sources: Sources, validation: Sources | None, report: Report
+    request: TextRequest, texts: Texts, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
     """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
     found out, the name by that size."""
 
-    def identity(found: Sources) -> str:
-        total, done = found.size(), 0
+    def identity(sources: Sources) -> str:
+        total, done = sources.size(), 0
         rows: list[Any] = [asdict(request.reading)]
-        for source in found.files:
-            rows.append((source.suffix, source.separator, _digest(source)))
+        for source in sources.files:
+            with blamed_on(source.name):
+                rows.append((source.suffix, source.separator, source.digest()))
             done += source.size()
             report("looking at the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
+    sources, validation = texts
     corpus = identity(sources)
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # which 0.1.0 always took
@@ -267,21 +263,8 @@ def _key(
     return named(kind, request.vocab_size), fingerprints, None
 
 
-def _digest(source: Source) -> str:
-    try:
-        return source.digest()
-    except OSError as error:
-        raise DataError(f"{source.name} cannot be read: {error.strerror}") from None
-
-
-def _prepare(
-    request: Request,
-    sources: Sources,
-    validation: Sources | None,
-    folder: Path,
-    cache: Path,
-    report: Report,
-) -> None:
+def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, report: Report) -> None:
+    sources, validation = texts
     with contextlib.ExitStack() as stack:
         corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
         choices: list[Choice] = []
@@ -293,8 +276,8 @@ def _prepare(
             if not held_out.ranges:
                 share, reason = "nothing", "the last weights are kept"
                 if request.val_fraction is None:
-                    reason = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
-                    reason += "; the last weights are kept"
+                    few = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
+                    reason = f"{few}; {reason}"
             elif held_out.size < TO_CHOOSE_BY:
                 reason += "; too little to choose a step by, so the last weights are kept"
             choices.append(Choice("held out", share, reason))
@@ -303,7 +286,7 @@ def _prepare(
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
         train = (0, corpus.length)
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
-        if not start or corpus.size < LEAST:
+        if not start or corpus.size < LEAST_TO_TRAIN_ON:
             raise DataError(
                 f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
                 "give at least a few sentences"
@@ -311,14 +294,9 @@ def _prepare(
         if isinstance(request.tokenizer, Tokenizer):
             tokenizer = request.tokenizer
         else:
+            kind, limits = request.tokenizer, (request.most_doublings, request.measured)
             tokenizer, chosen = make_tokenizer(
-                corpus,
-                train,
-                request.tokenizer,
-                request.vocab_size,
-                report,
-                request.most_doublings,
-                request.measured,
+                corpus, train, kind, request.vocab_size, report, *limits
             )
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -353,7 +331,7 @@ def encode_corpus(
     threads = threads or available_threads()
     start, stop = part
     # Two processes encode a third faster than two threads, but take half a second to start.
-    together = isinstance(tokenizer, ByteLevel) and stop - start > ALONE and threads > 1
+    together = isinstance(tokenizer, ByteLevel) and stop - start > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)
     parts = corpus.parts(start, stop, whole=not tokenizer.cuttable)
     written = 0
@@ -362,15 +340,16 @@ def encode_corpus(
         # Held-out text may begin in the middle of a document.
         if start < stop and corpus.read(start, start + 1) != MARK:
             written += stream.write(encode(MARK))
-        if together and POSSIBLE:
+        if together and HAS_PREAD:
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
             copy.write(tokenizer.to_json())
             copy.flush()
-            crew = Crew("nanolm.text.encoding", corpus.file, threads, copy.name)
-            answers = stack.enter_context(crew).work(parts)
+            workers = WorkerPool("nanolm.text.encoding", corpus.file, threads, copy.name)
+            answers = stack.enter_context(workers).map(parts)
         else:
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            answers = in_order(pool, threads, lambda range_: encode(corpus.read(*range_)), parts)
+            read = corpus.read
+            answers = map_in_order(pool, threads, lambda range_: encode(read(*range_)), parts)
         for (_, done), ids in answers:
             written += stream.write(ids)
             report("encoding", done - start, stop - start)
@@ -381,12 +360,12 @@ def _whole(folder: Path, note: Note) -> bool:
     """Has it been prepared before, and is it still as it was?"""
     try:
         files.verify(folder)
+        return True
     except ModelError as error:
         if folder.exists():
             note(f"{error}; preparing the text again")
             files.discard(folder)
         return False
-    return True
 
 
 def open_tokens(
@@ -404,9 +383,7 @@ def open_tokens(
         tokenizer=tokenizer,
         train=mapped(folder / "train.bin", tokenizer),
         val=mapped(folder / "val.bin", tokenizer),
-        size=facts["size"],
-        documents=facts["documents"],
-        prompt=facts["prompt"],
+        **{name: facts[name] for name in ("size", "documents", "prompt")},
         shift=facts.get("shift", 1.0),
         choices=[Choice(**choice) for choice in facts["choices"]],
         fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},

@@ -13,14 +13,14 @@ from typing import IO, Any
 
 from nanolm.errors import DataError
 from nanolm.text.columns import NUMBER, Row, Table, is_column_name, repeats
-from nanolm.text.documents import arrow_batches, csv_rows, json_rows
-from nanolm.text.sources import Source
+from nanolm.text.documents import Rows, csv_rows, format_of
+from nanolm.text.source import TextSource
 
-LINES, CHARACTERS = 20_000, 1 << 24  # what is looked at to find out how a file is written
-ROWS = 10_000  # to find its columns
-WORDS = 100  # more classes than this are hardly written as words before each text
-FEW, EACH = 6, 10  # as many classes in any file; more of them with so many texts each
-PROSE = 0.03  # of all words; 0.06 and more in sentences, 0.004 and less in labelled sets
+SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
+SAMPLE_ROWS = 10_000  # to find its columns
+MOST_CLASSES = 100  # more are hardly written as words before each text
+FEW_CLASSES, TEXTS_EACH = 6, 10  # as many in any file; more of them with so many texts each
+PROSE_SHARE = 0.03  # of all words; 0.06 and more in sentences, 0.004 and less in labelled sets
 
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,7 +30,7 @@ TEXT_AT_LABEL = re.compile(r"(.*)@([^\s@]+)[ \t]*")
 
 
 def read_table(
-    source: Source,
+    source: TextSource,
     stream: IO[bytes],
     text_lines: Iterator[str],
     certain: bool = False,
@@ -41,30 +41,32 @@ def read_table(
     If `certain`, it is known to have columns. If `cautious`, what might be plain text is taken for
     that: texts are to be classified as they are.
     """
-    if source.suffix in (".parquet", ".arrow"):
-        batches = arrow_batches(source, stream, lambda schema: schema.names)
-        objects = (row for batch in batches for row in batch.to_pylist())
-        return _object_table(source, source.suffix[1:], enumerate(objects, start=1))
-    if source.suffix in (".jsonl", ".ndjson"):
-        return _object_table(source, "JSON lines", json_rows(source, text_lines))
+    known = format_of(source.suffix)
+    if known.rows:
+        return _object_table(source, known.name, known.rows(source, stream, text_lines))
     sample, cut = _first(text_lines)
     everything = chain(sample, text_lines)
-    if source.suffix != ".csv" and _all_begin(sample, FASTTEXT):
+    full = [line.lstrip() for line in sample if line.strip()]
+    if source.suffix != ".csv" and full and all(line.startswith(FASTTEXT) for line in full):
         rows = _fasttext_rows(source, everything)
         return _table(source, "lines that begin with __label__", ["label", "text"], rows, True)
-    found = _separator(source, sample, cut, 5 if cautious else 2, certain)
-    if found:
-        return _separated_table(source, *found, everything)
+    separator = _separator(source, sample, cut, 5 if cautious else 2, certain)
+    if separator:
+        return _separated_table(source, *separator, everything)
     return _line_table(source, sample, everything, cautious)
 
 
 def _table(
-    source: Source, kind: str, names: list[str] | None, rows: Iterator[Row], obvious: bool = False
+    source: TextSource,
+    kind: str,
+    names: list[str] | None,
+    rows: Iterator[Row],
+    obvious: bool = False,
 ) -> Table:
-    return Table(source, kind, names, list(islice(rows, ROWS)), rows, obvious)
+    return Table(source, kind, names, list(islice(rows, SAMPLE_ROWS)), rows, obvious)
 
 
-def _object_table(source: Source, kind: str, objects: Iterator[tuple[int, Any]]) -> Table:
+def _object_table(source: TextSource, kind: str, objects: Rows) -> Table:
     """Objects as rows, with a column for whatever the first of them have."""
 
     def flattened(number: int, value: Any) -> dict[str, str]:
@@ -75,7 +77,7 @@ def _object_table(source: Source, kind: str, objects: Iterator[tuple[int, Any]])
         return dict(_values(value, ""))
 
     rows = ((number, flattened(number, value)) for number, value in objects)
-    sample = list(islice(rows, ROWS))
+    sample = list(islice(rows, SAMPLE_ROWS))
     names = list(dict.fromkeys(name for _, row in sample for name in row))
     cells = ((n, [row.get(name, "") for name in names]) for n, row in chain(sample, rows))
     return _table(source, kind, names, cells)
@@ -103,17 +105,12 @@ def _first(text_lines: Iterator[str]) -> tuple[list[str], bool]:
     for line in text_lines:
         sample.append(line)
         size += len(line)
-        if len(sample) == LINES or size > CHARACTERS:
+        if len(sample) == SAMPLE_LINES or size > SAMPLE_CHARACTERS:
             return sample, True
     return sample, False
 
 
-def _all_begin(sample: list[str], start: str) -> bool:
-    found = [line.lstrip().startswith(start) for line in sample if line.strip()]
-    return bool(found) and all(found)
-
-
-def _fasttext_rows(source: Source, text_lines: Iterable[str]) -> Iterator[Row]:
+def _fasttext_rows(source: TextSource, text_lines: Iterable[str]) -> Iterator[Row]:
     for number, line in enumerate(text_lines, start=1):
         if not line.strip():
             continue
@@ -129,7 +126,7 @@ def _fasttext_rows(source: Source, text_lines: Iterable[str]) -> Iterator[Row]:
 
 
 def _separator(
-    source: Source, sample: list[str], cut: bool, times: int, certain: bool
+    source: TextSource, sample: list[str], cut: bool, times: int, certain: bool
 ) -> tuple[str, bool] | None:
     """What parts the cells of a file, and whether they are quoted as in CSV."""
     if source.suffix == ".csv":
@@ -153,7 +150,7 @@ def _separator(
 
 
 def _even_rows(
-    source: Source, sample: list[str], cut: bool, delimiter: str, quoted: bool
+    source: TextSource, sample: list[str], cut: bool, delimiter: str, quoted: bool
 ) -> list[Row] | None:
     """The rows of a sample, if all of them have as many cells."""
     rows: list[Row] = []
@@ -169,7 +166,7 @@ def _even_rows(
 
 
 def _separated_rows(
-    source: Source, text_lines: Iterable[str], delimiter: str, quoted: bool
+    source: TextSource, text_lines: Iterable[str], delimiter: str, quoted: bool
 ) -> Iterator[Row]:
     for number, cells in csv_rows(source, text_lines, delimiter, quoted):
         if len(cells) > 1 or (cells and cells[0].strip()):
@@ -182,7 +179,7 @@ def _looks_quoted(rows: list[Row]) -> bool:
     return any('""' in cell[1:-1] for cell in cells) and all(map(QUOTED.fullmatch, cells))
 
 
-def _looks_like_a_table(source: Source, rows: list[Row], times: int) -> bool:
+def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool:
     """Has it a header that we know, or a column that repeats?"""
     table = _with_header(Table(source, "", None, rows, iter(())))
     if table.names and any(is_column_name(name) for name in table.names):
@@ -192,11 +189,10 @@ def _looks_like_a_table(source: Source, rows: list[Row], times: int) -> bool:
 
 
 def _separated_table(
-    source: Source, delimiter: str, quoted: bool, text_lines: Iterable[str]
+    source: TextSource, delimiter: str, quoted: bool, text_lines: Iterable[str]
 ) -> Table:
-    kind = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}.get(
-        delimiter, f"{delimiter!r} csv"
-    )
+    kinds = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}
+    kind = kinds.get(delimiter, f"{delimiter!r} csv")
     rows = _separated_rows(source, text_lines, delimiter, quoted)
     return _with_header(_table(source, kind, None, rows))
 
@@ -234,7 +230,7 @@ def _is_header(table: Table) -> bool:
 
 
 def _line_table(
-    source: Source, sample: list[str], text_lines: Iterable[str], cautious: bool
+    source: TextSource, sample: list[str], text_lines: Iterable[str], cautious: bool
 ) -> Table:
     """Lines with their label at either end, or just texts."""
     full = [line for line in sample if line.strip()]
@@ -262,8 +258,8 @@ def _line_table(
 def _group(pattern: re.Pattern[str], group: int, sample: list[str]) -> Counter[str] | None:
     """What `pattern` finds there, if it fits every line."""
     matches = [pattern.fullmatch(line) for line in sample]
-    found = [match[group] for match in matches if match]
-    return Counter(found) if found and len(found) == len(sample) else None
+    values = [match[group] for match in matches if match]
+    return Counter(values) if values and len(values) == len(sample) else None
 
 
 def _are_labels(starts: Counter[str], cautious: bool) -> bool:
@@ -271,7 +267,7 @@ def _are_labels(starts: Counter[str], cautious: bool) -> bool:
     if all(map(NUMBER.fullmatch, starts)):
         return repeats(starts, 5 if cautious else 2)
     once = sum(count == 1 for count in starts.values())
-    most = min(WORDS, max(FEW, starts.total() // EACH))
+    most = min(MOST_CLASSES, max(FEW_CLASSES, starts.total() // TEXTS_EACH))
     few = 1 < len(starts) <= most and 3 * once <= len(starts)
     return few and repeats(starts, 2) and not cautious
 
@@ -285,4 +281,4 @@ def _are_prose(sample: list[str], starts: set[str]) -> bool:
         first, *others = re.findall(r"\w+", line.casefold()) or [""]
         words += len(others)
         elsewhere += sum(word in known and word != first for word in others)
-    return elsewhere > PROSE * words
+    return elsewhere > PROSE_SHARE * words

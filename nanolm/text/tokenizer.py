@@ -41,14 +41,23 @@ class Tokenizer(ABC):
     kind: str
     cuttable: ClassVar[bool] = True  # at blanks and line ends, with the same ids
 
-    def __init__(self, tokens: list[bytes], end_of_text: int, padding: int) -> None:
+    def __init__(
+        self,
+        tokens: list[bytes],
+        end_of_text: int,
+        padding: int,
+        begin: tuple[int, ...] = (),
+        stops: set[int] | None = None,
+        special: dict[int, str] | None = None,
+        turn: tuple[int, int] | None = None,
+    ) -> None:
         self.tokens = tokens  # by id; special tokens stand for no text, so their bytes are empty
         self.end_of_text = end_of_text
         self.padding = padding
-        self.begin: tuple[int, ...] = ()  # what other models expect before every text
-        self.stops = {end_of_text}  # where writing ends
-        self.special = {end_of_text: END_OF_TEXT, padding: PADDING}  # how they are written
-        self.turn: tuple[int, int] | None = None  # before and after what one says (ChatML)
+        self.begin = begin  # what other models expect before every text
+        self.stops = stops or {end_of_text}  # where generation ends
+        self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}  # their names
+        self.turn = turn  # before and after what one says (ChatML)
         self.unseen: frozenset[int] = frozenset()  # ids that a model was never trained to predict
 
     @property
@@ -218,18 +227,12 @@ class Characters(Tokenizer):
 
     def to_json(self) -> str:
         spelled = [f"<0x{byte:02X}>" for byte in range(256)] + self.characters
+        decoders = [{"type": "ByteFallback"}, {"type": "Fuse"}]
+        vocabulary = {token: id for id, token in enumerate(spelled)}
         parts = {
             "pre_tokenizer": None,
-            "decoder": {
-                "type": "Sequence",
-                "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
-            },
-            "model": {
-                **BPE_MODEL,
-                "byte_fallback": True,
-                "vocab": {token: id for id, token in enumerate(spelled)},
-                "merges": [],
-            },
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": {**BPE_MODEL, "byte_fallback": True, "vocab": vocabulary, "merges": []},
         }
         return tokenizer_json(parts, self.special)
 
@@ -283,6 +286,8 @@ BPE_MODEL: dict[str, Any] = {
     "byte_fallback": False,
     "ignore_merges": False,
 }
+ISOLATED = {"behavior": "Isolated", "invert": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 
 
 def byte_level_json(
@@ -290,26 +295,16 @@ def byte_level_json(
 ) -> str:
     """tokenizer.json for byte-level BPE: cut by `pattern`, then merge in the order of `merges`."""
     spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": False,
-    }
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
+    byte_level = {**BYTE_LEVEL, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}
+    model = {
+        "vocab": {token: id for id, token in spelled.items()},
+        "merges": [[spelled[left], spelled[right]] for left, right in merges],
     }
     parts = {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": byte_level,
-        "model": {
-            **BPE_MODEL,
-            "vocab": {token: id for id, token in spelled.items()},
-            "merges": [[spelled[left], spelled[right]] for left, right in merges],
-        },
+        "model": {**BPE_MODEL, **model},
     }
     return tokenizer_json(parts, special)
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 Store = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nine tenths of it and tested on the rest. Of the sizes that come within one perc
 the smallest is taken, since a small one is also faster to train.
 """
 
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -17,19 +18,20 @@ from nanolm.choice import Choice, Report
 from nanolm.machine import available_threads
 from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
-from nanolm.text.counting import count_corpus
-from nanolm.text.crew import Range
 from nanolm.text.tokenizer import SPECIAL, ByteLevel, Characters, Ids, Tokenizer
-from nanolm.text.words import MARK, count_words
+from nanolm.text.words import MARK, WordCounter, count_words
+from nanolm.text.workers import HAS_PREAD, Range, WorkerPool
 
-TINY = 50_000  # bytes: below this a corpus is a teaching example, not a language
-SAMPLE = 4_000_000  # bytes that are measured
-SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
-USUAL, LARGEST = 1024, 32_768
+TINY_CORPUS = 50_000  # bytes: below this a corpus is a teaching example, not a language
+MEASURED_BYTES = 4_000_000  # of text, to find the size of a vocabulary on
+VOCAB_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
+USUAL_VOCAB, LARGEST_VOCAB = 1024, 32_768
 TOLERANCE = 1.01
+COUNTED_ALONE = 8_000_000  # bytes; fewer are counted before other processes would have started
+COUNTED_BYTES = 1 << 19  # that a process counts at once
 SHIFT_TOKENS = 20_000  # of either side, when held-out text is compared with training text
-COMPARED = 16  # places of each that are compared
-LEAST_TOKENS = 64  # fewer say nothing about how alike they are
+SHIFT_PLACES = 16  # of each that are compared
+LEAST_SHIFT_TOKENS = 64  # fewer say nothing about how alike they are
 DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usual value
 
 
@@ -40,7 +42,7 @@ def make_tokenizer(
     vocab_size: int | None,
     report: Report,
     most_doublings: int | None = None,
-    measured: int = SAMPLE,
+    measured: int = MEASURED_BYTES,
 ) -> tuple[Tokenizer, list[Choice]]:
     """A tokenizer for a part of the corpus; what is None is chosen."""
     choices = []
@@ -68,16 +70,17 @@ def choose_vocabulary(
     part: Range,
     report: Report,
     most_doublings: int | None = None,
-    measured: int = SAMPLE,
+    measured: int = MEASURED_BYTES,
 ) -> tuple[Choice, int | None]:
     """How far byte-pair encoding should go; None is: until words are tokens. `measured` is how
     many bytes there is time to measure it on; with 0 it is the usual one."""
     size = part[1] - part[0]
-    if size < TINY:
-        reason = f"under {TINY // 1000} kB of text: merging until its words are tokens"
+    if size < TINY_CORPUS:
+        reason = f"under {TINY_CORPUS // 1000} kB of text: merging until its words are tokens"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
-        return Choice("vocabulary", USUAL, "suits a megabyte; no time to measure others"), USUAL
+        reason = "suits a megabyte; no time to measure others"
+        return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
     bits = measure_sizes(corpus, part, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
@@ -90,8 +93,31 @@ def choose_vocabulary(
             reason += f"and there is no time to read all {size / 1e6:,.0f} MB"
         else:
             reason += f"raised for {size / 1e6:,.0f} MB"
-        chosen = min(LARGEST, chosen << times)
+        chosen = min(LARGEST_VOCAB, chosen << times)
     return Choice("vocabulary", chosen, reason), chosen
+
+
+def count_corpus(
+    corpus: Corpus, part: Range, processes: int, report: Report = lambda *_: None
+) -> Counter[bytes]:
+    """How often each word occurs in a part of the corpus; the same however many processes count."""
+    start, stop = part
+    parts = corpus.parts(start, stop, size=COUNTED_BYTES)
+    if processes < 2 or stop - start < COUNTED_ALONE or not HAS_PREAD:
+        counter = WordCounter()
+        for range_ in parts:
+            counter.add(corpus.read(*range_))
+            report("counting words", range_[1] - start, stop - start)
+        return Counter({word.encode(): count for word, count in counter.counts().items()})
+    counts: Counter[bytes] = Counter()
+    with WorkerPool("nanolm.text.words", corpus.file, processes) as pool:
+        for (_, done), _ in pool.map(parts):
+            report("counting words", done - start, stop - start)
+        for answer in pool.finish():
+            numbers, _, joined = answer.partition(b"\n")
+            for word, number in zip(joined.split(MARK), numbers.split(), strict=False):
+                counts[word] += int(number)
+    return counts
 
 
 def doublings(size: float) -> int:
@@ -100,14 +126,15 @@ def doublings(size: float) -> int:
     Four times the text bears twice the tokens: 1 MB to 45 MB of prose asked for 1,024 to 8,192
     (docs/experiments.md).
     """
-    return (int(size) // SAMPLE).bit_length() // 2 if size > 4 * SAMPLE else 0
+    times = int(size) // MEASURED_BYTES
+    return times.bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
 def measure_sizes(
-    corpus: Corpus, part: Range, report: Report, measured: int = SAMPLE
+    corpus: Corpus, part: Range, report: Report, measured: int = MEASURED_BYTES
 ) -> dict[int, float]:
     """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
-    report("measuring vocabularies", 0, len(SIZES))
+    report("measuring vocabularies", 0, len(VOCAB_SIZES))
     size = min(measured, part[1] - part[0])
     each = max(1, size // 100)
     if size == part[1] - part[0]:
@@ -122,15 +149,14 @@ def measure_sizes(
     merges: list[Pair] = []
     size = sum(len(text.encode()) for text in held_out)
     bits: dict[int, float] = {}
-    for done, number in enumerate(SIZES, start=1):
+    for done, number in enumerate(VOCAB_SIZES, start=1):
         merges += islice(new_merges, number - 256 - len(merges))
         if number - 256 > len(merges) and bits:
             break
         tokenizer = ByteLevel(merges)
-        train, val = ("".join(texts) for texts in (seen, held_out))
-        coded = tokenizer.encode_array(train), tokenizer.encode_array(val)
-        bits[number] = counted_bits(*coded, number) / size
-        report("measuring vocabularies", done, len(SIZES))
+        train, val = (tokenizer.encode_array("".join(texts)) for texts in (seen, held_out))
+        bits[number] = counted_bits(train, val, number) / size
+        report("measuring vocabularies", done, len(VOCAB_SIZES))
         if bits[number] > TOLERANCE * min(bits.values()):
             break  # from here on it gets worse
     return bits
@@ -144,10 +170,7 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> flo
     """
     chance = np.full(len(val), 1 / vocab_size)
     for length in range(longest + 1):  # of the context
-        contexts, val_contexts = (
-            _contexts(train, length, vocab_size),
-            _contexts(val, length, vocab_size),
-        )
+        contexts, val_contexts = (_contexts(ids, length, vocab_size) for ids in (train, val))
         grams, counts = np.unique(contexts * vocab_size + train[length:], return_counts=True)
         known, first = np.unique(grams // vocab_size, return_index=True)
         totals = np.add.reduceat(counts, first)
@@ -170,11 +193,12 @@ def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
     About 1 where both are the same kind of text. A model may get worse on text of another kind
     while it still learns what the training text has to teach.
     """
-    chunks = np.array_split(train[: len(train) // COMPARED * COMPARED or len(train)], COMPARED)
-    size = max(1, min(SHIFT_TOKENS, len(val), len(train) // 5) // COMPARED)
+    even = len(train) // SHIFT_PLACES * SHIFT_PLACES
+    chunks = np.array_split(train[: even or len(train)], SHIFT_PLACES)
+    size = max(1, min(SHIFT_TOKENS, len(val), len(train) // 5) // SHIFT_PLACES)
     own = np.concatenate([chunk[:size] for chunk in chunks]).astype(np.int64)
-    rest = np.concatenate([chunk[size:][: 10 * SHIFT_TOKENS // COMPARED] for chunk in chunks])
-    if len(val) < LEAST_TOKENS or len(rest) < LEAST_TOKENS:
+    rest = np.concatenate([chunk[size:][: 10 * SHIFT_TOKENS // SHIFT_PLACES] for chunk in chunks])
+    if len(val) < LEAST_SHIFT_TOKENS or len(rest) < LEAST_SHIFT_TOKENS:
         return 1.0
     sizes = tokenizer.byte_lengths()
 
@@ -182,7 +206,7 @@ def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
         bits = counted_bits(rest.astype(np.int64), ids, tokenizer.vocab_size, 1)
         return bits / max(1, int(sizes[ids].sum()))
 
-    spread = np.linspace(0, len(val) - size, COMPARED, dtype=int)
+    spread = np.linspace(0, len(val) - size, SHIFT_PLACES, dtype=int)
     others = np.concatenate([val[start : start + size] for start in spread]).astype(np.int64)
     return round(bits_per_byte(others) / max(bits_per_byte(own), 1e-9), 3)
 
@@ -197,13 +221,13 @@ def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:
 
 def _look_up(keys: Any, values: Any, wanted: Any) -> npt.NDArray[np.int64]:
     """The value of each wanted key, 0 where there is none; `keys` are sorted."""
-    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[found] == wanted, values[found], 0)
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], 0)
 
 
 def _characters(corpus: Corpus, part: Range, report: Report) -> list[str]:
-    found: set[str] = set()
+    characters: set[str] = set()
     for start, stop in corpus.parts(*part):
-        found.update(*(text.decode() for text in corpus.read(start, stop).split(MARK)))
+        characters.update(corpus.read(start, stop).replace(MARK, b"").decode())
         report("collecting characters", stop - part[0], part[1] - part[0])
-    return sorted(found)
+    return sorted(characters)

@@ -3,7 +3,7 @@
     >>> count_words(["low lower low"])
     Counter({b'low': 1, b' lower': 1, b' low': 1})
 
-A large corpus is counted by several processes (`nanolm.text.counting`). This file is also the
+A large corpus is counted by several processes (`vocabulary.count_corpus`). This file is also the
 program that they run, so it imports little.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import regex
 
-from nanolm.text.crew import serve
+from nanolm.text.workers import serve
 
 # How text is cut into words before pairs are counted: contractions; letters with the one
 # character before them (usually a space); up to three digits; runs of punctuation with the line
@@ -24,8 +24,8 @@ SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 MARK = b"\xff"  # between documents: the byte that UTF-8 never has
-MANY = 300_000  # chunks; the limit keeps memory in bounds where nearly all are distinct
-LONGEST = 1_000  # characters; a longer word (text without spaces) is counted in pieces
+MOST_CHUNKS = 300_000  # keeps memory in bounds where nearly all are distinct
+LONGEST_WORD = 1_000  # characters; a longer word (text without spaces) is counted in pieces
 
 
 def count_words(texts: Iterable[str]) -> Counter[bytes]:
@@ -53,15 +53,15 @@ class WordCounter:
             first, *chunks = self._cut(text.decode())
             self.words.update(regex.findall(SPLIT, first))
             self.chunks.update(chunks)
-        if len(self.chunks) > MANY:
+        if len(self.chunks) > MOST_CHUNKS:
             self._count_chunks()
 
     def counts(self) -> dict[str, int]:
         self._count_chunks()
-        for word in [word for word in self.words if len(word) > LONGEST]:
+        for word in [word for word in self.words if len(word) > LONGEST_WORD]:
             count = self.words.pop(word)
-            for start in range(0, len(word), LONGEST):
-                self.words[word[start : start + LONGEST]] += count
+            for start in range(0, len(word), LONGEST_WORD):
+                self.words[word[start : start + LONGEST_WORD]] += count
         return self.words
 
     def _cut(self, text: str) -> list[str]:

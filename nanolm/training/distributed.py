@@ -61,12 +61,12 @@ class World:
         rows = self.rows(batch)
         return float((rows.stop - rows.start) * self.size / batch)
 
-    def tell(self, facts: dict[str, Any]) -> None:
+    def broadcast(self, facts: dict[str, Any]) -> None:
         """Let the others know, who wait for nothing else."""
         if self.size > 1 and not self.store.check([DECIDED]):
             self.store.set(DECIDED, json.dumps(facts))
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """What the first one has decided."""
         self.store.wait([DECIDED], LONG)
         facts: dict[str, Any] = json.loads(self.store.get(DECIDED))
@@ -84,7 +84,7 @@ class World:
             failed = error.exit_code
             raise
         finally:
-            self.tell({"failed": failed})  # unless something else was told
+            self.broadcast({"failed": failed})  # unless something else was told
 
     def connect(self, device: str) -> None:
         """From here on they can compute together."""
@@ -109,11 +109,11 @@ class World:
         progress, *any_ = found.tolist()
         return (progress, *(value > 0 for value in any_))
 
-    def same(self, value: float) -> float:
+    def from_first(self, value: float) -> float:
         """What the first one has."""
         return float(self.agree(value)[0])
 
-    def most(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """The most that any of them has."""
         if self.joined:
             found = torch.tensor(value)
@@ -121,17 +121,17 @@ class World:
             value = int(found)
         return value
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all of them are here."""
-        self.most(0)
+        self.all_reduce_max(0)
 
-    def add_up(self, *numbers: Tensor) -> None:
+    def all_reduce_sum(self, *numbers: Tensor) -> None:
         """Let each be the sum of what all of them have."""
         if self.joined:
             for each in numbers:
                 dist.all_reduce(each)
 
-    def mean(self, numbers: Tensor) -> Tensor:
+    def all_reduce_mean(self, numbers: Tensor) -> Tensor:
         if self.joined:
             dist.all_reduce(numbers)
             numbers /= self.size
@@ -142,7 +142,7 @@ ALONE = World()
 
 
 @contextmanager
-def meet() -> Iterator[World]:
+def join_world() -> Iterator[World]:
     """The world that this process was started in; that another process of it is lost is told."""
     rank, size = process()
     if rank is None:
@@ -185,7 +185,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-class Learning(nn.Module):
+class LossModule(nn.Module):
     """The loss as a module, so that DDP and FSDP find what it depends on."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
@@ -196,13 +196,13 @@ class Learning(nn.Module):
         return self.loss(*batch)
 
 
-def replicated(model: nn.Module, loss: Any) -> DistributedDataParallel:
+def wrap_ddp(model: nn.Module, loss: Any) -> DistributedDataParallel:
     """`loss`, with the gradients of its model being the mean over all processes. Its weights are
     those of the first one."""
-    return DistributedDataParallel(Learning(model, loss))
+    return DistributedDataParallel(LossModule(model, loss))
 
 
-def sharded(model: Model, loss: Any) -> nn.Module:
+def wrap_fsdp(model: Model, loss: Any) -> nn.Module:
     """The same, each process keeping a share of every weight, and having the others' while it needs
     them."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -212,33 +212,33 @@ def sharded(model: Model, loss: Any) -> nn.Module:
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    learning = Learning(model, loss)
+    learning = LossModule(model, loss)
     fully_shard(learning, mesh=mesh)
     return learning
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """What of it is in this process, in the same memory."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of what is sharded."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
-def collected(tensor: Tensor) -> Tensor:
+def gathered_copy(tensor: Tensor) -> Tensor:
     """A copy of all of it; of what is sharded, only in the first process, and on the CPU."""
     if not hasattr(tensor, "full_tensor"):
         return tensor.detach().clone()
-    full = whole(tensor.detach())
+    full = full_tensor(tensor.detach())
     return full.cpu() if dist.get_rank() == 0 else full.to("meta")  # there is room for one
 
 
 @torch.no_grad()
-def fill(tensor: Tensor, full: Tensor) -> None:
+def copy_full_tensor(tensor: Tensor, full: Tensor) -> None:
     """Let it be what `full` is, of which each process has a copy."""
     if hasattr(tensor, "placements"):
         from torch.distributed.tensor import distribute_tensor

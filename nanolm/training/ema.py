@@ -1,35 +1,35 @@
 """The mean of the weights over the last steps, which is better than any of them where steps jump.
 
-    >>> average = Average(dict(model.named_parameters()), 0.98)  # over about 50 steps
-    >>> average.update(step=1)
-    >>> with average.used():
+    >>> ema = EMA(dict(model.named_parameters()), 0.98)  # over about 50 steps
+    >>> ema.update(step=1)
+    >>> with ema.applied():
     ...     evaluate(model)
 
-Learning goes on with the weights as they are; what is judged and saved as the model is their mean.
+Training goes on with the weights as they are; what is judged and saved as the model is their mean.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from nanolm.training.distributed import fill, local
+from nanolm.training.distributed import copy_full_tensor, local_tensor
 
 
-class Average:
-    """Of some parameters, a step back counting `keep` times as much as the one after it."""
+class EMA:
+    """Of some parameters, a step back counting `decay` times as much as the one after it."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], keep: float) -> None:
-        self.parameters, self.keep = parameters, keep
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float) -> None:
+        self.parameters, self.decay = parameters, decay
         self.means = [parameter.detach().clone() for parameter in parameters.values()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after `step` steps; over the first ones it is their plain mean."""
-        weight = max(1 - self.keep, 1 / step)
-        now = [local(parameter) for parameter in self.parameters.values()]
-        torch._foreach_lerp_([local(mean) for mean in self.means], now, weight)
+        weight = max(1 - self.decay, 1 / step)
+        now = [local_tensor(parameter) for parameter in self.parameters.values()]
+        torch._foreach_lerp_([local_tensor(mean) for mean in self.means], now, weight)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -40,7 +40,7 @@ class Average:
             mean.copy_(weights)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Let the model be the mean meanwhile."""
         self.swap()
         try:
@@ -48,12 +48,17 @@ class Average:
         finally:
             self.swap()
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """What to save besides the mean: the weights as they are."""
         return {f"{name}.now": parameter.detach() for name, parameter in self.parameters.items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Go on from a model that is the mean, and what `tensors` gave."""
         self.swap()
-        for name, parameter in self.tensors().items():
-            fill(parameter, tensors[name])
+        for name, parameter in self.state_tensors().items():
+            copy_full_tensor(parameter, tensors[name])
+
+
+def averaged(ema: EMA | None) -> AbstractContextManager[None]:
+    """The model as it is evaluated and saved: with its EMA, if there is one, as its weights."""
+    return ema.applied() if ema else nullcontext()

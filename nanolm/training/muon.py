@@ -1,6 +1,6 @@
 """Muon: the momentum of a matrix with all its singular values made equal, as its update.
 
-    >>> orthogonal(torch.randn(24, 384, 384))  # 24 matrices at a time
+    >>> orthogonalize(torch.randn(24, 384, 384))  # 24 matrices at a time
 
 What a gradient says about a matrix is mostly said along a few directions, and what it has to say
 along the others drowns. An update that is as large along all of them learns more from each step.
@@ -12,25 +12,67 @@ each is a matrix of its own here.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanolm.training.distributed import World
+from nanolm.training.distributed import local_tensor
+from nanolm.training.optim import BaseOptimizer
 
 MOMENTUM = 0.9
-STEPS = 4  # of the iteration: a fifth one was no better
+ITERATIONS = 4  # of Newton and Schulz's: a fifth one was no better
 A, B, C = 3.4445, -4.7750, 2.0315  # of its polynomial, steepest at zero (Keller Jordan)
-TINY = 1e-7
-LIKE_ADAM = 0.2  # the usual size of an entry of Adam's update, so that one rate serves both
+EPSILON = 1e-7
+ADAM_RMS = 0.2  # the usual size of an entry of Adam's update, so that one rate serves both
+
+
+class Muon(BaseOptimizer):
+    """Momentum, made orthogonal: all matrices of a shape at a time. It works in the gradients,
+    which nobody needs any more.
+
+    The "rows" of a group say how many rows each of the matrices has that are stacked in a
+    parameter.
+    """
+
+    moments = ("momentum",)
+
+    def init_state(self) -> None:
+        super().init_state()
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        kind = DistributedMatrixBatch if several else MatrixBatch
+        self.batches = [kind(group["params"], group["rows"]) for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group, batch in zip(self.param_groups, self.batches, strict=True):
+            gradients = [local_tensor(p.grad) for p in group["params"] if p.grad is not None]
+            if not gradients:
+                continue
+            momenta = [local_tensor(self.state[p]["momentum"]) for p in group["params"]]
+            lr = group["lr"]
+            if self.grad_scale is not None:
+                torch._foreach_div_(gradients, self.grad_scale)
+            if self.found_inf is not None:
+                if isinstance(lr, Tensor):  # as if the gradient were the momentum, and lr zero
+                    for momentum, gradient in zip(momenta, gradients, strict=True):
+                        gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
+                    lr = lr * (1 - self.found_inf)
+                elif self.found_inf.item():
+                    continue
+            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+            torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
+            parameters = [local_tensor(p) for p in group["params"]]
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+            batch.add_updates(parameters, gradients, lr)
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixView:
     """Where a matrix lies: in which parameter, and which of its rows."""
 
     parameter: int
@@ -38,136 +80,120 @@ class Place:
     tall: bool  # more rows than columns; its transpose needs less
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.turned(tensors[self.parameter][self.rows])
-
-    def turned(self, matrix: Tensor) -> Tensor:
+        matrix = tensors[self.parameter][self.rows]
         return matrix.mT if self.tall else matrix
 
 
-class Pieces:
+class MatrixBatch:
     """The matrices of some parameters, those of the same shape together."""
 
-    def __init__(self, parts: Mapping[nn.Parameter, Sequence[int]]) -> None:
-        """`parts` are the rows of the matrices in each parameter, from top to bottom."""
-        self.shapes: dict[tuple[int, int], list[Place]] = {}
-        for number, (parameter, counts) in enumerate(parts.items()):
+    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
+        """`rows` are those of the matrices in each parameter, from top to bottom."""
+        self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
+        for number, (parameter, counts) in enumerate(zip(parameters, rows, strict=True)):
             first, columns = 0, parameter.shape[1]
-            for rows in counts:
-                shape = (min(rows, columns), max(rows, columns))
-                place = Place(number, slice(first, first + rows), rows > columns)
-                self.shapes.setdefault(shape, []).append(place)
-                first += rows
+            for count in counts:
+                shape = (min(count, columns), max(count, columns))
+                view = MatrixView(number, slice(first, first + count), count > columns)
+                self.shapes.setdefault(shape, []).append(view)
+                first += count
 
-    def update(
-        self,
-        parameters: Sequence[Tensor],
-        directions: Sequence[Tensor],
-        lr: float | Tensor,
-        weight_decay: float,
+    def add_updates(
+        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
     ) -> None:
         """Move the parameters against their directions, made orthogonal."""
-        if weight_decay:
-            torch._foreach_mul_(list(parameters), 1 - lr * weight_decay)
-        for places, updates in self.updates(directions, lr):
-            torch._foreach_add_([place.of(parameters) for place in places], updates.unbind())
+        for views, updates in self.updates(directions, lr):
+            torch._foreach_add_([view.of(parameters) for view in views], updates.unbind())
 
     def updates(
         self, directions: Sequence[Tensor], lr: float | Tensor
-    ) -> Iterator[tuple[list[Place], Tensor]]:
+    ) -> Iterator[tuple[list[MatrixView], Tensor]]:
         """What to add, all of a shape at a time."""
-        for (_, longer), places in self.shapes.items():
-            found = orthogonal(torch.stack([place.of(directions) for place in places]))
-            yield places, found.to(directions[0].dtype) * (-LIKE_ADAM * math.sqrt(longer) * lr)
+        for (_, longer), views in self.shapes.items():
+            update = orthogonalize(torch.stack([view.of(directions) for view in views]))
+            yield views, update.to(directions[0].dtype) * (-ADAM_RMS * math.sqrt(longer) * lr)
 
 
-class SharedPieces:
+class DistributedMatrixBatch:
     """The same where many processes train: each makes the updates of some parameters, for all.
 
-    What is whole in every process goes from who made it to all; of what is sharded, each process
-    has some rows, which first have to come together where the update is made.
+    What is replicated goes from the process that made it to all others; of what is sharded, each
+    process has some rows, which first have to come together where the update is made.
     """
 
-    def __init__(self, parts: Mapping[nn.Parameter, Sequence[int]], world: World) -> None:
-        self.world, self.shapes = world, [tuple(parameter.shape) for parameter in parts]
-        self.sharded = any(hasattr(parameter, "to_local") for parameter in parts)
-        self.owned: list[list[int]] = [[] for _ in range(world.size)]  # parameters, by who has them
-        work = [0.0] * world.size
-        costs = [rows * min(rows, columns) * columns for rows, columns in self.shapes]
+    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
+        self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
+        self.shapes = [tuple(parameter.shape) for parameter in parameters]
+        self.sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
+        self.owned: list[list[int]] = [[] for _ in self.ranks]  # numbers of parameters, by rank
+        work = [0.0 for _ in self.ranks]
+        costs = [height * min(height, width) * width for height, width in self.shapes]
         for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
             least = work.index(min(work))
             self.owned[least].append(number)
             work[least] += costs[number]
-        parameters = list(parts)
-        mine = [parameters[number] for number in self.owned[world.rank]]
-        self.pieces = Pieces({parameter: parts[parameter] for parameter in mine})
+        self.mine = self.owned[self.rank]
+        mine = [parameters[number] for number in self.mine]
+        self.batch = MatrixBatch(mine, [rows[number] for number in self.mine])
 
     def rows(self, number: int, rank: int) -> int:
         """How many of a parameter's rows are there."""
         rows = self.shapes[number][0]
-        each = -(-rows // self.world.size)
+        each = -(-rows // len(self.ranks))
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
 
-    def update(
-        self,
-        parameters: Sequence[Tensor],
-        directions: Sequence[Tensor],
-        lr: float | Tensor,
-        weight_decay: float,
+    def add_updates(
+        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
     ) -> None:
-        if weight_decay:
-            torch._foreach_mul_(list(parameters), 1 - lr * weight_decay)
-        mine = self.owned[self.world.rank]
-        wholes = [directions[number] for number in mine]
+        full = [directions[number] for number in self.mine]
         if self.sharded:
-            wholes = self.gathered(directions)
-        updates = [torch.empty_like(whole) for whole in wholes]
-        for places, found in self.pieces.updates(wholes, lr):
-            for place, update in zip(places, found, strict=True):
-                place.of(updates).copy_(update)
-        spread = self.scattered if self.sharded else self.shown
+            full = self.gather_rows(directions)
+        updates = [torch.empty_like(each) for each in full]
+        for views, some in self.batch.updates(full, lr):
+            for view, update in zip(views, some, strict=True):
+                view.of(updates).copy_(update)
+        spread = self.scatter_rows if self.sharded else self.all_gather
         for number, update in spread(updates, directions[0]):
             parameters[number].add_(update)
 
-    def gathered(self, directions: Sequence[Tensor]) -> list[Tensor]:
-        """All rows of the parameters that are this one's."""
-        me, ranks = self.world.rank, range(self.world.size)
-        mine = self.owned[me]
+    def gather_rows(self, directions: Sequence[Tensor]) -> list[Tensor]:
+        """All rows of the parameters that are this process's."""
         like = directions[0]
-        sent = [flat([directions[number] for number in owned], like) for owned in self.owned]
-        columns = [self.shapes[number][1] for number in mine]
-        counts = [[self.rows(number, rank) for number in mine] for rank in ranks]
+        sent = [flatten([directions[number] for number in owned], like) for owned in self.owned]
+        columns = [self.shapes[number][1] for number in self.mine]
+        counts = [[self.rows(number, rank) for number in self.mine] for rank in self.ranks]
         sizes = [[r * c for r, c in zip(count, columns, strict=True)] for count in counts]
-        got = exchanged(sent, [sum(size) for size in sizes])
+        got = all_to_all(sent, [sum(size) for size in sizes])
         parts = [part.split(size) for part, size in zip(got, sizes, strict=True)]
         return [
             torch.cat([part[place] for part in parts]).view(-1, columns[place])
-            for place in range(len(mine))
+            for place in range(len(self.mine))
         ]
 
-    def scattered(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def scatter_rows(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The rows that are here of every parameter's update."""
-        me, ranks = self.world.rank, range(self.world.size)
-        mine = self.owned[me]
         shares = [
-            update.split([self.rows(number, rank) for rank in ranks])
-            for number, update in zip(mine, updates, strict=True)
+            update.split([self.rows(number, rank) for rank in self.ranks])
+            for number, update in zip(self.mine, updates, strict=True)
         ]
-        sent = [flat([share[rank] for share in shares], like) for rank in ranks]
-        shapes = [[(self.rows(n, me), self.shapes[n][1]) for n in owned] for owned in self.owned]
-        got = exchanged(sent, [sum(r * c for r, c in shape) for shape in shapes])
+        sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
+        shapes = [
+            [(self.rows(n, self.rank), self.shapes[n][1]) for n in owned] for owned in self.owned
+        ]
+        got = all_to_all(sent, [sum(r * c for r, c in shape) for shape in shapes])
         for owned, shape, part in zip(self.owned, shapes, got, strict=True):
             pieces = part.split([r * c for r, c in shape])
             for number, size, piece in zip(owned, shape, pieces, strict=True):
                 yield number, piece.view(size)
 
-    def shown(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Every update, from who made it."""
+    def all_gather(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Every update, from the process that made it."""
         sizes = [[math.prod(self.shapes[n]) for n in owned] for owned in self.owned]
         most = max(sum(size) for size in sizes)
         mine = like.new_zeros(most)
-        made = flat(updates, like)
+        made = flatten(updates, like)
         mine[: len(made)] = made
-        all_ = like.new_empty(self.world.size * most)
+        all_ = like.new_empty(len(self.ranks) * most)
         gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(all_, mine)
         for owned, size, part in zip(self.owned, sizes, all_.view(-1, most), strict=True):
@@ -175,11 +201,11 @@ class SharedPieces:
                 yield number, piece.view(self.shapes[number])
 
 
-def flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+def flatten(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
 
 
-def exchanged(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
+def all_to_all(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
     """What each process has sent to this one: so many numbers."""
     got = sent[0].new_empty(sum(sizes))
     dist.all_to_all_single(got, torch.cat(sent), sizes, [len(part) for part in sent])
@@ -187,12 +213,12 @@ def exchanged(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
     return parts
 
 
-def orthogonal(matrices: Tensor, steps: int = STEPS) -> Tensor:
+def orthogonalize(matrices: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """(count, rows, columns), wide rather than tall: their singular values brought to about 1."""
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
     sizes = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = x / (sizes + TINY).to(x.dtype)
-    for _ in range(steps):
+    x = x / (sizes + EPSILON).to(x.dtype)
+    for _ in range(iterations):
         gram = x @ x.mT  # (count, rows, rows)
         polynomial = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
         x = torch.baddbmm(x, polynomial, x, beta=A)

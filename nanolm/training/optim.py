@@ -1,237 +1,155 @@
-"""What turns gradients into better weights, and its state as plain tensors.
+"""Optimizers of PyTorch's kind, and all those that a model needs.
 
-    >>> optimizer = Optimizer(dict(model.named_parameters()), 0.1, matrices=model.muon_parameters())
-    >>> optimizer.step(lr=1e-3)
+    >>> optimizers = Optimizers(dict(model.named_parameters()), "adamw", weight_decay=0.1)
+    >>> optimizers.set_lr(1e-3)
+    >>> optimizers.step()
 
-AdamW is for everything; the matrices inside a Transformer, if they are named, are for Muon. Weight
-decay is for matrices alone: pulling norms, biases and single vectors towards zero helps nothing.
-The parameters can be had in several shares, so that as many threads can work on them.
+Weight decay is for matrices alone: pulling norms, biases and single vectors towards zero helps
+nothing. The parameters can be split between several worker threads, each with optimizers of its
+own.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from nanolm.errors import ModelError
-from nanolm.training.distributed import ALONE, World, fill, local
-from nanolm.training.muon import MOMENTUM, Pieces, SharedPieces
-
-BETA1, BETA2 = 0.9, 0.95  # the second shorter than Adam's 0.999: runs here are short
-EPSILON = 1e-10
+from nanolm.training.distributed import copy_full_tensor
+from nanolm.training.optimizers import OPTIMIZERS
 
 
-class Group(ABC):
-    """Parameters that are treated alike."""
+class BaseOptimizer(torch.optim.Optimizer):
+    """What a training step asks of an optimizer.
 
-    moments: tuple[str, ...]  # names of what is remembered of each parameter
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        weight_decay: float,
-        scale: float,  # what to multiply the learning rate by
-        lr: Tensor | None,  # on a GPU it lives there, where a captured step can find it
-    ) -> None:
-        self.parameters, self.weight_decay = parameters, weight_decay
-        self.scale, self.lr = scale, lr
-        self.remembered: dict[nn.Parameter, list[Tensor]] = {}
-
-    def prepare(self) -> None:
-        """Make room for all that is remembered."""
-        if not self.remembered:
-            for parameter in self.parameters:
-                self.remembered[parameter] = [torch.zeros_like(parameter) for _ in self.moments]
-
-    @abstractmethod
-    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
-        """Gradients are divided by the one; where the other is 1, nothing changes."""
-
-
-class AdamW(Group):
-    """Torch's own kernel: one for all parameters of a group."""
-
-    moments = ("exp_avg", "exp_avg_sq")
-
-    def prepare(self) -> None:
-        super().prepare()
-        if not hasattr(self, "steps"):
-            device = self.parameters[0].device
-            self.steps = {p: torch.zeros((), device=device) for p in self.parameters}
-
-    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
-        learning = [p for p in self.parameters if p.grad is not None]
-        if not learning:
-            return
-        adamw(
-            [local(p) for p in learning],
-            [local(p.grad) for p in learning if p.grad is not None],
-            [local(self.remembered[p][0]) for p in learning],
-            [local(self.remembered[p][1]) for p in learning],
-            [],
-            [self.steps[p] for p in learning],
-            fused=True,
-            capturable=self.lr is not None,
-            grad_scale=divisor,
-            found_inf=overflow,
-            amsgrad=False,
-            beta1=BETA1,
-            beta2=BETA2,
-            lr=lr * self.scale if self.lr is None else self.lr,
-            weight_decay=self.weight_decay,
-            eps=EPSILON,
-            maximize=False,
-        )
-
-
-class Muon(Group):
-    """Momentum, made orthogonal (see `nanolm.training.muon`): all of a shape at a time.
-
-    It works in the gradients, which nobody needs any more.
+    As in torch's fused optimizers, `step` divides gradients by `grad_scale`, and where `found_inf`
+    is 1, nothing changes. On a GPU the learning rate of a group is a tensor: a step that was
+    captured into a CUDA graph finds the current one there.
     """
 
-    moments = ("momentum",)
+    moments: tuple[str, ...]  # names of the state of each parameter, of the parameter's shape
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+    # As it is without its decorator, which would import torch._dynamo: that takes seconds.
+    add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__  # type: ignore[attr-defined]
 
-    def __init__(
-        self, parts: Mapping[nn.Parameter, Sequence[int]], world: World, *rest: object
-    ) -> None:
-        """`parts` is how many rows each matrix has that belongs together within a parameter."""
-        super().__init__(list(parts), *rest)  # type: ignore[arg-type]
-        self.parts, self.world = parts, world
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
 
-    def prepare(self) -> None:
-        if not self.remembered:
-            super().prepare()
-            self.pieces = (
-                SharedPieces(self.parts, self.world) if self.world.size > 1 else Pieces(self.parts)
-            )
-
-    def step(self, lr: float, divisor: Tensor | None, overflow: Tensor | None) -> None:
-        momenta = [local(self.remembered[p][0]) for p in self.parameters]
-        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
-        if not gradients:
-            return
-        rate: float | Tensor = lr * self.scale if self.lr is None else self.lr
-        if divisor is not None:
-            torch._foreach_div_(gradients, divisor)
-        if overflow is not None:  # as if the gradient were the momentum, and the rate zero
-            if self.lr is None:
-                if overflow.item():
-                    return
-            else:
-                for momentum, gradient in zip(momenta, gradients, strict=True):
-                    gradient.copy_(torch.where(overflow > 0, momentum, gradient))
-                rate = rate * (1 - overflow)
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
-        parameters = [local(p) for p in self.parameters]
-        self.pieces.update(parameters, gradients, rate, self.weight_decay)
+    def init_state(self) -> None:
+        """Allocate the state: with AdamW, twice what the parameters take."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {name: torch.zeros_like(parameter) for name in self.moments}
 
 
-class Optimizer:
-    """All parameters of a model, in shares of groups."""
+class Optimizers:
+    """All parameters of a model, each with the optimizer that updates it."""
 
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        weight_decay: float,
-        scale: Callable[[str], float] = lambda name: 1.0,
-        shares: int = 1,
-        matrices: Mapping[str, Sequence[int]] | None = None,
-        world: World = ALONE,
+        name: str = "adamw",
+        weight_decay: float = 0.0,
+        muon_parameters: Mapping[str, Sequence[int]] | None = None,
+        lr_scale: Callable[[str], float] = lambda name: 1.0,
+        workers: int = 1,
     ) -> None:
-        """`scale` is what to multiply the learning rate of each parameter by; `matrices` are those
-        for Muon, each with the rows of the matrices that lie in it one below the other."""
-        self.names = parameters
-        self.shares: list[list[Group]] = []
-        self.rates: dict[float, Tensor] = {}  # by scale
-        matrices = matrices or {}
-        on_gpu = next(iter(parameters.values())).is_cuda
-        for share in shared(parameters, shares):
-            groups: dict[tuple[bool, bool, float], dict[nn.Parameter, Sequence[int]]] = {}
-            for name, parameter in share.items():
-                kind = (name in matrices, parameter.dim() >= 2, scale(name))
-                groups.setdefault(kind, {})[parameter] = matrices.get(name, ())
-            self.shares.append([])
-            for (by_muon, matrix, times), members in groups.items():
-                rest = (
-                    weight_decay if matrix else 0.0,
-                    times,
-                    self.rate(times) if on_gpu else None,
-                )
-                group = Muon(members, world, *rest) if by_muon else AdamW(list(members), *rest)
-                self.shares[-1].append(group)
+        """`muon_parameters` are those that optimizers for matrices take, each with the rows of the
+        matrices stacked in it; `lr_scale` is what to multiply the learning rate of each by."""
+        self.parameters = parameters
+        self.by_worker: list[list[BaseOptimizer]] = []
+        self.worker_parameters: list[list[nn.Parameter]] = []
+        self.lr_tensors: dict[float, Tensor] = {}  # on a GPU, by scale
+        self.initialized = False
+        spec, on_gpu = OPTIMIZERS[name], next(iter(parameters.values())).is_cuda
+        taken: Mapping[str, Any] = dict.fromkeys(parameters)  # by the chosen optimizer
+        if spec.takes == "matrices":
+            taken = muon_parameters or {}
+        for share in split_evenly(parameters, workers):
+            groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
+            for key, parameter in share.items():
+                alike = (key in taken, parameter.dim() >= 2, lr_scale(key))
+                group = groups.setdefault(alike, {"params": [], "rows": []})
+                group["params"].append(parameter)
+                group["rows"].append(taken.get(key))
+            for (_, matrix, scale), group in groups.items():
+                group |= {"weight_decay": weight_decay if matrix else 0.0}
+                group |= {"lr_scale": scale, "lr": 0.0}
+                if on_gpu:
+                    zero = torch.zeros((), device="cuda")
+                    group["lr"] = self.lr_tensors.setdefault(scale, zero)
+            self.worker_parameters.append([p for some in groups.values() for p in some["params"]])
+            self.by_worker.append([])
+            for is_taken, by in ((True, spec), (False, OPTIMIZERS["adamw"])):
+                its = [group for alike, group in groups.items() if alike[0] == is_taken]
+                if its:
+                    kind: Any = by.load()
+                    self.by_worker[-1].append(kind(its))
 
-    def rate(self, scale: float) -> Tensor:
-        """Where those of a scale find what it makes of the learning rate."""
-        return self.rates.setdefault(scale, torch.zeros((), device="cuda"))
+    def all(self) -> list[BaseOptimizer]:
+        return [optimizer for optimizers in self.by_worker for optimizer in optimizers]
 
-    def groups(self) -> list[Group]:
-        return [group for share in self.shares for group in share]
+    def init_state(self) -> None:
+        """Allocate the state of all optimizers, unless it is there."""
+        if not self.initialized:
+            for optimizer in self.all():
+                optimizer.init_state()
+            self.initialized = True
 
-    def prepare(self) -> None:
-        """Make room for all that is remembered: with AdamW, twice what the parameters take."""
-        for group in self.groups():
-            group.prepare()
+    def set_lr(self, lr: float) -> None:
+        for scale, tensor in self.lr_tensors.items():
+            tensor.fill_(lr * scale)
+        if not self.lr_tensors:
+            for optimizer in self.all():
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group["lr_scale"]
 
-    def set_rate(self, lr: float) -> None:
-        """For what is captured: the rest is told with every step."""
-        for scale, rate in self.rates.items():
-            rate.fill_(lr * scale)
-
-    @torch.no_grad()
     def step(
-        self,
-        lr: float,
-        divisor: Tensor | None = None,
-        overflow: Tensor | None = None,
-        share: int = 0,
+        self, grad_scale: Tensor | None = None, found_inf: Tensor | None = None, worker: int = 0
     ) -> None:
-        """Of one share. Gradients are divided by the one; where the other is 1, nothing changes."""
-        self.prepare()
-        for group in self.shares[share]:
-            group.step(lr, divisor, overflow)
+        """Update the parameters of one worker (see `BaseOptimizer`)."""
+        self.init_state()
+        for optimizer in self.by_worker[worker]:
+            optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+            optimizer.step()
 
     def zero_grad(self) -> None:
-        for parameter in self.names.values():
+        for parameter in self.parameters.values():
             parameter.grad = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that changes with each step, by name."""
-        self.prepare()
-        names = {parameter: name for name, parameter in self.names.items()}
-        tensors = {}
-        for group in self.groups():
-            for parameter, values in group.remembered.items():
-                for moment, value in zip(group.moments, values, strict=True):
-                    tensors[f"{names[parameter]}.{moment}"] = value
-        steps = [step for group in self.adamw() for step in group.steps.values()]
-        return {**tensors, **({"step": steps[0]} if steps else {})}
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The whole state by name: `NAME.exp_avg` and so on, and the one `step` of all."""
+        self.init_state()
+        names: dict[Tensor, str] = {value: name for name, value in self.parameters.items()}
+        tensors: dict[str, Tensor] = {}
+        for optimizer in self.all():
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    tensors.setdefault(key if key == "step" else f"{names[parameter]}.{key}", value)
+        return tensors
 
-    def adamw(self) -> list[AdamW]:
-        return [group for group in self.groups() if isinstance(group, AdamW)]
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `tensors` gave."""
-        for name, value in self.tensors().items():
-            fill(value, tensors[name])
-        for group in self.adamw():
-            for step in group.steps.values():
-                step.copy_(tensors["step"])
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `state_tensors` gave."""
+        for name, value in self.state_tensors().items():
+            copy_full_tensor(value, tensors[name])
+        for optimizer in self.all():
+            for state in optimizer.state.values():
+                if "step" in state:
+                    state["step"].copy_(tensors["step"])
 
 
-def shared(parameters: dict[str, nn.Parameter], shares: int) -> list[dict[str, nn.Parameter]]:
-    """`parameters` in so many shares of about the same size."""
-    found: list[dict[str, nn.Parameter]] = [{} for _ in range(shares)]
-    sizes = [0] * shares
+def split_evenly(parameters: dict[str, nn.Parameter], parts: int) -> list[dict[str, nn.Parameter]]:
+    """`parameters` in so many parts of about the same size."""
+    found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
+    sizes = [0] * parts
     for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].numel()):
-        least = sizes.index(min(sizes))
-        found[least][name] = parameter
-        sizes[least] += parameter.numel()
+        smallest = sizes.index(min(sizes))
+        found[smallest][name] = parameter
+        sizes[smallest] += parameter.numel()
     return found
 
 

@@ -7,7 +7,7 @@ WARM_UP = 0.03  # of the run
 DECAY = 0.4  # of the run
 
 
-def rate(progress: float) -> float:
+def lr_factor(progress: float) -> float:
     """What to multiply the peak learning rate by, `progress` (0 to 1) through the run."""
     if progress < WARM_UP:
         return (progress + 1e-3) / (WARM_UP + 1e-3)  # not zero, or the first step would be lost

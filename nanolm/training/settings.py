@@ -22,13 +22,13 @@ from nanolm.model.config import (
     configure,
 )
 from nanolm.text import tokenizer_problem
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
+from nanolm.training.optimizers import OPTIMIZERS
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
 KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
-OPTIMIZERS = ("muon", "adamw")
 DEFAULT_FAMILY = "modern"
 VAL_SPLITS = ("spread", "end")  # where held-out text comes from: all over the text, or its end
 DEFAULT_SPLIT = "spread"
@@ -43,7 +43,7 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "device": DEVICES,
     "dtype": OWN_DTYPES,
     "attention": KERNELS,
-    "optimizer": OPTIMIZERS,
+    "optimizer": tuple(OPTIMIZERS),
     "val_split": VAL_SPLITS,
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")

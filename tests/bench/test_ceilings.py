@@ -34,8 +34,8 @@ def test_a_gpu_is_called_what_the_driver_calls_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_timed_is_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(machine.SIDE, "cpu", 8)
-    monkeypatch.setitem(machine.COPIED, "cpu", 100)
+    monkeypatch.setitem(machine.MATRIX_SIDE, "cpu", 8)
+    monkeypatch.setitem(machine.COPY_BYTES, "cpu", 100)
     assert machine.product("cpu", "float32").amount == 2 * 8 * 8 * 8
     assert machine.copy("cpu").amount == 200
     products, copies = machine.ceilings("cpu", "float32", 0.01)

@@ -5,9 +5,9 @@ import sys
 import pytest
 from models import of_family
 
-from nanolm.bench.measure import flops_per_token, measured, shape
+from nanolm.bench.measure import flops_per_token, measure, shape
 from nanolm.bench.peers import Transformers, transformers_model
-from nanolm.bench.request import Request
+from nanolm.bench.settings import BenchSettings
 from nanolm.errors import UsageError
 from nanolm.model.config import configure
 
@@ -31,9 +31,9 @@ def test_operations_without_attention() -> None:
 
 
 def test_steps_fit_the_device() -> None:
-    _, rows = shape("nano", Request(), "cpu")
+    _, rows = shape("nano", BenchSettings(), "cpu")
     assert rows == 16
-    config, rows = shape("gpt2", Request(), "cpu")
+    config, rows = shape("gpt2", BenchSettings(), "cpu")
     assert rows * config.context == 2048
 
 
@@ -58,7 +58,7 @@ def test_a_peer_learns() -> None:
 
 def test_no_such_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"it is recurrent.*--family modern"):
-        measured(Request(("nano",), family="lstm", against="transformers"), note=print)
+        measure(BenchSettings(("nano",), family="lstm", against="transformers"), note=print)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="pip install transformers"):
         transformers_model(configure("modern", **SMALL))

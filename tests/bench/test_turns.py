@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nanolm.bench.turns import FEWEST, OnThreads, fastest, medians
+from nanolm.bench.turns import FEWEST_ROUNDS, OnThreads, fastest, medians
 
 
 @dataclass
@@ -33,13 +33,13 @@ def test_each_gets_its_own_time_in_turn() -> None:
     assert 0.004 <= taken["short"] < 0.016 <= taken["long"]
     rounds = log[4:]  # both were warmed up, and tried once for the number of steps
     assert rounds == ["short", "long"] * (len(rounds) // 2)
-    assert len(rounds) // 2 >= FEWEST
+    assert len(rounds) // 2 >= FEWEST_ROUNDS
 
 
 def test_what_outlasts_the_time_still_gets_its_rounds() -> None:
     log: list[str] = []
     medians({"long": Sleeper("long", 0.002, log)}, seconds=0)
-    assert len(log) == 2 + FEWEST  # waits: after warming up, after trying, after each round
+    assert len(log) == 2 + FEWEST_ROUNDS  # waits: after warming up, after trying, after each round
 
 
 def test_the_fastest_is_found() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolm.classification.data import (
-    Batches,
-    Cut,
+    LengthBatches,
     Texts,
+    Truncation,
     encode,
     known_labels,
     sorted_labels,
@@ -131,7 +131,7 @@ def test_labels_in_order() -> None:
 def test_long_texts_are_cut_by_the_rule(length: int, context: int, begin: int) -> None:
     ids = list(range(length + begin))
     head, tail, windows = (
-        Cut(context, rule).windows(ids, begin) for rule in ("head", "tail", "windows")
+        Truncation(context, rule).windows(ids, begin) for rule in ("head", "tail", "windows")
     )
     most = max(context, begin + 1)
     assert all(len(window) <= most for window in (*head, *tail, *windows))
@@ -149,7 +149,7 @@ def test_long_texts_are_cut_by_the_rule(length: int, context: int, begin: int) -
 def test_batches_have_every_text_once_and_little_filling() -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 60, 3000)
-    batches = Batches(lengths, 32, seed=5)
+    batches = LengthBatches(lengths, 32, seed=5)
     first = [batches[index] for index in range(batches.in_epoch)]
     whole = np.concatenate(first)
     assert len(whole) == 32 * batches.in_epoch
@@ -157,7 +157,7 @@ def test_batches_have_every_text_once_and_little_filling() -> None:
     filled = sum(int(lengths[rows].max()) * len(rows) for rows in first)
     assert filled < 1.1 * lengths[whole].sum()
     # A function of seed and index alone; another order in the next epoch.
-    other = Batches(lengths, 32, seed=5)
+    other = LengthBatches(lengths, 32, seed=5)
     for index in (200, 3, 93, 94):
         assert np.array_equal(other[index], batches[index])
     assert not np.array_equal(batches[batches.in_epoch], batches[0])
@@ -168,7 +168,7 @@ def test_batches_have_every_text_once_and_little_filling() -> None:
 def test_rows_are_filled_up_with_padding_at_the_end() -> None:
     tokenizer = train_tokenizer([], "byte")
     texts = Texts(["a", "bcd", "efghijklmnop"], np.array([1, 0, 1]))
-    data = encode(texts, tokenizer, Cut(5, "windows"), quiet, multiple=4)
+    data = encode(texts, tokenizer, Truncation(5, "windows"), quiet, multiple=4)
     assert data.text.tolist() == [0, 1, 2, 2, 2]
     ids, lengths, truth = data.rows(np.array([1, 0, 4]))
     assert ids.shape == (3, 4)

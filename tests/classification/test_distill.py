@@ -11,13 +11,19 @@ from models import lively
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from nanolm.classification.classifier import WIDTH, load
-from nanolm.classification.data import Batches, Cut, Texts, encode, split_data
-from nanolm.classification.distill import IGNORED, LABELLED, LENGTHS, Distillation, Teacher
-from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.bag_of_words import Vocabulary, subwords
+from nanolm.classification.classifier import LENGTH_MULTIPLE, load
+from nanolm.classification.data import LengthBatches, Texts, Truncation, encode, split_data
+from nanolm.classification.distill import (
+    IGNORED_LABEL,
+    LABELLED_WEIGHT,
+    SYNTHETIC_WORDS,
+    Distillation,
+    Teacher,
+)
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.recipe import choose_settings, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
-from nanolm.classification.words import Vocabulary, subwords
 from nanolm.errors import UsageError
 from nanolm.model.build import with_vocabulary
 from nanolm.model.classifier import pooled, prefix_pooled
@@ -45,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def run(data: Path, out: Path, **settings: Any) -> Result:
+def run(data: Path, out: Path, **settings: Any) -> FinetuneResult:
     asked = FinetuneSettings.from_dict({"data": str(data), **FAST, **settings})
     return finetune(asked, out, False, lambda event: None)
 
@@ -62,7 +68,7 @@ def test_subwords_are_the_character_ngrams_of_scikit_learn_and_whole_words() -> 
         whole = {f" {word} " for word in text.lower().split()}
         assert set(subwords(text)) == set(theirs(text)) | whole
         assert all(text.lower().count(ngram.strip()) > 0 for ngram in subwords(text))
-    assert "boring" not in Vocabulary.of(texts, analyze=subwords).numbers  # but " boring " is
+    assert "boring" not in Vocabulary.of(texts, analyze=subwords).ids  # but " boring " is
 
 
 def test_a_teacher_is_weighted_by_cross_validation(data: Path) -> None:
@@ -113,21 +119,23 @@ def test_batches_are_labelled_and_synthetic_texts(kind: str, data: Path) -> None
     train = train_texts(str(data))
     teacher = Teacher.fit(train, 2, seed=1)
     tokenizer = train_tokenizer(train.texts, kind, None)
-    encoded = encode(train, tokenizer, Cut(256, "windows"), lambda *_: None, WIDTH["cpu"])
-    batches = Batches(encoded.lengths, 4, seed=1)
+    encoded = encode(
+        train, tokenizer, Truncation(256, "windows"), lambda *_: None, LENGTH_MULTIPLE["cpu"]
+    )
+    batches = LengthBatches(encoded.lengths, 4, seed=1)
     source = Distillation(teacher, 0.4, train, encoded, batches, tokenizer)
     ids, lengths, truth, target = source.batch(3)
     assert target.shape == (*ids.shape, 2)
     assert ids.shape[0] == len(lengths) == len(truth) == 8
     weights = target.sum(axis=2)  # (texts, time)
-    np.testing.assert_allclose(weights[::2].sum(), LABELLED * weights[1::2].sum(), rtol=1e-5)
+    np.testing.assert_allclose(weights[::2].sum(), LABELLED_WEIGHT * weights[1::2].sum(), rtol=1e-5)
     for row in range(8):
         (places,) = np.nonzero(weights[row])
         prefixes = [tokenizer.decode(ids[row, : place + 1].tolist()) for place in places]
         expected = target[row, places] / weights[row, places][:, None]
         if row % 2:
-            assert truth[row] == IGNORED
-            assert LENGTHS[0] <= len(prefixes) <= LENGTHS[1]
+            assert truth[row] == IGNORED_LABEL
+            assert SYNTHETIC_WORDS[0] <= len(prefixes) <= SYNTHETIC_WORDS[1]
             assert all(len(one.split()) == count for count, one in enumerate(prefixes, start=1))
             np.testing.assert_allclose(expected, teacher.probabilities(prefixes), atol=1e-6)
         else:

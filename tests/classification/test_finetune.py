@@ -22,11 +22,11 @@ import nanolm
 from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
-from nanolm.classification.finetune import Result, finetune
-from nanolm.classification.labels import trained_names
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.recipe import choose_settings, evaluations_for
 from nanolm.classification.seeds import finetune_seeds
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.classification.task import trained_names
 from nanolm.errors import DataError, UsageError
 from nanolm.files import verify
 from nanolm.model.classifier import Classifier
@@ -57,7 +57,9 @@ def quiet(event: object) -> None:
     pass
 
 
-def run(data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any) -> Result:
+def run(
+    data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any
+) -> FinetuneResult:
     return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, False, notify)
 
 
@@ -234,11 +236,11 @@ def test_layers_far_from_the_end_learn_more_slowly(data: Path, base: Path, tmp_p
 
     def look(self: Trainer, *rest: Any) -> str:
         for name in self.task.parameters():
-            rates.setdefault(round(self.task.rate(name), 6), []).append(name)
+            rates.setdefault(round(self.task.lr_scale(name), 6), []).append(name)
         return "interrupted"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "loop", look)
+        patch.setattr(Trainer, "train", look)
         run(data, tmp_path / "run", start_from=str(base), steps=3, layer_decay=0.5, train="all")
     assert rates[1.0] == ["score.weight"] or "language_head.weight" in rates[1.0]
     assert {name.split(".")[1] for name in rates[0.5]} == {"blocks", "norm"}

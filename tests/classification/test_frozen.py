@@ -16,7 +16,7 @@ from conftest import TINY_MODEL
 import nanolm
 from nanolm.classification.classifier import load
 from nanolm.classification.data import split_data
-from nanolm.classification.finetune import Result, finetune
+from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import ModelError
 from nanolm.model.gpt import GPT, Block
@@ -53,7 +53,7 @@ def run(
     out: Path,
     notify: Callable[[Event], None] = lambda event: None,
     **settings: Any,
-) -> Result:
+) -> FinetuneResult:
     values = {"data": str(data), "start_from": str(base), "batch": 8, "threads": 1, **settings}
     return finetune(FinetuneSettings.from_dict(values), out, False, notify)
 

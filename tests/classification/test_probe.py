@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from nanolm.classification.probe import FOLDS, fit, fit_probe, folds, rotated
+from nanolm.classification.probe import PROBE_FOLDS, fit, fit_probe, folds, rotated
 
 
 def some_features(
@@ -63,7 +63,7 @@ def test_folds_keep_groups_whole_and_labels_spread() -> None:
     truth = (groups % 3 == 0).astype(np.int64)
     fold = folds(truth, groups, random)
     assert all(len(set(fold[groups == group])) == 1 for group in range(50))
-    counts = [len(set(groups[(fold == number) & (truth == 1)])) for number in range(FOLDS)]
+    counts = [len(set(groups[(fold == number) & (truth == 1)])) for number in range(PROBE_FOLDS)]
     assert max(counts) - min(counts) <= 1
 
 

@@ -21,7 +21,8 @@ from sklearn.metrics import (
 
 from nanolm.classification.classifier import TrueLabels
 from nanolm.classification.metrics import (
-    Scores,
+    ClassifierScores,
+    Mistake,
     fit_temperature,
     majority,
     score,
@@ -167,14 +168,15 @@ def test_majority() -> None:
 def test_the_most_confident_mistakes_come_first() -> None:
     logits = np.array([[0.0, 1.0], [0.0, 5.0], [3.0, 0.0], [9.0, 0.0]])
     truth = np.array([0, 0, 1, 0])
-    found = worst_mistakes(logits, truth, count=2, temperature=2.0)
-    assert [(row, predicted) for row, predicted, _ in found] == [(1, 1), (2, 0)]
-    assert found[0][2] == pytest.approx(1 / (1 + math.exp(-2.5)))
-    assert len(worst_mistakes(logits, truth, count=9)) == 3
-    assert worst_mistakes(logits[3:], truth[3:], count=9) == []
+    texts, labels = ["a", "b", "c", "d"], ("bad", "good")
+    found = worst_mistakes(texts, logits, truth, labels, temperature=2.0)
+    assert [mistake.text for mistake in found] == ["b", "c", "a"]
+    assert (found[0].label, found[0].predicted) == ("bad", "good")
+    assert found[0].probability == pytest.approx(1 / (1 + math.exp(-2.5)))
+    assert worst_mistakes(texts[3:], logits[3:], truth[3:], labels) == ()
 
 
-def scores_of(*labels: str) -> Scores:
+def scores_of(*labels: str) -> ClassifierScores:
     """Of a classifier that is right about most of 500 texts."""
     generator = np.random.default_rng(3)
     truth = generator.integers(0, len(labels), 500)
@@ -220,7 +222,9 @@ def test_scores_and_mistakes_fit_a_terminal(
     a_terminal(monkeypatch, width)
     show_scores("runs/x on test.tsv", scores_of("negative", "neither", last))
     text = "A film\nI would not \x1b]0;wish on my enemies. " * 9
-    show_mistakes([(text, "neither", last, 0.987), ("short 字", "negative", "neither", 0.5)])
+    show_mistakes(
+        [Mistake(text, "neither", last, 0.987), Mistake("short 字", "negative", "neither", 0.5)]
+    )
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "\x1b" not in shown
     assert max(map(cell_len, shown.splitlines())) <= width
@@ -254,7 +258,7 @@ def test_a_matrix_without_room_is_left_out(
 
 
 def test_mistakes_on_a_pipe_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    show_mistakes([("long " * 100, "bad", WIDE, 0.91)])
+    show_mistakes([Mistake("long " * 100, "bad", WIDE, 0.91)])
     assert (
         capsys.readouterr().out.splitlines()[1].split() == ["0.910", WIDE, "bad"] + ["long"] * 100
     )

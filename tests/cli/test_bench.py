@@ -7,7 +7,7 @@ import torch
 from conftest import Cli
 
 import nanolm
-from nanolm.bench.measure import Report, Result
+from nanolm.bench.measure import BenchReport, Measurement
 from nanolm.cli.bench import show_results
 
 
@@ -101,11 +101,11 @@ def test_a_gpu_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "cuda", "name": "NVIDIA \x1b[31m" + "Very " * 20, "dtype": "bfloat16"}
     machine |= {"torch": "2.13.0+cu130", "nanolm": nanolm.__version__}
     results = [
-        Result("training, transformers", "gpt2-medium", 123_456_789.0, "tokens/s", None),
-        Result("memory, transformers", "gpt2-medium", 141_000_000_000, "bytes"),
-        Result("nanolm / transformers", "gpt2-medium", 12.34, "times"),
+        Measurement("training, transformers", "gpt2-medium", 123_456_789.0, "tokens/s", None),
+        Measurement("memory, transformers", "gpt2-medium", 141_000_000_000, "bytes"),
+        Measurement("nanolm / transformers", "gpt2-medium", 12.34, "times"),
     ]
-    show_results(Report(machine, results))
+    show_results(BenchReport(machine, results))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -12,8 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from nanolm.classification.linear import Logistic
-from nanolm.classification.words import Vocabulary
+from nanolm.classification.bag_of_words import LogisticModel, Vocabulary
 from nanolm.comparison.learning import Recipe, Stopped, learn
 from nanolm.comparison.networks import (
     FILTERS,
@@ -43,7 +42,7 @@ IDS = torch.randint(WORDS, (4, 7), generator=torch.Generator().manual_seed(1))
 def test_bags_are_those_of_scikit_learn(longest: int) -> None:
     vocabulary = Vocabulary.of(TEXTS, longest)
     theirs = TfidfVectorizer(ngram_range=(1, longest)).fit(TEXTS)
-    assert vocabulary.numbers == theirs.vocabulary_
+    assert vocabulary.ids == theirs.vocabulary_
     for texts in (TEXTS, NEW):
         words, weights = vocabulary.bags(texts).rows(np.arange(len(texts)))
         whole = np.zeros((len(texts), len(vocabulary)))
@@ -60,7 +59,7 @@ def test_logistic_regression_is_that_of_scikit_learn(labels: int, strength: floa
     truth = np.array([(text.count("red") + 2 * text.count("odd")) % labels for text in texts])
     vocabulary = Vocabulary.of(texts)
     bags = vocabulary.bags(texts)
-    ours = Logistic.fit(bags, truth, labels, len(vocabulary), strength, enough=1e-8)
+    ours = LogisticModel.fit(bags, truth, labels, len(vocabulary), strength, tolerance=1e-8)
     features = TfidfVectorizer().fit_transform(texts)
     theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(features, truth)
     np.testing.assert_allclose(ours.weight.T, theirs.coef_, atol=2e-3)

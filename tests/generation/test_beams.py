@@ -7,10 +7,10 @@ import pytest
 import torch
 from models import lively
 
-from nanolm.generation.beams import beam_search
-from nanolm.generation.decoding import Cached, Naive
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.beam_search import beam_search
+from nanolm.generation.decoding import CachedDecoder, NaiveDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.config import configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
@@ -43,8 +43,8 @@ def test_as_transformers(
     ended = 0
     for start in range(12):
         prompt = [start, 2 * start + 1, 100]
-        knobs = Knobs(tokens=20, beams=beams, **more)
-        found = beam_search(Cached(ours, beams, 23), tokenizer, prompt, knobs, CPU)
+        params = SamplingParams(tokens=20, beams=beams, **more)
+        found = beam_search(CachedDecoder(ours, beams, 23), tokenizer, prompt, params, CPU)
         expected = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, 3),
@@ -71,10 +71,10 @@ def test_cached_and_naive_agree_past_the_context(family: str) -> None:
     tokenizer = train_tokenizer([], "byte")
     config = configure(family, vocab_size=tokenizer.vocab_size, **SHAPE | {"context": 8})
     model = lively(config, std=0.4)
-    knobs = Knobs(tokens=24, beams=3)
+    params = SamplingParams(tokens=24, beams=3)
     found = [
-        beam_search(path(model, 3, 29), tokenizer, [1, 2, 3, 4, 5], knobs, CPU)
-        for path in (Cached, Naive)
+        beam_search(path(model, 3, 29), tokenizer, [1, 2, 3, 4, 5], params, CPU)
+        for path in (CachedDecoder, NaiveDecoder)
     ]
     assert [beam.tokens for beam in found[0]] == [beam.tokens for beam in found[1]]
 
@@ -84,7 +84,7 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
 
     writer: LanguageModel = nanolm.load(trained)
     samples = [Sample("the cat", number) for number in range(3)]
-    pieces = dict(writer.stream(samples, Knobs(tokens=12, beams=4, stop=(".",)), top=2))
+    pieces = dict(writer.stream(samples, SamplingParams(tokens=12, beams=4, stop=(".",)), top=2))
     assert [pieces[row] for row in range(3)] == [sample.text for sample in samples]
     assert len({tuple(sample.tokens) for sample in samples}) == 3
     for sample in samples:
@@ -92,10 +92,10 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
         assert len(sample.tokens) == len(sample.logprobs) == len(sample.top)
         assert sample.stopped in ("stop", "length", "end")
     greedy = Sample("the cat")
-    for _ in writer.stream([greedy], Knobs(tokens=6, greedy=True)):
+    for _ in writer.stream([greedy], SamplingParams(tokens=6, greedy=True)):
         pass
     best = Sample("the cat")
-    for _ in writer.stream([best], Knobs(tokens=6, beams=8)):
+    for _ in writer.stream([best], SamplingParams(tokens=6, beams=8)):
         pass
     assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4  # eight rows add up otherwise than one
 
@@ -105,11 +105,13 @@ def test_stop_texts_leave_distinct_texts_and_wait_for_the_least_tokens(trained: 
 
     writer: LanguageModel = nanolm.load(trained)
     samples = [Sample("the", number) for number in range(8)]
-    for _ in writer.stream(samples, Knobs(tokens=10, beams=8, stop=("s",))):
+    for _ in writer.stream(samples, SamplingParams(tokens=10, beams=8, stop=("s",))):
         pass
     assert len({tuple(sample.tokens) for sample in samples}) == 8
     sample = Sample("the")
-    for _ in writer.stream([sample], Knobs(tokens=40, beams=3, stop=("s",), min_tokens=12)):
+    for _ in writer.stream(
+        [sample], SamplingParams(tokens=40, beams=3, stop=("s",), min_tokens=12)
+    ):
         pass
     assert len(sample.tokens) >= 12
     assert (sample.stopped == "stop") == (len(sample.tokens) < 40)

@@ -1,4 +1,4 @@
-"""Cached and naive writing are one, whatever the model, the prompts and what is beside them."""
+"""Cached and naive decoding agree, whatever the model, the prompts and what is beside them."""
 
 from dataclasses import replace
 from typing import get_args
@@ -7,10 +7,10 @@ import pytest
 import torch
 from models import gpt_config, lively
 
-from nanolm.generation.batch import Batch, Row
-from nanolm.generation.decoding import Cached, Naive, first_visible
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.batch import Batch, BatchRow
+from nanolm.generation.decoding import CachedDecoder, NaiveDecoder, first_visible
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.base import Model
 from nanolm.model.config import FAMILIES, ModelConfig, Positions, configure
 from nanolm.text.tokenizer import train_tokenizer
@@ -38,18 +38,18 @@ def prompt_of(length: int) -> list[int]:
 
 
 def written(
-    path: type[Naive] | type[Cached],
+    path: type[NaiveDecoder] | type[CachedDecoder],
     model: Model,
     prompts: list[list[int]],
-    knobs: Knobs,
+    params: SamplingParams,
     tokens: int = TOKENS,
 ) -> list[list[int]]:
     """The ids that each row gets."""
     length = max(map(len, prompts)) + tokens
-    network, sampler = path(model, len(prompts), length), Sampler(BYTES, len(prompts), model.device)
-    batch = Batch(network, sampler, length)
-    ids: dict[Row, list[int]] = {
-        Row(prompt, replace(knobs, tokens=tokens)): [] for prompt in prompts
+    decoder, sampler = path(model, len(prompts), length), Sampler(BYTES, len(prompts), model.device)
+    batch = Batch(decoder, sampler, length)
+    ids: dict[BatchRow, list[int]] = {
+        BatchRow(prompt, replace(params, tokens=tokens)): [] for prompt in prompts
     }
     batch.join(list(ids))
     while batch.busy():
@@ -62,22 +62,24 @@ def written(
 @pytest.mark.parametrize("length", [1, 2, 5, CONTEXT - 1, CONTEXT, CONTEXT + 1, 4 * CONTEXT])
 def test_cached_and_naive_agree_token_for_token(kind: str, length: int) -> None:
     model, prompts = model_of(kind), [prompt_of(length)] * 3
-    for knobs in (Knobs(greedy=True), Knobs(top_p=0.9, repetition_penalty=1.2)):
-        expected = written(Naive, model, prompts, knobs)
-        assert written(Cached, model, prompts, knobs) == expected
-        assert written(Cached, model, prompts[:1], knobs) == expected[:1]
+    for params in (SamplingParams(greedy=True), SamplingParams(top_p=0.9, repetition_penalty=1.2)):
+        expected = written(NaiveDecoder, model, prompts, params)
+        assert written(CachedDecoder, model, prompts, params) == expected
+        assert written(CachedDecoder, model, prompts[:1], params) == expected[:1]
     assert len(set(expected[0])) > 3  # it does not only say one thing
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("knobs", [Knobs(greedy=True), Knobs(min_p=0.02, frequency_penalty=0.5)])
-def test_together_is_one_by_one(kind: str, knobs: Knobs) -> None:
+@pytest.mark.parametrize(
+    "params", [SamplingParams(greedy=True), SamplingParams(min_p=0.02, frequency_penalty=0.5)]
+)
+def test_together_is_one_by_one(kind: str, params: SamplingParams) -> None:
     """Rows of different lengths, whose windows move on at different times."""
     model = model_of(kind)
     prompts = [prompt_of(length) for length in (3, 1, CONTEXT, 7, 2 * CONTEXT + 5, CONTEXT + 1)]
-    alone = [written(Cached, model, [prompt], knobs)[0] for prompt in prompts]
-    assert written(Cached, model, prompts, knobs) == alone
-    assert written(Naive, model, prompts, knobs) == alone
+    alone = [written(CachedDecoder, model, [prompt], params)[0] for prompt in prompts]
+    assert written(CachedDecoder, model, prompts, params) == alone
+    assert written(NaiveDecoder, model, prompts, params) == alone
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 24])
@@ -94,13 +96,15 @@ def test_the_window_moves_by_half_a_context_and_always_fits(context: int) -> Non
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_a_context_of_next_to_nothing(context: int) -> None:
     model = lively(gpt_config(**SHAPE | {"context": context}), std=0.4)
-    knobs = Knobs(greedy=True)
+    params = SamplingParams(greedy=True)
     prompts = [prompt_of(1), prompt_of(4)]
-    assert written(Cached, model, prompts, knobs) == written(Naive, model, prompts, knobs)
+    assert written(CachedDecoder, model, prompts, params) == written(
+        NaiveDecoder, model, prompts, params
+    )
 
 
 def test_nothing_is_computed_twice() -> None:
-    """A row of the network a token, but for the prompt and each window that has moved on."""
+    """A row of the decoder a token, but for the prompt and each window that has moved on."""
     model = model_of("modern")
     sizes: list[int] = []
     plain = model.hidden_states
@@ -110,6 +114,6 @@ def test_nothing_is_computed_twice() -> None:
         return plain(ids, *rest)
 
     model.hidden_states = counted  # type: ignore[method-assign,assignment]
-    written(Cached, model, [prompt_of(5)], Knobs(greedy=True), tokens=CONTEXT)
+    written(CachedDecoder, model, [prompt_of(5)], SamplingParams(greedy=True), tokens=CONTEXT)
     # 5 tokens to begin with, then one at a time until 13 do not fit into 12 and the window moves.
     assert sizes == [4, *[1] * 8, 6, *[1] * 4]

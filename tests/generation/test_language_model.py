@@ -6,9 +6,9 @@ import torch
 import nanolm
 from nanolm.errors import UsageError
 from nanolm.generation import language_model
-from nanolm.generation.decoding import Naive
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.decoding import NaiveDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.text.tokenizer import train_tokenizer
@@ -25,27 +25,27 @@ def untrained(family: str = "modern", context: int = 24) -> LanguageModel:
     return LanguageModel(model, tokenizer)
 
 
-def spelling(ids: list[int]) -> type[Naive]:
-    """A network that is certain of these ids, one after the other."""
+def spelling(ids: list[int]) -> type[NaiveDecoder]:
+    """A decoder that is certain of these ids, one after the other."""
     rest = iter(ids)
 
-    class Spelling(Naive):
+    class Spelling(NaiveDecoder):
         def logits(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(torch.tensor([next(rest)]), 258) * 50.0
 
     return Spelling
 
 
-def written(sample: Sample, knobs: Knobs, ids: list[int]) -> list[str]:
+def written(sample: Sample, params: SamplingParams, ids: list[int]) -> list[str]:
     """The pieces in which a text comes."""
     writer = untrained()
-    return [text for _, text in writer.stream([sample], knobs, path=spelling(ids)) if text]
+    return [text for _, text in writer.stream([sample], params, path=spelling(ids)) if text]
 
 
 def test_a_character_is_never_split_and_nothing_is_lost() -> None:
     sample = Sample()
     ids = [*"aé日👍".encode(), 0xF0, 0x9F]  # ends in the middle of a character
-    pieces = written(sample, Knobs(tokens=12, greedy=True), ids)
+    pieces = written(sample, SamplingParams(tokens=12, greedy=True), ids)
     assert pieces == ["a", "é", "日", "👍", "\ufffd"]
     assert sample.text == "aé日👍\ufffd"
     assert sample.stopped == "length"
@@ -54,7 +54,7 @@ def test_a_character_is_never_split_and_nothing_is_lost() -> None:
 def test_a_stop_text_ends_a_sample_and_is_not_part_of_it() -> None:
     sample = Sample()
     pieces = written(
-        sample, Knobs(tokens=50, stop=("<end>", "zz")), [*b"a <e <enz <end>bc", *b"d" * 40]
+        sample, SamplingParams(tokens=50, stop=("<end>", "zz")), [*b"a <e <enz <end>bc", *b"d" * 40]
     )
     assert pieces == ["a", " ", "<e ", "<en", "z "]  # a z might have been followed by another
     assert (sample.text, sample.stopped) == ("a <e <enz ", "stop")
@@ -64,24 +64,24 @@ def test_a_stop_text_ends_a_sample_and_is_not_part_of_it() -> None:
 
 def test_what_was_held_back_is_given_at_the_end() -> None:
     sample = Sample()
-    assert written(sample, Knobs(tokens=4, stop=("abcde",)), [*b"xabc"]) == ["x", "abc"]
+    assert written(sample, SamplingParams(tokens=4, stop=("abcde",)), [*b"xabc"]) == ["x", "abc"]
     assert sample.text == "xabc"
 
 
 def test_end_of_text_ends_a_sample() -> None:
     sample = Sample("ab")
-    written(sample, Knobs(tokens=50), [97, 97, 256, 98])
+    written(sample, SamplingParams(tokens=50), [97, 97, 256, 98])
     assert (sample.text, sample.tokens, sample.stopped) == ("aa", [97, 97, 256], "end")
     assert sample.logprobs == pytest.approx([0, 0, 0], abs=1e-6)
 
 
 def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     sample = Sample()
-    knobs = Knobs(tokens=8, min_tokens=4, stop=(".",))
-    written(sample, knobs, [*b"a.b.c.d."])
+    params = SamplingParams(tokens=8, min_tokens=4, stop=(".",))
+    written(sample, params, [*b"a.b.c.d."])
     assert (sample.text, sample.stopped) == ("a.b", "stop")
 
-    class Ending(Naive):
+    class Ending(NaiveDecoder):
         """The end is always the likeliest, then the letter a."""
 
         def logits(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -91,15 +91,15 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
 
     for least in (0, 6):
         sample = Sample()
-        knobs = Knobs(tokens=9, min_tokens=least, greedy=True)
-        for _ in untrained().stream([sample], knobs, path=Ending):
+        params = SamplingParams(tokens=9, min_tokens=least, greedy=True)
+        for _ in untrained().stream([sample], params, path=Ending):
             pass
         assert (sample.text, sample.stopped) == ("a" * least, "end")
 
 
 def test_a_wrong_knob_is_told_before_anything_is_written() -> None:
     with pytest.raises(UsageError, match="--top-k"):
-        untrained().stream([Sample("a")], Knobs(top_k=0))
+        untrained().stream([Sample("a")], SamplingParams(top_k=0))
 
 
 def test_banned_text_is_never_written() -> None:
@@ -116,12 +116,12 @@ def test_prompts_together_give_what_they_give_alone(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = untrained(family)
-    knobs = Knobs(tokens=40, temperature=1, seed=5)
+    params = SamplingParams(tokens=40, temperature=1, seed=5)
     prompts = ["", "abc", "much longer than the context is", "x"]
 
     def together() -> list[list[int]]:
         samples = [Sample(prompt, number) for prompt in prompts for number in range(2)]
-        for _ in writer.stream(samples, knobs):
+        for _ in writer.stream(samples, params):
             pass
         return [sample.tokens for sample in samples]
 
@@ -129,12 +129,12 @@ def test_prompts_together_give_what_they_give_alone(
     for prompt in prompts:
         for number in range(2):
             sample = Sample(prompt, number)
-            for _ in writer.stream([sample], knobs):
+            for _ in writer.stream([sample], params):
                 pass
             alone.append(sample.tokens)
     assert together() == alone
     assert alone[0] != alone[1]
-    monkeypatch.setattr(language_model, "TOGETHER", 3 * writer.model.cache_bytes(10**6))
+    monkeypatch.setattr(language_model, "KV_CACHE_BYTES", 3 * writer.model.cache_bytes(10**6))
     assert together() == alone  # in parts
 
 
@@ -148,7 +148,7 @@ def test_the_same_seed_writes_the_same_text(trained: Path) -> None:
 def test_logprobs_and_the_likeliest_are_the_models_own(trained: Path) -> None:
     writer = nanolm.load(trained)
     sample = Sample("the")
-    for _ in writer.stream([sample], Knobs(tokens=5, temperature=0.3, top_k=3), top=4):
+    for _ in writer.stream([sample], SamplingParams(tokens=5, temperature=0.3, top_k=3), top=4):
         pass
     ids = torch.tensor([writer.tokenizer.encode("the") + sample.tokens])
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_logprobs_and_the_likeliest_are_the_models_own(trained: Path) -> None:
 def test_a_model_is_left_as_it_was(trained: Path) -> None:
     writer = nanolm.load(trained)
     writer.model.train()
-    for _ in writer.stream([Sample("a")], Knobs(tokens=3)):
+    for _ in writer.stream([Sample("a")], SamplingParams(tokens=3)):
         break  # somebody has seen enough
     assert writer.model.training
 

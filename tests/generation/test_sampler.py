@@ -16,11 +16,12 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
-from nanolm.generation.bans import Bans
-from nanolm.generation.knobs import Knobs
-from nanolm.generation.sampler import BLOCK, Sampler
+from nanolm.generation.banned_texts import BannedTexts
+from nanolm.generation.sampler import RANDOM_BLOCK, Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.text.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer([], "byte")
@@ -35,6 +36,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.8},
     "tiny top-p": {"temperature": 1.0, "top_p": 1e-6},
     "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "typical-p": {"temperature": 1.0, "typical_p": 0.7},
+    "tiny typical-p": {"temperature": 1.0, "typical_p": 1e-6},
+    "typical-p after others": {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "typical_p": 0.4},
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
     "less than one": {"temperature": 1.0, "repetition_penalty": 0.6},
     "ban": {"temperature": 1.0, "ban": ("A", "BC", "\x02D")},
@@ -44,6 +48,7 @@ FILTERS: dict[str, dict[str, Any]] = {
         "top_k": 40,
         "top_p": 0.9,
         "min_p": 0.02,
+        "typical_p": 0.9,
         "repetition_penalty": 1.3,
         "ban": ("A", "\x02D"),
         "min_tokens": 2,
@@ -51,45 +56,49 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def sampler_of(knobs: Knobs, prompts: list[list[int]], first: int = 0, top: int = 0) -> Sampler:
+def sampler_of(
+    params: SamplingParams, prompts: list[list[int]], first: int = 0, top: int = 0
+) -> Sampler:
     """Rows with the random numbers from `first` on."""
     sampler = Sampler(BYTES, len(prompts), CPU)
     for row, prompt in enumerate(prompts):
-        sampler.begin(row, knobs, prompt, first + row, top)
+        sampler.begin(row, params, prompt, first + row, top)
     return sampler
 
 
-def by_transformers(knobs: Knobs) -> LogitsProcessorList:
+def by_transformers(params: SamplingParams) -> LogitsProcessorList:
     """What `generate` makes of the same settings, in its order."""
     parts: list[Any] = []
-    if knobs.repetition_penalty != 1:
-        parts.append(RepetitionPenaltyLogitsProcessor(knobs.repetition_penalty))
-    if knobs.ban:
-        words = [list(text.encode()) for text in knobs.ban]
+    if params.repetition_penalty != 1:
+        parts.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.ban:
+        words = [list(text.encode()) for text in params.ban]
         parts.append(NoBadWordsLogitsProcessor(words, BYTES.end_of_text))
-    if knobs.min_tokens:
+    if params.min_tokens:
         ends = sorted(BYTES.stops)
-        parts.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), knobs.min_tokens, ends))
-    parts.append(TemperatureLogitsWarper(knobs.temperature))
-    if knobs.top_k is not None:
-        parts.append(TopKLogitsWarper(knobs.top_k))
-    if knobs.top_p is not None:
-        parts.append(TopPLogitsWarper(knobs.top_p))
-    if knobs.min_p is not None:
-        parts.append(MinPLogitsWarper(knobs.min_p))
+        parts.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), params.min_tokens, ends))
+    parts.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k is not None:
+        parts.append(TopKLogitsWarper(params.top_k))
+    if params.top_p is not None:
+        parts.append(TopPLogitsWarper(params.top_p))
+    if params.min_p is not None:
+        parts.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p is not None:
+        parts.append(TypicalLogitsWarper(params.typical_p))
     return LogitsProcessorList(parts)
 
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_what_is_kept_is_what_transformers_keeps(name: str) -> None:
-    knobs = Knobs(**FILTERS[name])
+    params = SamplingParams(**FILTERS[name])
     rows = 1000
     generator = torch.Generator().manual_seed(1)
     scale = torch.linspace(0.5, 6, rows)[:, None]
     logits = torch.randn(rows, SIZE, generator=generator) * scale
-    sampler = sampler_of(knobs, [PROMPT] * rows)
+    sampler = sampler_of(params, [PROMPT] * rows)
     ours = sampler.filtered(sampler.scores(logits))
-    theirs = by_transformers(knobs)(torch.tensor([PROMPT] * rows), logits.clone())
+    theirs = by_transformers(params)(torch.tensor([PROMPT] * rows), logits.clone())
     assert torch.equal(ours > -torch.inf, theirs > -torch.inf)
     torch.testing.assert_close(ours.softmax(-1).float(), theirs.softmax(-1), atol=1e-6, rtol=1e-4)
 
@@ -97,16 +106,16 @@ def test_what_is_kept_is_what_transformers_keeps(name: str) -> None:
 @pytest.mark.parametrize("name", FILTERS)
 def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
     rows, steps = 1000, 100
-    knobs = Knobs(**FILTERS[name], seed=3)
+    params = SamplingParams(**FILTERS[name], seed=3)
     logits = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(2)) * 2
-    expected = by_transformers(knobs)(torch.tensor([PROMPT]), logits.clone()).softmax(-1)[0]
-    sampler = sampler_of(knobs, [PROMPT] * rows)
+    expected = by_transformers(params)(torch.tensor([PROMPT]), logits.clone()).softmax(-1)[0]
+    sampler = sampler_of(params, [PROMPT] * rows)
     scores = sampler.scores(logits.expand(rows, -1))
     counts = torch.zeros(SIZE, dtype=torch.float64)
     sampler.scores = lambda logits: scores  # type: ignore[method-assign]  # the first step's, always
     for _ in range(steps):
         sampler.prepare(rows)
-        ids, _ = sampler.draw(scores)
+        ids, _ = sampler.sample(scores)
         counts += torch.bincount(ids, minlength=SIZE)
     wanted = expected.double() * rows * steps
     assert counts[wanted == 0].sum() == 0
@@ -127,7 +136,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
 
 
 def test_frequency_and_presence_penalties() -> None:
-    sampler = sampler_of(Knobs(frequency_penalty=0.5, presence_penalty=2.0), [[7, 7, 7]])
+    sampler = sampler_of(SamplingParams(frequency_penalty=0.5, presence_penalty=2.0), [[7, 7, 7]])
     logits = torch.zeros(1, SIZE)
     assert sampler.scores(logits).abs().max() == 0  # what is in the prompt was not written
     for id in (5, 5, 9):
@@ -137,7 +146,7 @@ def test_frequency_and_presence_penalties() -> None:
 
 
 def test_repetition_counts_what_was_written_too() -> None:
-    sampler = sampler_of(Knobs(repetition_penalty=2.0), [[3], [4]])
+    sampler = sampler_of(SamplingParams(repetition_penalty=2.0), [[3], [4]])
     sampler.accept(torch.tensor([5, 6]))
     scores = sampler.scores(torch.tensor([[4.0, -4.0]]).repeat(2, SIZE // 2))
     changed = (scores.abs() != 4).nonzero().tolist()
@@ -151,7 +160,7 @@ def test_what_is_banned_cannot_be_spelled_in_any_way(kind: str) -> None:
     """Every text of up to three tokens, followed through the automaton."""
     text = "abab caab äbc " * 3
     tokenizer = train_tokenizer([text], kind, 262 if kind == "bpe" else None)
-    bans = Bans(("ab", "bä", "c a"), tokenizer, CPU)
+    bans = BannedTexts(("ab", "bä", "c a"), tokenizer, CPU)
     wanted = [b"ab", "bä".encode(), b"c a"]
     ids = [*sorted(set(tokenizer.encode(text))), tokenizer.end_of_text]
     for length in (1, 2, 3):
@@ -167,42 +176,47 @@ def test_what_is_banned_cannot_be_spelled_in_any_way(kind: str) -> None:
 
 
 def test_a_prompt_counts_for_a_ban() -> None:
-    sampler = sampler_of(Knobs(ban=("the end",)), [list(b"this is the en"), list(b"the")])
+    sampler = sampler_of(SamplingParams(ban=("the end",)), [list(b"this is the en"), list(b"the")])
     banned = sampler.scores(torch.zeros(2, SIZE)) == -torch.inf
     assert banned.nonzero().tolist() == [[0, ord("d")]]
 
 
 def test_rows_draw_the_same_whatever_is_beside_them() -> None:
     logits = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
-    together = sampler_of(Knobs(seed=3), [[1]] * 4)
-    alone = sampler_of(Knobs(seed=3), [[1]], first=2)
-    other = sampler_of(Knobs(seed=4), [[1]], first=2)
+    together = sampler_of(SamplingParams(seed=3), [[1]] * 4)
+    alone = sampler_of(SamplingParams(seed=3), [[1]], first=2)
+    other = sampler_of(SamplingParams(seed=4), [[1]], first=2)
     same, different = [], []
-    for _ in range(BLOCK + 20):
+    for _ in range(RANDOM_BLOCK + 20):
         for sampler in (together, alone, other):
             sampler.prepare(sampler.rows)
-        found = together.draw(logits)[0][2]
-        same.append(found == alone.draw(logits[2:3])[0][0])
-        different.append(found == other.draw(logits[2:3])[0][0])
+        found = together.sample(logits)[0][2]
+        same.append(found == alone.sample(logits[2:3])[0][0])
+        different.append(found == other.sample(logits[2:3])[0][0])
     assert all(same)
     assert not all(different)
 
 
 @pytest.mark.parametrize(
-    "knobs", [Knobs(greedy=True), Knobs(temperature=0), Knobs(temperature=1e-310)]
+    "params",
+    [
+        SamplingParams(greedy=True),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1e-310),
+    ],
 )
-def test_greedy(knobs: Knobs) -> None:
+def test_greedy(params: SamplingParams) -> None:
     logits = torch.zeros(1, SIZE)
     logits[0, 77] = 1e-3
-    assert sampler_of(knobs, [[1]]).draw(logits)[0].tolist() == [77]
+    assert sampler_of(params, [[1]]).sample(logits)[0].tolist() == [77]
 
 
 def test_what_is_known_of_a_draw_is_the_models_own() -> None:
     logits = torch.randn(2, SIZE + 5, generator=torch.Generator().manual_seed(4))  # spare rows
-    knobs = Knobs(temperature=0.3, top_k=3, repetition_penalty=1.5)
-    sampler = sampler_of(knobs, [[1], [2]], top=6)
+    params = SamplingParams(temperature=0.3, top_k=3, repetition_penalty=1.5)
+    sampler = sampler_of(params, [[1], [2]], top=6)
     sampler.prepare(2)
-    ids, known = sampler.draw(logits)
+    ids, known = sampler.sample(logits)
     own = logits[:, :SIZE].log_softmax(-1)
     best = own.topk(6)
     assert known[:, 0].tolist() == ids.tolist()
@@ -212,7 +226,7 @@ def test_what_is_known_of_a_draw_is_the_models_own() -> None:
 
 
 def test_all_wrong_knobs_are_named_at_once() -> None:
-    wrong = Knobs(
+    wrong = SamplingParams(
         tokens=0,
         stop=("",),
         repetition_penalty=0,
@@ -224,42 +238,55 @@ def test_all_wrong_knobs_are_named_at_once() -> None:
         top_k=0,
         top_p=1.5,
         min_p=-0.1,
+        typical_p=0,
         beams=0,
         seed=-1,
     )
     named = [problem.split()[0].rstrip(":") for problem in wrong.problems()]
     fields = (
-        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p beams seed"
+        "tokens repetition frequency presence min-tokens temperature top-k top-p min-p typical-p "
+        "beams seed"
     )
     expected = [f"--{name}" for name in fields.split()]
     expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
     assert named == [*expected, "--stop", "--ban", "--ban"]
-    assert Knobs(temperature=math.nan).problems()
-    assert Knobs(min_tokens=201).problems() == ["--min-tokens 201: must be from 0 to --tokens"]
-    assert Knobs(ban=("x" * 100, "y" * 101)).problems() == ["--ban: together at most 200 bytes"]
-    assert Knobs(top_k=2.5, tokens="9").problems() == [  # type: ignore[arg-type]
+    assert SamplingParams(temperature=math.nan).problems()
+    assert SamplingParams(min_tokens=201).problems() == [
+        "--min-tokens 201: must be from 0 to --tokens"
+    ]
+    assert SamplingParams(ban=("x" * 100, "y" * 101)).problems() == [
+        "--ban: together at most 200 bytes"
+    ]
+    assert SamplingParams(top_k=2.5, tokens="9").problems() == [  # type: ignore[arg-type]
         "--tokens 9: must be a whole number",
         "--top-k 2.5: must be a whole number",
     ]
-    assert Knobs().problems() == []
-    assert Knobs(seed=None, stop=None).problems() == []  # type: ignore[arg-type]
-    assert Knobs(stop="x", ban="y") == Knobs(stop=("x",), ban=("y",))  # type: ignore[arg-type]
+    assert SamplingParams().problems() == []
+    assert SamplingParams(seed=None, stop=None).problems() == []  # type: ignore[arg-type]
+    assert SamplingParams(stop="x", ban="y") == SamplingParams(stop=("x",), ban=("y",))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("knobs", [Knobs(), Knobs(top_p=0.9), Knobs(min_p=0.1, top_k=2)])
-def test_a_model_that_has_diverged_still_gives_tokens(knobs: Knobs) -> None:
-    sampler = sampler_of(knobs, [[1]])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(min_p=0.1, top_k=2, typical_p=0.5),
+    ],
+)
+def test_a_model_that_has_diverged_still_gives_tokens(params: SamplingParams) -> None:
+    sampler = sampler_of(params, [[1]])
     sampler.prepare(1)
     for value in (torch.nan, -torch.inf):
-        ids, _ = sampler.draw(torch.full((1, SIZE), value))
+        ids, _ = sampler.sample(torch.full((1, SIZE), value))
         assert 0 <= ids.item() < SIZE
 
 
 def test_nothing_waits_for_the_cpu() -> None:
     """A step reads no value of a tensor, or a GPU would stop for it."""
-    knobs = Knobs(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
-    sampler = sampler_of(knobs, [PROMPT])
-    assert sampler.turned.drawn  # seen before a step, as a batch does
+    params = SamplingParams(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
+    sampler = sampler_of(params, [PROMPT])
+    assert sampler.active.sampled  # seen before a step, as a batch does
     sampler.prepare(1)
 
     def refuse(tensor: Tensor) -> Any:
@@ -268,22 +295,27 @@ def test_nothing_waits_for_the_cpu() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
             patch.setattr(torch.Tensor, name, refuse)
-        sampler.draw(torch.randn(1, SIZE))
+        sampler.sample(torch.randn(1, SIZE))
 
 
 def test_every_row_has_knobs_of_its_own() -> None:
     """Whatever is beside it, a row draws what it draws alone."""
-    every = [Knobs(**values, seed=number) for number, values in enumerate(FILTERS.values())]
-    every += [Knobs(greedy=True), Knobs(frequency_penalty=1.5, presence_penalty=-0.5)]
-    alone = [sampler_of(knobs, [PROMPT]) for knobs in every]
+    every = [
+        SamplingParams(**values, seed=number) for number, values in enumerate(FILTERS.values())
+    ]
+    every += [
+        SamplingParams(greedy=True),
+        SamplingParams(frequency_penalty=1.5, presence_penalty=-0.5),
+    ]
+    alone = [sampler_of(params, [PROMPT]) for params in every]
     together = Sampler(BYTES, len(every), CPU)
-    for row, knobs in enumerate(every):
-        together.begin(row, knobs, PROMPT)
+    for row, params in enumerate(every):
+        together.begin(row, params, PROMPT)
     generator = torch.Generator().manual_seed(5)
     for _ in range(40):
         logits = 3 * torch.randn(len(every), SIZE, generator=generator)
         together.prepare(len(every))
-        found = together.draw(logits)[0].tolist()
+        found = together.sample(logits)[0].tolist()
         for row, sampler in enumerate(alone):
             sampler.prepare(1)
-            assert sampler.draw(logits[row : row + 1])[0].item() == found[row], every[row]
+            assert sampler.sample(logits[row : row + 1])[0].item() == found[row], every[row]

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nanolm
-from nanolm.generation.decoding import Naive
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.decoding import NaiveDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
-from nanolm.generation.words import WORD, WordBoundaries, score_words
+from nanolm.generation.sampling_params import SamplingParams
+from nanolm.generation.words import WORD_PATTERN, WordBoundaries, score_words
 from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "It's a dog's life. We'll\n\n see 1234 (or 5) -- héllo, 日本 !!\tok"
@@ -27,7 +27,7 @@ def brute_force(word: bytes, token: bytes) -> bool:
     to what follows them."""
     text, more = (each.decode(errors="surrogateescape") for each in (word, word + token))
     return bool(regex.fullmatch(r"[^\S\r\n]+", text)) or all(
-        part.end() != len(text) for part in regex.finditer(WORD, more)
+        part.end() != len(text) for part in regex.finditer(WORD_PATTERN, more)
     )
 
 
@@ -71,9 +71,9 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     return nanolm.load(out / "run")
 
 
-def sampled(model: LanguageModel, prompt: str, **knobs: Any) -> Sample:
+def sampled(model: LanguageModel, prompt: str, **params: Any) -> Sample:
     sample = Sample(prompt)
-    for _ in model.stream([sample], Knobs(**knobs)):
+    for _ in model.stream([sample], SamplingParams(**params)):
         pass
     return sample
 
@@ -134,7 +134,7 @@ def test_the_words_together_are_as_likely_as_the_text(spelling: LanguageModel, p
 def test_searching_changes_nothing_but_finds_more(spelling: LanguageModel) -> None:
     sample = sampled(spelling, "the", tokens=24, seed=2)  # past the context
     plain, searched = score_words(spelling, sample), score_words(spelling, sample, top=4)
-    naive = score_words(spelling, sample, top=4, path=Naive)
+    naive = score_words(spelling, sample, top=4, path=NaiveDecoder)
     for one, other, slow in zip(plain, searched, naive, strict=True):
         assert one.text == other.text == slow.text
         assert other.probability == pytest.approx(one.probability, rel=0.05, abs=1e-6)
@@ -148,7 +148,7 @@ def test_searching_changes_nothing_but_finds_more(spelling: LanguageModel) -> No
 def test_where_words_are_tokens_it_is_the_view_of_tokens(trained: Path) -> None:
     model = nanolm.load(trained)
     sample = Sample("the small cat")
-    for _ in model.stream([sample], Knobs(tokens=8, seed=3), top=3):
+    for _ in model.stream([sample], SamplingParams(tokens=8, seed=3), top=3):
         pass
     words = score_words(model, sample, top=3)
     assert [word.tokens for word in words] == [[id] for id in sample.tokens]

@@ -1,7 +1,6 @@
 """The pages open in a real browser, from disk: no complaint, no request, and all of it works."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,15 @@ from browser import CHROMIUM, Browser
 from hostile import MARKUP
 from models import of_family
 
-from nanolm.inspect.decided import decided
-from nanolm.inspect.heads import describe
-from nanolm.inspect.look import Seen, look
+from nanolm.inspect.attribution import attribute
+from nanolm.inspect.heads import describe_heads
+from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import inspection_page, positions_page, word_page
-from nanolm.inspect.vectors import occurrences, positions
+from nanolm.inspect.vectors import occurrences, position_vectors
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
-from nanolm.report.page import comparison_page, report_page, told
+from nanolm.report.page import comparison_page, report_page
+from nanolm.report.run_data import read_run
 from nanolm.runs.folder import Run
 from nanolm.text.tokenizer import train_tokenizer
 
@@ -44,14 +44,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
     shape: dict[str, Any] = {"vocab_size": 258, "context": 64}
     model = of_family("modern", **shape)
     ids = tokenizer.encode_prompt(TEXT)
-    seen = look(model, ids)
-    heads = describe(seen.attention, ids)
-    kind, vectors = positions(model)
+    seen = inspect_text(model, ids)
+    heads = describe_heads(seen.attention, ids)
+    kind, vectors = position_vectors(model)
     base = of_family("modern", **shape)
     config = ClassifierConfig(base=base.config, labels=("bad", "good"), window=64)
     classifier = Classifier(config, base).eval()
-    what = decided(classifier, ids)
-    looks = Seen(ids, what.looks, [])
+    what = attribute(classifier, ids)
+    looks = Inspection(ids, what.attention, [])
     words = occurrences(model, tokenizer, "was", [TEXT])
     run = Run(trained)
     made = {
@@ -59,14 +59,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
         "classifier": inspection_page(
             tokenizer,
             looks,
-            describe(what.looks, ids),
+            describe_heads(what.attention, ids),
             {"model": "x"},
             (1, 2),
             (what, config.labels),
         ),
         "word": word_page(words, {}),
         "positions": positions_page(kind, vectors, {}),
-        "report": report_page(told(run)),
+        "report": report_page(read_run(run)),
         "comparison": comparison_page([run, run]),
     }
     for name, page in made.items():
@@ -128,7 +128,7 @@ def test_what_a_head_looks_at_is_what_was_measured(
     tokenizer = train_tokenizer([], "byte")
     model = of_family("modern", vocab_size=258, context=64)
     ids = tokenizer.encode_prompt(TEXT)
-    seen = look(model, ids)
+    seen = inspect_text(model, ids)
     browser.look(1200)
     browser.open(pages["language model"], READY)
     browser.point("#tokens button", 20)
@@ -153,9 +153,9 @@ def test_hostile_text_is_inert(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "hostile.html"
     for text in MARKUP:
         ids = tokenizer.encode_prompt(text)[:200]
-        seen = replace(look(model, ids))
-        facts = {text: text}
-        page.write_text(inspection_page(tokenizer, seen, describe(seen.attention, ids), facts))
+        seen = inspect_text(model, ids)
+        heads = describe_heads(seen.attention, ids)
+        page.write_text(inspection_page(tokenizer, seen, heads, {text: text}))
         browser.open(page, READY)
         assert browser.value("document.scripts.length") == 2
         assert browser.value('document.querySelectorAll("img, iframe, object, svg, a").length') == 0

@@ -15,17 +15,17 @@ from strategies import configs
 from torch import Tensor
 
 from nanolm.errors import ModelError
-from nanolm.generation.decoding import Cached
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.decoding import CachedDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.huggingface import load_config, load_model, save_model, save_weights
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import train_tokenizer
-from nanolm.training.optim import Optimizer, load_tensors
+from nanolm.text.tokenizer_files import load_tokenizer
+from nanolm.training.optim import Optimizers, load_tensors
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 3
 
@@ -89,12 +89,12 @@ def randomised(model: Any) -> Any:
 
 
 def greedy(model: Model, prompt: Tensor, count: int) -> list[int]:
-    network = Cached(model, 1, prompt.shape[1] + count)
+    decoder = CachedDecoder(model, 1, prompt.shape[1] + count)
     ids = prompt
     with torch.inference_mode():
         for length in range(prompt.shape[1], prompt.shape[1] + count):
-            network.prepare(ids, [length])
-            best = network.logits(ids, torch.tensor([length])).argmax(dim=-1)
+            decoder.prepare(ids, [length])
+            best = decoder.logits(ids, torch.tensor([length])).argmax(dim=-1)
             ids = torch.cat([ids, best[:, None]], dim=1)
     return ids[0, prompt.shape[1] :].tolist()
 
@@ -177,7 +177,7 @@ def test_transformers_reads_what_nanolm_writes(folder: Path) -> None:
         assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)
         assert tokenizer.decode(ours.tokenizer.encode(text)) == text
     samples = [Sample("the cat")]
-    for _ in ours.stream(samples, Knobs(tokens=200, greedy=True)):
+    for _ in ours.stream(samples, SamplingParams(tokens=200, greedy=True)):
         pass
     prompt = tokenizer("the cat", return_tensors="pt")
     written = theirs.generate(**prompt, do_sample=False, max_new_tokens=200)
@@ -208,25 +208,26 @@ def test_any_model_is_saved_and_loaded_and_goes_on(config: ModelConfig) -> None:
     """Three steps, saved, loaded, three more: bit for bit six steps."""
     tokenizer = train_tokenizer([], "byte")
 
-    def steps(model: Model, optimizer: Optimizer, first: int) -> None:
+    def steps(model: Model, optimizer: Optimizers, first: int) -> None:
         for number in range(first, first + 3):
             torch.manual_seed(number)
             ids = torch.randint(SHAPE["vocab_size"], (2, SHAPE["context"]))
             model.train()(ids).log_softmax(-1)[..., 1].sum().neg().backward()
-            optimizer.step(1e-3)
+            optimizer.set_lr(1e-3)
+            optimizer.step()
             optimizer.zero_grad()
 
     whole = lively(config)
-    optimizer = Optimizer(dict(whole.named_parameters()), 0.1)
+    optimizer = Optimizers(dict(whole.named_parameters()), weight_decay=0.1)
     steps(whole, optimizer, 0)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         save_model(whole, place, tokenizer, shard=3000)
-        save_file(optimizer.tensors(), place / "optimizer.safetensors")
+        save_file(optimizer.state_tensors(), place / "optimizer.safetensors")
         resumed = load_model(place)
         assert resumed.config == config
-        other = Optimizer(dict(resumed.named_parameters()), 0.1)
-        load_tensors(place / "optimizer.safetensors", other.load)
+        other = Optimizers(dict(resumed.named_parameters()), weight_decay=0.1)
+        load_tensors(place / "optimizer.safetensors", other.load_state_tensors)
     steps(whole, optimizer, 3)
     steps(resumed, other, 3)
     for (name, one), (_, two) in zip(

@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +15,16 @@ from nanolm.planning import sizes
 from nanolm.planning.planner import make_plan
 from nanolm.planning.recipe import TINY_STEPS
 from nanolm.planning.scaling_law import Forecast
-from nanolm.planning.sizes import Text
-from nanolm.pretraining import language, prepare
+from nanolm.planning.sizes import TextStats
+from nanolm.pretraining import prepare
+from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
-from nanolm.report.listing import listing
+from nanolm.report.listing import list_runs
 from nanolm.text import store
-from nanolm.training import trainer
+from nanolm.training.budget import MIN_STEPS, Budget
 from nanolm.training.events import Note, Preparing
 from nanolm.training.settings import TrainSettings
-from nanolm.training.task import State
+from nanolm.training.state import State
 
 SMALL: dict[str, Any] = {
     **TINY_MODEL,
@@ -49,7 +49,7 @@ def too_short(text: Path, tmp_path: Path) -> Path:
     """A run whose time was over before it began."""
     run = tmp_path / "runs/text"
     result = nanolm.train(text, out=run, minutes=0.001, **SMALL)
-    assert (result.stopped, result.steps < trainer.LEAST_STEPS) == ("too little time", True)
+    assert (result.stopped, result.steps < MIN_STEPS) == ("too little time", True)
     return run
 
 
@@ -58,9 +58,11 @@ def prepared(seen: list[object]) -> set[str]:
 
 
 def test_less_text_is_advised_where_preparing_took_the_time() -> None:
-    result = language.Result("runs/x", 3, 100, 20.0, None, None, None, 0, "too little time", 18.0)
-    assert "--max-bytes" in language.what_to_type(result)
-    assert "--max-bytes" not in language.what_to_type(replace(result, setup_seconds=2.0))
+    result = pretraining.TrainResult(
+        "runs/x", 3, 100, 20.0, None, None, None, 0, "too little time", 18.0
+    )
+    assert "--max-bytes" in pretraining.what_to_type(result)
+    assert "--max-bytes" not in pretraining.what_to_type(replace(result, setup_seconds=2.0))
 
 
 def test_exit_code_8_says_what_to_type(text: Path, cli: Cli) -> None:
@@ -78,7 +80,7 @@ def options(settings: dict[str, Any]) -> list[str]:
 
 
 def test_such_a_run_is_not_finished(too_short: Path) -> None:
-    assert [row.state for row in listing(too_short.parent, print)] == ["stopped: too little time"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["stopped: too little time"]
 
 
 def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) -> None:
@@ -92,13 +94,13 @@ def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) ->
 def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path) -> None:
     seen: list[object] = []
     settings = TrainSettings((str(text),), **SMALL)
-    result = language.train(replace(settings, minutes=0.1), too_short, False, seen.append)
+    result = pretraining.train(replace(settings, minutes=0.1), too_short, False, seen.append)
     assert (result.run, result.stopped) == (str(too_short), "minutes")
-    assert result.steps >= trainer.LEAST_STEPS
+    assert result.steps >= MIN_STEPS
     assert "encoding" not in prepared(seen)
-    assert [row.state for row in listing(too_short.parent, print)] == ["finished"]
+    assert [row.state for row in list_runs(too_short.parent, print)] == ["finished"]
     with pytest.raises(nanolm.errors.DataError, match="finished"):
-        language.train(replace(settings, minutes=0.1), too_short)
+        pretraining.train(replace(settings, minutes=0.1), too_short)
 
 
 def test_a_part_of_the_text_is_saved_and_kept(
@@ -108,7 +110,7 @@ def test_a_part_of_the_text_is_saved_and_kept(
     monkeypatch.setattr(store, "LEAST_PART", 70_000)
     run, seen = tmp_path / "run", list[object]()
     result = nanolm.train(text, out=run, minutes=0.05, notify=seen.append, **SMALL)
-    assert result.steps >= trainer.LEAST_STEPS
+    assert result.steps >= MIN_STEPS
     assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
     choices = json.loads((run / "run.json").read_text())["choices"]
     assert "stretches from all over it" in choices[0]["reason"]
@@ -133,13 +135,12 @@ def test_time_before_the_first_step_is_no_progress(
     step: int, seconds: float, progress: float
 ) -> None:
     state = State(step=step, seconds=seconds, setup=30)
-    unstarted = SimpleNamespace(settings=TrainSettings((), minutes=1), state=state)
-    assert trainer.Trainer.progress(unstarted) == pytest.approx(progress)  # type: ignore[arg-type]
+    assert Budget(TrainSettings((), minutes=1), state).progress() == pytest.approx(progress)
 
 
 @pytest.mark.parametrize("minutes", [0.25, 3.0])
 def test_minutes_do_not_change_the_plan_for_a_tiny_text(minutes: float) -> None:
-    tiny = Text(vocab_size=300, size=3_000, tokens=1_000, hard=lambda: 2.3)
+    tiny = TextStats(vocab_size=300, size=3_000, tokens=1_000, ngram_bits=lambda: 2.3)
     asked = TrainSettings(("poem.txt",), device="cpu")
     plain = make_plan(asked, tiny).settings
     timed = make_plan(replace(asked, minutes=minutes), tiny).settings
@@ -160,7 +161,7 @@ def test_little_is_tried_where_time_is_short(gone: float, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sizes, "step_seconds", step_seconds)
     settings = TrainSettings(("a.txt",), device="cpu", minutes=0.5, threads=1, workers=1)
-    text = Text(vocab_size=512, size=10**6, tokens=300_000, hard=lambda: None)
+    text = TextStats(vocab_size=512, size=10**6, tokens=300_000, ngram_bits=lambda: None)
     plan = make_plan(replace(settings, dtype="float32"), text, None, lambda: clock)
     assert clock - gone <= 6
     assert plan.settings.dim == 64

@@ -15,16 +15,16 @@ from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import planner, recipe, sizes
-from nanolm.planning.planner import make_plan, model_config
+from nanolm.planning.planner import make_plan
 from nanolm.planning.scaling_law import Forecast, Law
-from nanolm.planning.sizes import Text
+from nanolm.planning.sizes import TextStats, model_config
 from nanolm.training.settings import TrainSettings
 
 OPEN = TrainSettings(corpus=("a.txt",), device="cpu")
 
 
-def a_text(size: int, tokens: int | None = None) -> Text:
-    return Text(vocab_size=512, size=size, tokens=tokens or size // 3, hard=lambda: 2.3)
+def a_text(size: int, tokens: int | None = None) -> TextStats:
+    return TextStats(vocab_size=512, size=size, tokens=tokens or size // 3, ngram_bits=lambda: 2.3)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(sizes, "step_seconds", step_seconds)
     monkeypatch.setattr(
-        planner, "fit_to_machine", lambda settings, *rest: (replace(settings, workers=2), [])
+        sizes, "fit_to_machine", lambda settings, *rest: (replace(settings, workers=2), [])
     )
     return tried
 
@@ -79,20 +79,20 @@ def test_more_time_is_for_a_larger_model(timed: list[int]) -> None:
         assert f"{plan.settings.layers} x {plan.settings.dim}: " in shown.reason
     assert found == sorted(found)
     assert found[0][0] < found[-1][0]
-    assert 1 < len(timed) <= 3 * (sizes.MOST + 1)
+    assert 1 < len(timed) <= 3 * (sizes.MOST_TIMED + 1)
 
 
 def test_it_is_said_why_the_best_forecast_was_not_taken(
     timed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "CLOSE", 9.0)  # all are near enough, so the smallest is taken
-    monkeypatch.setattr(planner, "CLOSE", 9.0)
+    monkeypatch.setattr(sizes, "AS_GOOD", 9.0)  # all are near enough, so the smallest is taken
+    monkeypatch.setattr(planner, "AS_GOOD", 9.0)
     plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
     shown = next(choice for choice in plan.choices if choice.what == "model")
     assert re.search(
         r"; the smallest within .* % of the best, which is faster to use$", shown.reason
     )
-    monkeypatch.setattr(sizes, "CLOSE", 1.0)
+    monkeypatch.setattr(sizes, "AS_GOOD", 1.0)
     plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
     shown = next(choice for choice in plan.choices if choice.what == "model")
     assert "the smallest" not in shown.reason
@@ -123,7 +123,7 @@ def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
     passes = settings.steps * settings.batch * settings.context / (200_000 // 3)
     assert passes == pytest.approx(recipe.MOST_PASSES, rel=0.05)
     assert isinstance(config, GPTConfig)
-    assert non_embedding_parameters(config) <= sizes.A_TOKEN * 200_000 / 3
+    assert non_embedding_parameters(config) <= sizes.PARAMETERS_PER_TOKEN * 200_000 / 3
     assert settings.weight_decay and settings.weight_decay > 1
     little = make_plan(replace(OPEN, preset="mini", steps=5), a_text(200_000))
     assert any("by heart" in choice.reason for choice in little.choices)
@@ -176,13 +176,13 @@ def test_epochs_and_tokens_become_steps(budget: dict[str, Any]) -> None:
 
 
 def test_the_law_knows_size_text_and_passes() -> None:
-    law = Law(hard=2.3, size=1_000_000)
+    law = Law(ngram_bits=2.3, size=1_000_000)
     base = law.bits_per_byte(1e6, 5e6, 1000)
     assert law.bits_per_byte(4e6, 5e6, 1000) < base < law.bits_per_byte(1e6, 1e6, 1000)
     assert law.bits_per_byte(1e6, 5e6, 100) > base
     assert Law(2.3, 10_000_000).bits_per_byte(1e6, 5e6, 1000) < base  # nothing seen twice
-    assert law.worth(1e6) == 1e6
-    assert law.worth(1e9) == pytest.approx(law.worth(1e8), rel=1e-6)
+    assert law.effective_bytes(1e6) == 1e6
+    assert law.effective_bytes(1e9) == pytest.approx(law.effective_bytes(1e8), rel=1e-6)
 
 
 @pytest.mark.parametrize("bits", [0.2, 2.0])

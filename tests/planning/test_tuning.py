@@ -27,7 +27,7 @@ from nanolm.model.config import configure
 from nanolm.planning import planner, tuning
 from nanolm.pretraining import language
 from nanolm.runs import checkpoint
-from nanolm.training import trainer
+from nanolm.training import budget, compile_choice, trainer
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
 
@@ -91,7 +91,7 @@ def test_compiling_is_decided_once_and_written_down(
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
-    monkeypatch.setattr(trainer, "GAIN", {"cpu": gain})
+    monkeypatch.setattr(compile_choice, "EXPECTED_GAIN", {"cpu": gain})
     notes: list[str] = []
     run = tmp_path / "run"
     train(run, notes)
@@ -121,7 +121,8 @@ def test_a_slow_first_step_is_no_reason_to_compile(
         return train_step(trainer, lr)
 
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-    monkeypatch.setattr(trainer, "time", clock)
+    for module in (trainer, budget):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(trainer.Trainer, "train_step", step)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
     notes: list[str] = []
@@ -153,7 +154,7 @@ def test_threads_and_workers_are_measured_and_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "available_threads", lambda: 4)
-    monkeypatch.setattr(planner, "WIDE", 0)  # else so small a model has one thread
+    monkeypatch.setattr(planner, "NARROW_DIM", 0)  # else so small a model has one thread
     monkeypatch.setattr(tuning, "is_busy", lambda: False)
     asked: list[tuple[int | None, int | None]] = []
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nanolm.cli.main import VERBS, cli, run
 from nanolm.errors import NanolmError
 from nanolm.runs.toml import dump_toml
-from nanolm.text.store import Request, prepare_tokens
+from nanolm.text.store import TextRequest, prepare_tokens
 from nanolm.training.settings import TrainSettings
 
 PATIENCE = 20  # seconds
@@ -153,7 +153,7 @@ def test_any_text_becomes_tokens_or_is_refused(text: str, data: bytes, tmp_path:
     file = tmp_path / "text.txt"
     file.write_bytes(text.encode("utf-8", "surrogatepass") + data)
     with in_time(), contextlib.suppress(NanolmError):
-        prepared = prepare_tokens(Request((str(file),)), cache=tmp_path / "cache")
+        prepared = prepare_tokens(TextRequest((str(file),)), cache=tmp_path / "cache")
         assert len(prepared.train)
 
 

@@ -17,15 +17,16 @@ import nanolm
 from nanolm.classification.metrics import score
 from nanolm.generation.language_model import Sample
 from nanolm.generation.page import samples_page
-from nanolm.inspect.decided import decided
-from nanolm.inspect.heads import describe
-from nanolm.inspect.look import look
+from nanolm.inspect.attribution import attribute
+from nanolm.inspect.heads import describe_heads
+from nanolm.inspect.inspection import inspect_text
 from nanolm.inspect.page import inspection_page, word_page
 from nanolm.inspect.vectors import Occurrences
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
-from nanolm.report.curves import Line, Panel, curves_svg
-from nanolm.report.page import Told, report_page
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.page import report_page
+from nanolm.report.run_data import RunData
 from nanolm.runs.folder import Run
 from nanolm.text.page import surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
@@ -65,7 +66,7 @@ def test_what_a_model_writes_is_not_obeyed(tmp_path: Path) -> None:
     assert not OBEYED.findall(ours)
 
 
-class Seen(HTMLParser):
+class SeenTags(HTMLParser):
     """The tags of a page with the names of their attributes."""
 
     def __init__(self, page: str) -> None:
@@ -87,11 +88,11 @@ def pages(text: str) -> dict[str, str]:
     )
     points = [(0.0, 1.0), (1.0, 0.5)]
     model = of_family("gpt2", vocab_size=tokenizer.vocab_size, context=len(ids) + 1)
-    seen = look(model, ids)
-    heads = describe(seen.attention, ids)
+    seen = inspect_text(model, ids)
+    heads = describe_heads(seen.attention, ids)
     config = ClassifierConfig(base=model.config, labels=(text, f"no {text}"), window=512)
-    what = decided(Classifier(config, of_family("gpt2", **asdict(model.config))), ids)
-    one = Told(
+    what = attribute(Classifier(config, of_family("gpt2", **asdict(model.config))), ids)
+    one = RunData(
         run=Run(Path("runs") / text.replace("/", "").replace("\0", "")),
         settings={"corpus": [text], text: text, "minutes": 1},
         facts={
@@ -118,17 +119,17 @@ def pages(text: str) -> dict[str, str]:
         "tokens": tokens_page(tokenizer, text, text),
         "surprise": surprise_page(tokenizer, rows, {text: text}, text),
         "samples": samples_page(tokenizer, [sample], {text: text}),
-        "curves": curves_svg([Panel(text, [Line(text, points)], (1.0, text))], text),
+        "curves": curves_svg(Chart(text, [Panel(text, [Series(text, points)], (1.0, text))])),
     }
 
 
 def test_markup_is_text_on_every_page(tally: Tally) -> None:
     made = pages("some harmless words\n\0\u202e")
-    harmless = {name: Seen(page).found for name, page in made.items()}
+    harmless = {name: SeenTags(page).found for name, page in made.items()}
     survived = 0
     for text in MARKUP:
         made = pages(text)
-        fine = all(Seen(page).found <= harmless[name] for name, page in made.items())
+        fine = all(SeenTags(page).found <= harmless[name] for name, page in made.items())
         policy = "default-src 'none'; style-src 'sha256-"
         survived += fine and all(policy in page for name, page in made.items() if name != "curves")
     assert len(MARKUP) == len(set(MARKUP)) == 50
@@ -136,7 +137,7 @@ def test_markup_is_text_on_every_page(tally: Tally) -> None:
 
 
 def test_the_parser_would_see_it() -> None:
-    assert ("script", ("src", "onerror")) in Seen(MARKUP[0]).found
+    assert ("script", ("src", "onerror")) in SeenTags(MARKUP[0]).found
 
 
 @pytest.mark.parametrize("verb", ["train", "sample"])

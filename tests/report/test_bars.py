@@ -4,7 +4,7 @@ import itertools
 import xml.etree.ElementTree as ElementTree
 
 from nanolm.report.bars import Bar, bars_svg
-from nanolm.report.curves import Line, Panel, curves_svg
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,9 +23,9 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 def test_a_power_is_a_straight_line_on_logarithmic_axes() -> None:
-    line = Line("square", [(x, 0.01 * x * x) for x in (64, 128, 256, 4096)])
+    line = Series("square", [(x, 0.01 * x * x) for x in (64, 128, 256, 4096)])
     panel = Panel("milliseconds", [line])
-    tree = ElementTree.fromstring(curves_svg([panel], "t", x="tokens", logarithmic=True))
+    tree = ElementTree.fromstring(curves_svg(Chart("t", [panel], "tokens", logarithmic=True)))
     paths = [each.get("d", "") for each in tree.iter(f"{SVG}path")]
     path = next(each for each in paths if each.count(",") == 4 and "h.01" not in each)
     points = [tuple(map(float, pair.split(","))) for pair in path[1:].split()]

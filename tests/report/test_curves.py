@@ -11,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolm.errors import DataError
-from nanolm.report.curves import Line, Panel, axis, curves_svg, read_metrics
+from nanolm.report.axes import linear_axis
+from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.run_data import read_metrics
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def picture(*panels: Panel, title: str = "run") -> ElementTree.Element:
     """The picture, after all that must be true of every one."""
-    text = curves_svg(panels, title)
+    text = curves_svg(Chart(title, panels))
     assert len(text) < 100_000
     root = ElementTree.fromstring(text)
     assert "nan" not in text and "inf" not in text
@@ -51,8 +53,8 @@ def noisy(count: int, noise: float = 0.2) -> list[tuple[float, float]]:
 
 
 def test_two_panels() -> None:
-    loss = Panel("loss", [Line("train", noisy(300)), Line("val", [(100, 2.0), (200, 1.5)])])
-    accuracy = Panel("accuracy", [Line("val", [(100, 0.5), (200, 0.75)])], mark=(200, "best"))
+    loss = Panel("loss", [Series("train", noisy(300)), Series("val", [(100, 2.0), (200, 1.5)])])
+    accuracy = Panel("accuracy", [Series("val", [(100, 0.5), (200, 0.75)])], mark=(200, "best"))
     root = picture(loss, accuracy, title="my run")
     assert root.findtext(f"{SVG}title") == "my run"
     assert {"my run", "loss", "accuracy", "train", "val", "best", "step"} <= set(words(root))
@@ -69,7 +71,7 @@ def test_two_panels() -> None:
 
 
 def test_higher_is_higher_and_later_is_to_the_right() -> None:
-    root = picture(Panel("loss", [Line("train", [(20, 3.0), (0, 1.0), (10, 2.0)])]))  # any order
+    root = picture(Panel("loss", [Series("train", [(20, 3.0), (0, 1.0), (10, 2.0)])]))  # any order
     (x0, y0), (x1, y1), (x2, y2) = paths(root, only_curves=True)[0]
     assert x0 < x1 < x2 and y0 > y1 > y2
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
@@ -77,7 +79,7 @@ def test_higher_is_higher_and_later_is_to_the_right() -> None:
 
 
 def test_more_than_two_panels_are_stacked() -> None:
-    panels = [Panel(f"panel {n}", [Line("a", [(1, n), (2, n + 1)])]) for n in range(4)]
+    panels = [Panel(f"panel {n}", [Series("a", [(1, n), (2, n + 1)])]) for n in range(4)]
     groups = picture(*panels).findall(f"{SVG}g")
     tops = [re.findall(r"[\d.]+", group.get("transform", "")) for group in groups]
     assert len({left for left, _ in tops}) == 1 and len({top for _, top in tops}) == 4
@@ -87,20 +89,22 @@ def test_more_than_two_panels_are_stacked() -> None:
 def test_many_points_are_thinned_and_keep_their_peaks(noise: float) -> None:
     points = noisy(50_000, noise)
     points[31_234] = (31_234, 9.0)
-    line, *_ = paths(picture(Panel("loss", [Line("train", points)])), only_curves=True)
+    line, *_ = paths(picture(Panel("loss", [Series("train", points)])), only_curves=True)
     assert 200 < len(line) <= 500
     peak = min(line, key=lambda point: point[1])
     assert peak[1] < min(y for x, y in line if x != peak[0]) - 50
 
 
 def test_many_lines_stay_small() -> None:
-    few = [Line(f"run {n}", noisy(25, n / 10)) for n in range(60)]
+    few = [Series(f"run {n}", noisy(25, n / 10)) for n in range(60)]
     assert len(set(classes(picture(Panel("loss", few))))) == 24  # twelve lines and their dots
-    picture(*(Panel("loss", [Line(f"run {n}", noisy(2000)) for n in range(10)]) for _ in range(3)))
+    picture(
+        *(Panel("loss", [Series(f"run {n}", noisy(2000)) for n in range(10)]) for _ in range(3))
+    )
 
 
 def test_a_smooth_line_is_not_faint() -> None:
-    root = picture(Panel("rate", [Line("rate", noisy(300, noise=0))]))
+    root = picture(Panel("rate", [Series("rate", noisy(300, noise=0))]))
     assert classes(root) == ["c0"]
     assert words(root).count("rate") == 1  # a line that is named as its panel needs no second word
 
@@ -126,19 +130,19 @@ def test_a_smooth_line_is_not_faint() -> None:
     ],
 )
 def test_odd_points(points: list[tuple[float | None, float | None]]) -> None:
-    root = picture(Panel("loss", [Line("a", points)]), Panel("none", []))
+    root = picture(Panel("loss", [Series("a", points)]), Panel("none", []))
     assert words(root).count("no data yet") == 2 - any(classes(root))
 
 
 def test_no_panel_and_odd_marks() -> None:
     assert "nothing" in words(picture(title="nothing"))
-    line = Line("a", [(0, 1), (10, 2)])
+    line = Series("a", [(0, 1), (10, 2)])
     assert "late" in words(picture(Panel("loss", [line], mark=(40, "late"))))
     assert "never" not in words(picture(Panel("loss", [line], mark=(math.nan, "never"))))
 
 
 def test_two_lines_of_one_name_are_both_drawn() -> None:
-    root = picture(Panel("loss", [Line("a", [(1, 1), (2, 2)]), Line("a", [(1, 3), (2, 4)])]))
+    root = picture(Panel("loss", [Series("a", [(1, 1), (2, 2)]), Series("a", [(1, 3), (2, 4)])]))
     assert len(paths(root, only_curves=True)) == 4
 
 
@@ -147,7 +151,7 @@ HOSTILE = "</text><script>alert(1)</script>&amp;\"'\x00\x1b\ud800\u202e]]>"
 
 def test_text_is_escaped() -> None:
     root = picture(
-        Panel(HOSTILE, [Line(HOSTILE + "2", [(1, 2), (2, 3)])], mark=(1, HOSTILE)), title=HOSTILE
+        Panel(HOSTILE, [Series(HOSTILE + "2", [(1, 2), (2, 3)])], mark=(1, HOSTILE)), title=HOSTILE
     )
     allowed = ("svg", "title", "style", "rect", "g", "line", "path", "text")
     assert {element.tag for element in root.iter()} <= {SVG + name for name in allowed}
@@ -156,7 +160,7 @@ def test_text_is_escaped() -> None:
 
 
 def test_long_text_is_cut() -> None:
-    root = picture(Panel("p" * 9999, [Line("長" * 9999, [(1, 2)])]), title="t" * 9999)
+    root = picture(Panel("p" * 9999, [Series("長" * 9999, [(1, 2)])]), title="t" * 9999)
     assert all(len(word) < 150 for word in words(root))
 
 
@@ -165,7 +169,7 @@ numbers = st.floats(-1e99, 1e99) | st.floats(1e5, 1e5 + 1e-3) | st.integers(0, 1
 
 @given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
 def test_ticks_cover_the_data(values: Sequence[float], whole: bool) -> None:
-    found = axis(values, 5, whole)
+    found = linear_axis(values, 5, whole)
     rounding = 1e-6 * (found.high - found.low)  # far below a pixel
     assert found.low - rounding <= min(values) and max(values) <= found.high + rounding
     ticks = [value for value, _ in found.ticks]
@@ -189,11 +193,11 @@ def test_ticks_cover_the_data(values: Sequence[float], whole: bool) -> None:
     ],
 )
 def test_ticks_are_round(values: list[float], texts: str) -> None:
-    assert " ".join(text for _, text in axis(values, 5).ticks) == texts
+    assert " ".join(text for _, text in linear_axis(values, 5).ticks) == texts
 
 
 def test_steps_are_whole() -> None:
-    found = axis([1, 2, 3], 6, whole=False)
+    found = linear_axis([1, 2, 3], 6, extend=False)
     assert [text for _, text in found.ticks] == ["1", "2", "3"]
 
 
@@ -202,7 +206,7 @@ def test_metrics_are_read(tmp_path: Path) -> None:
     file.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n')
     rows = read_metrics(file)
     assert rows[0] == {"step": 1, "loss": 2.5} and len(rows) == 2
-    picture(Panel("loss", [Line("train", [(row["step"], row["loss"]) for row in rows])]))
+    picture(Panel("loss", [Series("train", [(row["step"], row["loss"]) for row in rows])]))
     for torn in ('{"step": 3, "lo', "[" * 100_000, "3", '{"step": "\xff'):
         file.write_bytes(b'{"step": 1}\n' + torn.encode("latin-1"))
         assert read_metrics(file) == [{"step": 1}]
@@ -214,8 +218,8 @@ def test_metrics_are_read(tmp_path: Path) -> None:
 
 
 def test_epochs_stand_below_the_steps() -> None:
-    line = Line("train", [(10, 3.0), (206, 1.0)])
-    text = curves_svg([Panel("loss", [line])], "run", steps_per_epoch=206.5 / 8)
+    line = Series("train", [(10, 3.0), (206, 1.0)])
+    text = curves_svg(Chart("run", [Panel("loss", [line])], steps_per_epoch=206.5 / 8))
     root = ElementTree.fromstring(text)
     shown = {
         (each.text, each.get("y")): float(each.get("x", 0)) for each in root.iter(f"{SVG}text")

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from journeys import Journey
 
-from nanolm.report.curves import Line
-from nanolm.report.listing import listing
-from nanolm.report.page import by_epoch, comparison_page, report_page, told, write_report
+from nanolm.report.curves import Series
+from nanolm.report.listing import list_runs
+from nanolm.report.page import by_epoch, comparison_page, report_page, write_report
+from nanolm.report.run_data import read_run
 from nanolm.report.terminal import plot
 from nanolm.runs.folder import Run
 
@@ -61,7 +62,7 @@ def test_of_a_run_that_has_hardly_begun(tmp_path: Path, trained: Path) -> None:
     facts = Run(trained).facts()
     del facts["result"]
     run.begin(Run(trained).settings(), facts)
-    page = report_page(told(run))
+    page = report_page(read_run(run))
     assert "not finished" in page
     assert "no data yet" in page
 
@@ -87,15 +88,15 @@ def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:
     (broken / "run.json").write_text("{}")
     (tmp_path / "no-run").mkdir()
     notes: list[str] = []
-    (row,) = listing(tmp_path, notes.append)
+    (row,) = list_runs(tmp_path, notes.append)
     assert (row.steps, row.minutes, row.bits_per_byte, row.state) == (7, 1.5, 2.5, "stopped")
     assert len(notes) == 1
     assert "c-broken is passed over" in notes[0]
     with stopped.locked():
-        assert listing(tmp_path, notes.append)[0].state == "training"
-    (row,) = listing(trained.parent, notes.append)
+        assert list_runs(tmp_path, notes.append)[0].state == "training"
+    (row,) = list_runs(trained.parent, notes.append)
     assert (row.state, row.steps, row.corpus) == ("finished", 60, "embedded:tiny")
-    assert listing(tmp_path / "nowhere", notes.append) == []
+    assert list_runs(tmp_path / "nowhere", notes.append) == []
 
 
 POINTS = [(float(step), 5 - step / 50) for step in range(0, 101)]
@@ -104,8 +105,8 @@ POINTS = [(float(step), 5 - step / 50) for step in range(0, 101)]
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("width", [40, 100])
 def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
-    looks = Line("validation", POINTS[::20])
-    rows = plot([Line("training", POINTS), looks], width, 12, plain)
+    looks = Series("validation", POINTS[::20])
+    rows = plot([Series("training", POINTS), looks], width, 12, plain)
     assert len(rows) == 15
     assert all(len(row) <= width for row in rows)
     assert rows[0].startswith("5.0 ")
@@ -122,7 +123,7 @@ def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
 
 
 def test_nothing_to_draw() -> None:
-    assert plot([Line("training", [])], 40, 10) == ["no data yet"]
+    assert plot([Series("training", [])], 40, 10) == ["no data yet"]
 
 
 def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None:
@@ -137,11 +138,11 @@ def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None
         training = {"train_loss": 2 / step, "train_accuracy": accuracy}
         rows.append({"step": step, "epoch": step / 7, "seconds": 1.0, **training, **scores})
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second = by_epoch(told(run))
+    first, second = by_epoch(read_run(run))
     assert (first["epoch"], first["step"], first["val_accuracy"]) == (1, 7, 0.5)
     assert first["train_accuracy"] == pytest.approx((4 * 0.5 + 3 * 0.8) / 7)
     assert second["train_accuracy"] == pytest.approx((4 * 0.9 + 3 * 1.0) / 7)
-    page = report_page(told(run))
+    page = report_page(read_run(run))
     assert "<th>1</th><td>7 (best)</td>" in page
     assert "training accuracy" in page
     written = write_report(run, png=True)
@@ -153,6 +154,6 @@ def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None
     for row in rows:
         del row["epoch"]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert by_epoch(told(run)) == []
-    assert "By epoch" not in report_page(told(run))
-    assert ">epoch<" not in report_page(told(run))
+    assert by_epoch(read_run(run)) == []
+    assert "By epoch" not in report_page(read_run(run))
+    assert ">epoch<" not in report_page(read_run(run))

@@ -14,6 +14,8 @@ import pytest
 from conftest import Cli, program
 from servers import Served, Start
 
+from nanolm.generation.sampling_params import DECLARATIONS
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -43,6 +45,18 @@ def test_models_are_listed(served: Served) -> None:
     assert kinds == ["language model", "language model", "classifier"]
 
 
+def test_a_declared_parameter_is_in_the_document(served: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("GET", "/openapi.json")
+    document = json.loads(connection.getresponse().read())
+    connection.close()
+    for request in ("CompletionRequest", "ChatRequest"):
+        field = document["components"]["schemas"][request]["properties"]["typical_p"]
+        assert field["anyOf"][0] == {"exclusiveMinimum": 0, "maximum": 1, "type": "number"}
+        assert field["description"] == DECLARATIONS["typical_p"].help
+        assert field["x-slider"]["off"] == 1
+
+
 def test_answers_on_one_connection_come_at_once(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
     taken = []
@@ -55,7 +69,10 @@ def test_answers_on_one_connection_come_at_once(served: Served) -> None:
     assert statistics.median(taken) < 0.03  # 0.04 if one waits for the last to be confirmed
 
 
-@pytest.mark.parametrize("arguments", [{"temperature": 0}, {"seed": 7}, {"seed": 1, "top_p": 0.7}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"temperature": 0}, {"seed": 7}, {"seed": 1, "top_p": 0.7}, {"seed": 1, "typical_p": 0.3}],
+)
 def test_a_completion_is_what_sample_writes(
     served: Served, cli: Cli, arguments: dict[str, Any]
 ) -> None:
@@ -63,7 +80,7 @@ def test_a_completion_is_what_sample_writes(
     options = [part for name, value in arguments.items() for part in (option(name), value)]
     expected = sampled(cli, served, "--prompt", "the cat", "--tokens", 60, *options)
     found = served.client().completions.create(
-        model="writer", prompt="the cat", max_tokens=60, **arguments
+        model="writer", prompt="the cat", max_tokens=60, extra_body=arguments
     )
     assert found.choices[0].text == expected["text"]
     assert found.usage
@@ -187,16 +204,33 @@ def test_inspect_gives_a_page(served: Served, name: str) -> None:
 
 
 WRONG: list[tuple[Any, int, str]] = [
-    ({"max_tokens": 0}, 400, "max_tokens must be from 1 to 4,096"),
-    ({"temperature": "hot"}, 400, "temperature must be a number or null"),
+    ({"max_tokens": 0}, 400, "max_tokens must be greater than or equal to 1"),
+    ({"temperature": "hot"}, 400, "temperature must be a valid number"),
     ({"temperatur": 1}, 400, "temperatur is not known here; did you mean temperature?"),
     ({"model": "writr"}, 404, "model must be one of writer, other; did you mean writer?"),
     ({"model": "labels"}, 404, "model must be one of writer, other"),
-    ({"n": 17}, 400, "n must be from 1 to 16"),
-    ({"stop": ["a"] * 17}, 400, "stop must have 0 to 16 entries"),
-    ({"prompt": [99999]}, 400, "prompt[0] must be from 0 to"),
-    ({"prompt": "\ud800"}, 400, "prompt is not valid Unicode"),
+    ({"n": 17}, 400, "n must be less than or equal to 16"),
+    ({"stop": ["a"] * 17}, 400, "stop must have at most 16 items"),
+    ({"prompt": [99999]}, 400, "prompt[0] must be less than or equal to"),
+    (
+        {"prompt": "\ud800"},
+        400,
+        "prompt must be a valid string, unable to parse",
+    ),
     ([], 400, "the body must be an object"),
+    ({"\ud800": 1}, 400, "must be a valid string"),
+    ({"max_tokens": True}, 400, "max_tokens must be a valid integer"),
+    ({"max_tokens": 1.5}, 400, "max_tokens must be a valid integer"),
+    ({"max_tokens": "5"}, 400, "max_tokens must be a valid integer"),
+    ({"temperature": True}, 400, "temperature must be a valid number"),
+    ({"top_p": 0}, 400, "top_p must be greater than 0"),
+    (b'{"temperature": 1e400}', 400, "temperature must be a finite number"),
+    (b'{"seed": 1' + b"0" * 400 + b"}", 400, "seed must be less than or equal to"),
+    ({"stop": [5]}, 400, "stop[0] must be a valid string"),
+    ({"prompt": {}}, 400, "prompt must be a valid string"),
+    ({"prompt": ["a", 5]}, 400, "prompt[1] must be a valid string"),
+    ({"prompt": []}, 400, "prompt must have at least 1 item"),
+    ({"stream_options": {"usage": 1}}, 400, "stream_options.usage is not known here"),
     (b"{", 400, "the body is not JSON"),
     (b'{"temperature": NaN}', 400, "NaN is no JSON"),
     (b"[" * 100_000, 400, "the body is not JSON"),
@@ -204,7 +238,7 @@ WRONG: list[tuple[Any, int, str]] = [
     (b" " * (1 << 20) + b"{}", 413, "more than 1,048,576 bytes"),
     ({"prompt": "ab " * 20_000}, 400, "tokens; at most 16,384"),
     ({"n": 16, "max_tokens": 4096, "logprobs": 20}, 400, "ask for less of n, max_tokens"),
-    ({"ban": ["x" * 13]}, 400, "ban[0] must have 1 to 12 characters"),
+    ({"ban": ["x" * 13]}, 400, "ban[0] must have at most 12 characters"),
     ({"stream_options": {str(n): n for n in range(50_000)}}, 400, "is not known here"),
 ]
 
@@ -215,6 +249,15 @@ def test_what_is_wrong_is_said(served: Served, body: Any, status: int, message: 
     assert (found, headers["content-type"]) == (status, "application/json")
     assert message in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+def test_whole_numbers_and_null(served: Served) -> None:
+    """2.0 is an integer in JSON Schema, and null is as if a field were not there."""
+    body = {"model": "writer", "max_tokens": 2.0, "prompt": [1.0, 2], "stop": None, "top_k": None}
+    status, _, answer = post(served, "/v1/completions", body)
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 2)
+    status, _, answer = post(served, "/v1/chat/completions", {"messages": [{"role": "user"}]})
+    assert (status, answer["error"]["message"]) == (400, "messages[0].content is missing")
 
 
 def test_the_client_raises_what_it_should(served: Served) -> None:

@@ -10,6 +10,8 @@ from browser import CHROMIUM, Browser
 from conftest import Cli
 from servers import Served, Start
 
+from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
+
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
 
 
@@ -33,9 +35,9 @@ def put(browser: Browser, selector: str, value: object) -> None:
     )
 
 
-def knob(name: str) -> str:
-    places = {"n": 1, "max_tokens": 2, "temperature": 3, "min_tokens": 10}
-    return f"#knobs label:nth-of-type({places[name]}) input[type=number]"
+def box(name: str) -> str:
+    """Where the number of a parameter is typed."""
+    return f"#params [data-name={name}] input[type=number]"
 
 
 def press(browser: Browser, key: str, modifiers: int = 0) -> None:
@@ -74,8 +76,8 @@ def test_type_and_it_writes_what_sample_writes(browser: Browser, served: Served,
     )  # fmt: skip
     visit(browser, served)
     put(browser, "#prompt", "the cat")
-    put(browser, knob("temperature"), 0)
-    put(browser, knob("max_tokens"), 50)
+    put(browser, box("temperature"), 0)
+    put(browser, box("max_tokens"), 50)
     browser.value("document.getElementById('prompt').focus()")
     press(browser, "Enter", CTRL)
     written = json.loads(expected.stdout)
@@ -89,11 +91,35 @@ def test_type_and_it_writes_what_sample_writes(browser: Browser, served: Served,
     fine(browser, served)
 
 
+def test_every_declared_parameter_has_a_control(browser: Browser, served: Served) -> None:
+    """And what is off is not sent, as the server would not know it."""
+    visit(browser, served)
+    names = browser.value("[...document.querySelectorAll('.param')].map(row => row.dataset.name)")
+    declared = [name for name, about in DECLARATIONS.items() if about.slider]
+    assert set(names) == {"max_tokens" if name == "tokens" else name for name in declared} | {
+        "n", "seed", "stop", "ban",
+    }  # fmt: skip
+    sent = browser.value("settings()")
+    off = [name for name in declared if getattr(SamplingParams, name) is None]
+    assert "top_k" in off
+    assert not set(off) & set(sent)
+    assert (sent["max_tokens"], sent["temperature"]) == (200, 0.8)
+    for name in off:
+        put(browser, box(name), 1 if name == "top_k" else 0.25)
+    sent = browser.value("settings()")
+    assert {name: sent[name] for name in off} == {
+        name: 1 if name == "top_k" else 0.25 for name in off
+    }
+    browser.point("#write", click=True)
+    browser.wait(f"document.querySelectorAll('.token').length > 0 && {IDLE}")
+    fine(browser, served)
+
+
 def test_it_streams_and_stops(browser: Browser, start: Start) -> None:
     server = start("--max-tokens", 1_000_000, names=("writer",))
     visit(browser, server)
     for name in ("max_tokens", "min_tokens"):
-        put(browser, knob(name), 900_000)
+        put(browser, box(name), 900_000)
     browser.point("#write", click=True)
     browser.wait("document.querySelectorAll('.token').length > 100")
     assert browser.value(IDLE) is False
@@ -112,9 +138,9 @@ def test_it_streams_and_stops(browser: Browser, start: Start) -> None:
 def test_another_token_leads_elsewhere(browser: Browser, served: Served) -> None:
     visit(browser, served)
     put(browser, "#prompt", "the dog")
-    put(browser, knob("n"), 2)
+    put(browser, box("n"), 2)
     for name in ("max_tokens", "min_tokens"):
-        put(browser, knob(name), 20)
+        put(browser, box(name), 20)
     browser.point("#write", click=True)
     browser.wait(f"document.querySelectorAll('.text').length === 2 && {IDLE}")
     browser.wait("document.querySelectorAll('.token').length > 20")
@@ -178,7 +204,7 @@ def test_the_key_comes_with_the_address(browser: Browser, start: Start) -> None:
 
 def test_what_is_wrong_is_shown(browser: Browser, served: Served) -> None:
     visit(browser, served)
-    put(browser, knob("max_tokens"), 10**7)
+    put(browser, box("max_tokens"), 10**7)
     browser.point("#write", click=True)
     browser.wait("!document.getElementById('problem').hidden")
     assert "max_tokens must be" in browser.value("document.getElementById('problem').textContent")

@@ -13,28 +13,12 @@ from conftest import TINY_MODEL
 
 import nanolm
 from nanolm.errors import DataError, UsageError
-from nanolm.report.sweep import Dot, spread, sweep_svg
+from nanolm.report.sweep import Dot, place_values, sweep_svg
 from nanolm.runs.folder import Run
-from nanolm.sweep.sweep import (
-    Request,
-    State,
-    Sweep,
-    Trial,
-    Tried,
-    Values,
-    affordable,
-    around,
-    combinations,
-    cost,
-    draw,
-    how_many,
-    longest,
-    named,
-    parse,
-    ranked,
-    rungs,
-    sweep,
-)
+from nanolm.sweep.halving import affordable, cost, longest, rungs
+from nanolm.sweep.result import SweepState, SweepTrial, combinations, in_words, ranked
+from nanolm.sweep.space import Space, around, draw, parse, settings_at
+from nanolm.sweep.sweep import Sweep, SweepRequest, TrialEnded, sweep
 from nanolm.training.events import Event, Progressed
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
@@ -51,9 +35,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def request(text: Path, over: str, trials: int, minutes: float, **more: Any) -> Request:
+def request(text: Path, over: str, trials: int, minutes: float, **more: Any) -> SweepRequest:
     settings = TrainSettings((str(text),), tokenizer="char", minutes=minutes, **TINY_MODEL)
-    return Request(replace(settings, **more), over, trials)
+    return SweepRequest(replace(settings, **more), over, trials)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +53,9 @@ def swept(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
         """Until it comes to `at`."""
         nonlocal seconds
 
-        def watch(event: Event | Tried) -> None:
+        def watch(event: Event | TrialEnded) -> None:
             here: object = type(event)
-            if isinstance(event, Tried):
+            if isinstance(event, TrialEnded):
                 told.append((event.round, event.trial.number))
                 here = (event.round, event.number)
             if here == at and stop:
@@ -134,13 +118,13 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
     ):
         assert line in str(caught.value).splitlines()
     with pytest.raises(UsageError, match="say what to try: --over lr"):
-        Request(TrainSettings(("x",)), "").check()
+        SweepRequest(TrainSettings(("x",)), "").check()
     with pytest.raises(UsageError, match="-: a pipe is read once"):
-        Request(TrainSettings(("-",)), "lr").check()
+        SweepRequest(TrainSettings(("-",)), "lr").check()
 
 
 def test_points_are_drawn_once_each_and_the_own_is_among_them() -> None:
-    values: Values = {"lr": [1, 2, 3, 4, 5], "norm": ["rms", "layer"], "dropout": [0.0, 0.1]}
+    values: Space = {"lr": [1, 2, 3, 4, 5], "norm": ["rms", "layer"], "dropout": [0.0, 0.1]}
     own = {"lr": 3, "norm": "rms", "dropout": 0.0}
     everything = draw(values, own, 27, 1)
     assert len({tuple(point.values()) for point in everything}) == len(everything) == 20
@@ -154,19 +138,18 @@ def test_every_round_costs_the_same() -> None:
     assert [rungs(count) for count in (1, 3, 9, 27)] == [[1], [3, 1], [9, 3, 1], [27, 9, 3, 1]]
     assert [cost(count) for count in (1, 3, 9, 27)] == [1, 6, 27, 108]
     assert rungs(20) == [20, 6, 2, 1]
-    assert [how_many(seconds) for seconds in (59, 60, 269, 270, 1079, 1080)] == [1, 3, 3, 9, 9, 27]
+    seconds = (59, 60, 269, 270, 1079, 1080)
+    assert [affordable(each, 99, by_value=False) for each in seconds] == [1, 3, 3, 9, 9, 27]
     assert longest(270, 9) == pytest.approx(10 * (0.36 + 0.6 * 3 + 9))
 
 
-def test_settings_that_go_with_others_are_chosen_anew(tmp_path: Path) -> None:
+def test_settings_that_go_with_others_are_chosen_anew() -> None:
     asked = TrainSettings(("x",), minutes=1, hidden=100)
     base = replace(asked, lr=0.003, optimizer="muon", batch=8, context=64, dim=48, heads=4)
     base = replace(base, layers=2, kv_heads=4, workers=2, threads=2, steps=100)
-    state = State({}, base=base.to_dict(), budgets=[30.0])
-    work = Sweep(tmp_path, state, asked, lambda event: None, 0.0)
 
     def settings(**values: Any) -> TrainSettings:
-        return work.settings(Trial(1, values))
+        return settings_at(values, base, asked, 30.0)
 
     assert settings(lr=0.003) == replace(base, minutes=0.5)
     assert settings(dim=96) == replace(base, minutes=0.5, dim=96, lr=None)
@@ -186,7 +169,7 @@ def test_settings_that_go_with_others_are_chosen_anew(tmp_path: Path) -> None:
 class Pretended(Sweep):
     """What comes of a trial is known; no time passes."""
 
-    def attempt(self, trial: Trial, number: int) -> bool:
+    def attempt(self, trial: SweepTrial, number: int) -> bool:
         if trial.values["bits"] is None:
             trial.error = "it diverged"
         else:
@@ -196,15 +179,15 @@ class Pretended(Sweep):
 
 def test_the_best_third_goes_on(tmp_path: Path) -> None:
     bits = [9.0, 4.0, None, 7.0, 5.0, 3.0, None, 8.0, 6.0]
-    trials = [Trial(number, {"bits": found}) for number, found in enumerate(bits, start=1)]
+    trials = [SweepTrial(number, {"bits": found}) for number, found in enumerate(bits, start=1)]
     told: list[tuple[int, int, int]] = []
 
-    def watch(event: Event | Tried) -> None:
-        assert isinstance(event, Tried)
+    def watch(event: Event | TrialEnded) -> None:
+        assert isinstance(event, TrialEnded)
         told.append((event.round, event.rounds, event.trial.number))
 
     asked = TrainSettings(("x",), minutes=4.5)
-    state = State({}, base={}, trials=trials)
+    state = SweepState({}, base={}, trials=trials)
     work = Pretended(tmp_path, state, asked, watch, time.monotonic())
     assert work.all_rounds(StopRequest())
     assert told[:9] == [(1, 3, number) for number in range(1, 10)]
@@ -226,7 +209,7 @@ class Quick(Sweep):
 
     why = "steps"
 
-    def attempt(self, trial: Trial, number: int) -> bool:
+    def attempt(self, trial: SweepTrial, number: int) -> bool:
         bits = SEEDS[trial.values["positions"]][trial.values["seed"] - 1]
         if bits is None:
             trial.error = "it diverged"
@@ -237,12 +220,12 @@ class Quick(Sweep):
 
 def seeded(folder: Path, minutes: float, tried: list[str], work: type[Quick] = Quick) -> Quick:
     trials = [
-        Trial(3 * number + seed, {"positions": name, "seed": seed})
+        SweepTrial(3 * number + seed, {"positions": name, "seed": seed})
         for number, name in enumerate(tried)
         for seed in (1, 2, 3)
     ]
     waiting = [{"positions": name} for name in SEEDS if name not in tried]
-    state = State({}, base={}, trials=trials, waiting=waiting)
+    state = SweepState({}, base={}, trials=trials, waiting=waiting)
     asked = TrainSettings(("x",), minutes=minutes)
     return work(folder, state, asked, lambda event: None, time.monotonic())
 
@@ -281,7 +264,7 @@ def test_a_grid_of_values_is_tried_as_a_whole_if_that_can_be() -> None:
     assert affordable(85, 6, by_value=False) == 3
     assert affordable(20, 6, by_value=True) == 3
     assert affordable(2, 6, by_value=True) == 1
-    assert named([{"lr": 0.1, "tied": True}, {"lr": 2.0}], 1) == "lr=0.1 tied=true; and 1 more"
+    assert in_words([{"lr": 0.1, "tied": True}, {"lr": 2.0}], 1) == "lr=0.1 tied=true; and 1 more"
 
 
 def test_the_best_is_a_run_as_any_other(swept: dict[str, Any]) -> None:
@@ -351,8 +334,8 @@ def test_the_picture_is_xml_whatever_the_names_are() -> None:
 
 
 def test_values_far_apart_are_spread_by_their_logarithm() -> None:
-    assert spread([10.0, 0.1, 1.0], 300)[0] == [1.0, -1.0, 0.0]
-    assert spread([0.3, 0.1, 0.2], 300)[0] == [0.3, 0.1, 0.2]
-    assert spread([0.0, 10.0, 0.1], 300)[0] == [0.0, 2.0, 1.0]
-    crowded = spread([1 + n / 1000 for n in range(100)], 300)[1]
+    assert place_values([10.0, 0.1, 1.0], 300)[0] == [1.0, -1.0, 0.0]
+    assert place_values([0.3, 0.1, 0.2], 300)[0] == [0.3, 0.1, 0.2]
+    assert place_values([0.0, 10.0, 0.1], 300)[0] == [0.0, 2.0, 1.0]
+    crowded = place_values([1 + n / 1000 for n in range(100)], 300)[1]
     assert 2 <= len([text for _, text in crowded.ticks if text]) < 15

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from nanolm.errors import DataError
-from nanolm.text.documents import Reading, documents
+from nanolm.text.decoding import Reading
+from nanolm.text.documents import documents
 from nanolm.text.labelled import LabelReading, read_labelled
-from nanolm.text.sources import Source, find_sources
+from nanolm.text.source import TextSource
+from nanolm.text.sources import find_sources
 
 
 def zipped(*names: str) -> bytes:
@@ -52,7 +54,7 @@ def test_it_is_refused(name: str, encoding: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(data)
     with pytest.raises(DataError, match=message) as caught:
-        list(documents(Source(str(file), file), Reading(encoding=encoding)))
+        list(documents(TextSource(str(file), file), Reading(encoding=encoding)))
     assert "latin-1" not in str(caught.value)
     with pytest.raises(DataError, match=message):
         read_labelled([str(file)], LabelReading(encoding=encoding), lambda *how_far: None)
@@ -79,4 +81,4 @@ def test_in_a_folder_it_is_skipped(tmp_path: Path) -> None:
 def test_odd_text_is_still_text(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text(text)
-    assert "".join(part for _, part in documents(Source("a.txt", file), Reading())) == text
+    assert "".join(part for _, part in documents(TextSource("a.txt", file), Reading())) == text

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from nanolm.text.check import compare, survey
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.tokenizer import train_tokenizer
 
 

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanolm.errors import DataError
-from nanolm.text.corpus import HELD_OUT, SAFE, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.corpus import MOST_HELD_OUT, SAFE_CUT, read_corpus
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import Sources, find_sources
 from nanolm.text.words import MARK, SPLIT
 
@@ -48,7 +48,7 @@ def test_no_pattern_sees_where_a_text_was_cut(
     start, safe = 0, set()  # where there is no good place, a cut anywhere is all one can do
     for document in documents:
         begin = start + len(MARK)
-        places = [match.start() for match in SAFE.finditer(document)]
+        places = [match.start() for match in SAFE_CUT.finditer(document)]
         safe |= {start, begin} | {begin + len(document[:place].encode()) for place in places}
         start = begin + len(document.encode())
     cut = [word for part in parts for text in texts(part) for word in regex.findall(pattern, text)]
@@ -86,7 +86,7 @@ def test_many_documents_are_split_between_documents() -> None:
 
 
 def test_of_a_large_text_a_megabyte_is_held_out() -> None:
-    for lines, held_out in ((20_000, 20_000), (1_200_000, HELD_OUT)):
+    for lines, held_out in ((20_000, 20_000), (1_200_000, MOST_HELD_OUT)):
         with corpus_of("one line\n\n" * lines) as corpus:
             _, (start, stop) = corpus.split()
         assert stop - start == pytest.approx(held_out, rel=0.01)

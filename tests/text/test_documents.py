@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text import documents
-from nanolm.text.documents import Reading
-from nanolm.text.sources import Source
+from nanolm.text import documents, source
+from nanolm.text.decoding import Reading, lines
+from nanolm.text.source import TextSource
 
 
 def read(file: Path, **how: str) -> list[str]:
     """The documents of a file, put together."""
     found: list[str] = []
-    for begins, text in documents.documents(Source(str(file), file), Reading(**how)):
+    for begins, text in documents.documents(TextSource(str(file), file), Reading(**how)):
         if begins:
             found.append("")
         found[-1] += text
@@ -38,7 +38,7 @@ def written(folder: Path, name: str, data: bytes | str) -> Path:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every boundary that a large file would have, in a small one."""
-    monkeypatch.setattr(documents, "BLOCK", 3)
+    monkeypatch.setattr(source, "READ_BYTES", 3)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -80,7 +80,7 @@ def test_separator(tmp_path: Path) -> None:
 def test_encodings(
     encoding: str, text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "BLOCK", block)
+    monkeypatch.setattr(source, "READ_BYTES", block)
     file = written(tmp_path, "a.txt", text.encode(encoding))
     assert read(file, encoding=encoding) == [text.replace("\r\n", "\n")]
 
@@ -108,7 +108,7 @@ def test_the_option_that_would_read_it_is_named_and_does(
 def test_the_first_bad_byte_is_told_exactly(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "BLOCK", block)
+    monkeypatch.setattr(source, "READ_BYTES", block)
     cases: dict[bytes, tuple[int, int, int]] = {
         b"ab\n\xe4\xb8\xad\xe4x": (6, 0xE4, 2),
         b"\xef\xbb\xbfab\xff": (5, 0xFF, 1),
@@ -267,4 +267,11 @@ def test_lines_are_lines_whatever_the_blocks(texts: list[str], size: int) -> Non
     expected = whole.split("\n")
     if not expected[-1]:
         expected.pop()
-    assert list(documents.lines(blocks)) == expected
+    assert list(lines(blocks)) == expected
+
+
+def test_a_suffix_belongs_to_one_format() -> None:
+    suffixes = documents.KNOWN_SUFFIXES
+    assert len(set(suffixes)) == len(suffixes)
+    assert documents.format_of(".parquet").table and documents.format_of(".jsonl").any_line
+    assert documents.format_of(".log") is documents.format_of("") is documents.PLAIN_TEXT

@@ -354,8 +354,8 @@ def test_what_cannot_be_used_is_told(name: str, data: str, message: str, tmp_pat
 def test_a_line_without_label_after_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "LINES", 6)
-    monkeypatch.setattr(tables, "ROWS", 4)
+    monkeypatch.setattr(tables, "SAMPLE_LINES", 6)
+    monkeypatch.setattr(tables, "SAMPLE_ROWS", 4)
     assert pairs(written(tmp_path, "a.tsv", table(FILMS * 3))) == FILMS * 3
     quoted = "".join(f'"say ""{n}""\n\nand more"\t{n % 2}\n' for n in range(9))
     assert len(pairs(written(tmp_path, "q.tsv", quoted))) == 9
@@ -388,8 +388,8 @@ def test_a_label_for_each_text(tmp_path: Path) -> None:
 
 
 def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LINES", 6)
-    monkeypatch.setattr(tables, "ROWS", 6)
+    monkeypatch.setattr(tables, "SAMPLE_LINES", 6)
+    monkeypatch.setattr(tables, "SAMPLE_ROWS", 6)
     file = written(tmp_path, "a.csv", table(FILMS * 2, '"{0}",{1}\n', "text,label\n") + '"never\n')
     stream = read_texts([str(file)], LabelReading(), quiet)
     assert [next(stream)[0] for _ in range(12)] == [text for text, _ in FILMS * 2]

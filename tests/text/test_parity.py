@@ -14,8 +14,8 @@ import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 from tiktoken_ext import openai_public
 
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer
 
 COUNT = 10_000
 DATA = Path(os.environ.get("NANOLM_TEST_DATA") or "no such folder")

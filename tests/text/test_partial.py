@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanolm.text.corpus import read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.sources import Sources, find_sources
 

@@ -11,7 +11,7 @@ import pytest
 
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text.corpus import read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.sources import EMBEDDED, Sources, find_sources, raise_all, skipped_files
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from nanolm.text.corpus import Corpus, read_corpus
-from nanolm.text.documents import Reading
+from nanolm.text.decoding import Reading
 from nanolm.text.partial import take_part
 from nanolm.text.sources import find_sources
-from nanolm.text.split import LEAST, at_the_end, spread, take_out
+from nanolm.text.split import LEAST_TO_SPLIT, at_the_end, spread, take_out
 from nanolm.text.words import MARK
 
 
@@ -112,7 +112,7 @@ def test_a_few_long_documents_are_sampled_instead(tmp_path: Path) -> None:
 
 
 def test_so_small_a_text_is_trained_on_whole(tmp_path: Path) -> None:
-    with corpus_of(tmp_path, "x " * (LEAST // 2 - 10)) as corpus:
+    with corpus_of(tmp_path, "x " * (LEAST_TO_SPLIT // 2 - 10)) as corpus:
         assert spread(corpus).ranges == []
         assert spread(corpus, 0.2).ranges  # unless it is asked for
         assert at_the_end(corpus, 0).ranges == spread(corpus, 0).ranges == []

@@ -17,8 +17,8 @@ from nanolm import files
 from nanolm.errors import DataError
 from nanolm.text import corpus as corpus_module
 from nanolm.text import store
-from nanolm.text.documents import Reading
-from nanolm.text.store import Request, encode_corpus, prepare_tokens
+from nanolm.text.decoding import Reading
+from nanolm.text.store import TextRequest, encode_corpus, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 
 TEXT = "The cat sat on the mat. It's 12345 o'clock!\n\nSchön, 日本 is far.\n" * 20
@@ -47,7 +47,7 @@ def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
 def test_ids_are_those_of_whole_documents(
     kind: str, size: int, alone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "ALONE", alone)
+    monkeypatch.setattr(store, "ENCODED_ALONE", alone)
     monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
@@ -66,7 +66,7 @@ def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path
 
 
 def test_what_is_prepared(text_file: Path, tmp_path: Path) -> None:
-    request = Request(corpus=(str(text_file),), val_split="end", tokenizer="byte")
+    request = TextRequest(corpus=(str(text_file),), val_split="end", tokenizer="byte")
     prepared = prepare_tokens(request, cache=tmp_path)
     train, val = (prepared.tokenizer.decode(ids.tolist()) for ids in (prepared.train, prepared.val))
     assert train + val == TEXT
@@ -78,7 +78,7 @@ def test_what_is_prepared(text_file: Path, tmp_path: Path) -> None:
 
 def test_a_file_to_validate_on(text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("held out")
-    request = Request(corpus=(str(text_file),), val=str(tmp_path / "val.txt"), tokenizer="char")
+    request = TextRequest(corpus=(str(text_file),), val=str(tmp_path / "val.txt"), tokenizer="char")
     prepared = prepare_tokens(request, cache=tmp_path)
     assert prepared.tokenizer.decode(prepared.train.tolist()) == TEXT
     assert prepared.tokenizer.decode(prepared.val.tolist()) == "held out"
@@ -87,7 +87,7 @@ def test_a_file_to_validate_on(text_file: Path, tmp_path: Path) -> None:
 def test_the_second_time_nothing_is_read(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(corpus=(str(text_file),))
+    request = TextRequest(corpus=(str(text_file),))
     first = prepare_tokens(request, cache=tmp_path)
     monkeypatch.setattr(store, "read_corpus", None)
     again = prepare_tokens(request, cache=tmp_path)
@@ -99,14 +99,14 @@ def test_the_second_time_nothing_is_read(
 
 def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -> None:
     asked = [
-        Request(corpus=(str(text_file),)),
-        Request(corpus=(str(text_file),), val_fraction=0.2),
-        Request(corpus=(str(text_file),), tokenizer="char"),
-        Request(corpus=(str(text_file),), tokenizer="byte"),
-        Request(corpus=(str(text_file),), tokenizer="bpe", vocab_size=300),
-        Request(corpus=(str(text_file),), tokenizer=TOKENIZERS["bpe"]),
-        Request(corpus=(str(text_file),), reading=Reading(separator="***")),
-        Request(corpus=(str(text_file),), reading=Reading(encoding="latin-1")),
+        TextRequest(corpus=(str(text_file),)),
+        TextRequest(corpus=(str(text_file),), val_fraction=0.2),
+        TextRequest(corpus=(str(text_file),), tokenizer="char"),
+        TextRequest(corpus=(str(text_file),), tokenizer="byte"),
+        TextRequest(corpus=(str(text_file),), tokenizer="bpe", vocab_size=300),
+        TextRequest(corpus=(str(text_file),), tokenizer=TOKENIZERS["bpe"]),
+        TextRequest(corpus=(str(text_file),), reading=Reading(separator="***")),
+        TextRequest(corpus=(str(text_file),), reading=Reading(encoding="latin-1")),
     ]
     for request in asked:
         prepare_tokens(request, cache=tmp_path)
@@ -121,13 +121,13 @@ def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -
 def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(DataError, match="too little to train on"):
-        prepare_tokens(Request(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
+        prepare_tokens(TextRequest(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
     left = [entry.name for entry in (tmp_path / "cache" / "tokens").iterdir()]
     assert all(name.endswith(".lock") for name in left)
 
 
 def test_damage_is_noticed_and_mended(text_file: Path, tmp_path: Path) -> None:
-    request = Request(corpus=(str(text_file),), tokenizer="char")
+    request = TextRequest(corpus=(str(text_file),), tokenizer="char")
     ids = prepare_tokens(request, cache=tmp_path).train.copy()
     (folder,) = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
     dice = random.Random(5)
@@ -143,13 +143,13 @@ def test_damage_is_noticed_and_mended(text_file: Path, tmp_path: Path) -> None:
 
 
 def test_what_nobody_used_for_a_month_is_removed(text_file: Path, tmp_path: Path) -> None:
-    prepare_tokens(Request(corpus=(str(text_file),), tokenizer="char"), cache=tmp_path)
+    prepare_tokens(TextRequest(corpus=(str(text_file),), tokenizer="char"), cache=tmp_path)
     (old,) = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
     os.utime(old, (time.time() - 31 * 86_400,) * 2)
     left = tmp_path / "tokens" / ".tmp-of-a-killed-process"
     left.mkdir()
     os.utime(left, (time.time() - 2 * 86_400,) * 2)
-    prepare_tokens(Request(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
+    prepare_tokens(TextRequest(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
     assert not old.exists()
     assert not left.exists()
 
@@ -158,15 +158,15 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match="name a folder in the environment variable NANOLM_CACHE"):
-        prepare_tokens(Request(corpus=("embedded:tiny",)))
+        prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
 
 
 PREPARE = """
 import sys
 from pathlib import Path
-from nanolm.text.store import Request, prepare_tokens
+from nanolm.text.store import TextRequest, prepare_tokens
 print("ready", flush=True)
-request = Request(corpus=(sys.argv[1],), tokenizer="bpe", vocab_size=600)
+request = TextRequest(corpus=(sys.argv[1],), tokenizer="bpe", vocab_size=600)
 prepare_tokens(request, note=lambda text: print(text, flush=True), cache=Path(sys.argv[2]))
 """
 
@@ -242,14 +242,14 @@ def test_text_that_changes_between_a_look_and_the_reading_is_refused(
             text_file.write_text(TEXT + "more")
 
     with pytest.raises(DataError, match="changed while it was being read"):
-        prepare_tokens(Request(corpus=(str(text_file),)), report=change, cache=tmp_path)
+        prepare_tokens(TextRequest(corpus=(str(text_file),)), report=change, cache=tmp_path)
     assert not contents(tmp_path)
 
 
 def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text.txt"
     file.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(20_000)))
-    request = Request(corpus=(str(file),))
+    request = TextRequest(corpus=(str(file),))
     monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-5)  # 10 s for a megabyte
     monkeypatch.setattr(store, "LEAST_PART", 250_000)
     whole = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 60)

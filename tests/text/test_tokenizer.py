@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolm.errors import DataError
-from nanolm.text.loading import load_tokenizer
 from nanolm.text.tokenizer import (
     END_OF_TEXT,
     LONG_STRETCH,
@@ -18,6 +17,7 @@ from nanolm.text.tokenizer import (
     own_tokenizer,
     train_tokenizer,
 )
+from nanolm.text.tokenizer_files import load_tokenizer
 
 TEXT = "The cat isn't here. The cats are 1234 miles away!\nSchön, aaaa.\n\n\tThe end  of it. " * 2
 TOKENIZERS = {

@@ -44,7 +44,7 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
     with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(20_000))) as corpus:
         whole = (0, corpus.length)
         _, measured = choose_vocabulary(corpus, whole, quiet)
-        monkeypatch.setattr(vocabulary, "SAMPLE", corpus.length // 17)
+        monkeypatch.setattr(vocabulary, "MEASURED_BYTES", corpus.length // 17)
         choice, raised = choose_vocabulary(corpus, whole, quiet)
         kept, not_raised = choose_vocabulary(corpus, whole, quiet, most_doublings=0)
     assert measured and raised and not_raised

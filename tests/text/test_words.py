@@ -8,10 +8,10 @@ from conftest import corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolm.text import counting
+from nanolm.text import vocabulary
 from nanolm.text.corpus import Corpus
-from nanolm.text.counting import count_corpus
-from nanolm.text.words import LONGEST, MARK, WordCounter, count_words
+from nanolm.text.vocabulary import count_corpus
+from nanolm.text.words import LONGEST_WORD, MARK, WordCounter, count_words
 
 # Anything at all, and much white space of every kind.
 TEXTS = st.text() | st.text(" \n\t\r\u3000a1.,'sé日", max_size=60)
@@ -38,7 +38,7 @@ def test_the_fast_counter_counts_the_same(texts: list[str]) -> None:
 
 
 def test_memory_stays_in_bounds_where_all_chunks_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanolm.text.words.MANY", 10)
+    monkeypatch.setattr("nanolm.text.words.MOST_CHUNKS", 10)
     counter = WordCounter()
     text = " ".join(f"same {n}" for n in range(100))
     counter.add(text.encode())
@@ -49,12 +49,12 @@ def test_memory_stays_in_bounds_where_all_chunks_differ(monkeypatch: pytest.Monk
 def test_a_word_of_a_million_letters_is_counted_in_pieces() -> None:
     counter = WordCounter()
     counter.add(b"a" * 1_000_000)
-    assert counter.counts() == {"a" * LONGEST: 1_000_000 // LONGEST}
+    assert counter.counts() == {"a" * LONGEST_WORD: 1_000_000 // LONGEST_WORD}
 
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Corpus]:
-    monkeypatch.setattr(counting, "ALONE", 0)
+    monkeypatch.setattr(vocabulary, "COUNTED_ALONE", 0)
     text = "".join(f"The {n} cats  sat on {n % 97} mats.\n" for n in range(60_000))
     with corpus_of(text, "another document", text[:700_000]) as corpus:
         yield corpus

@@ -11,7 +11,7 @@ from torch import nn
 
 import nanolm
 from nanolm.evaluation import evaluate
-from nanolm.training.ema import Average
+from nanolm.training.ema import EMA
 from nanolm.training.trainer import Trainer
 
 
@@ -29,13 +29,13 @@ def by_hand(seen: list[torch.Tensor], keep: float) -> torch.Tensor:
 def test_the_mean(steps: int) -> None:
     torch.manual_seed(1)
     parameter = nn.Parameter(torch.randn(3, 2))
-    average = Average({"it": parameter}, 0.75)
+    ema = EMA({"it": parameter}, 0.75)
     seen = []
     for step in range(1, steps + 1):
         parameter.data.add_(torch.randn(3, 2))
         seen.append(parameter.detach().clone())
-        average.update(step)
-    with average.used():
+        ema.update(step)
+    with ema.applied():
         assert torch.allclose(parameter, by_hand(seen, 0.75), atol=1e-6)
         if steps <= 4:
             assert torch.allclose(parameter, torch.stack(seen).mean(dim=0), atol=1e-6)

@@ -13,8 +13,8 @@ from nanolm.model.fast.training import speed_up
 from nanolm.model.gpt import GPT
 from nanolm.training import loss as losses
 from nanolm.training.loss import next_token_loss
-from nanolm.training.optim import Optimizer, shared
-from nanolm.training.step import Scale, Step
+from nanolm.training.optim import Optimizers, split_evenly
+from nanolm.training.step import LossScale, Step
 
 Made = tuple[Step, nn.Module]
 
@@ -27,9 +27,9 @@ def made(workers: int = 1, dtype: str = "float32", muon: bool = False, **rest: A
         x = model.hidden_states(ids[:, :-1])
         return next_token_loss(model.head, x, ids[:, 1:]), {"size": x.detach().norm()}
 
-    matrices = model.muon_parameters() if muon else None
-    optimizer = Optimizer(dict(model.named_parameters()), 0.1, shares=workers, matrices=matrices)
-    return Step(loss, optimizer, dtype, **rest), model
+    parameters, name = dict(model.named_parameters()), "muon" if muon else "adamw"
+    optimizers = Optimizers(parameters, name, 0.1, model.muon_parameters(), workers=workers)
+    return Step(loss, optimizers, dtype, **rest), model
 
 
 def batch(number: int, rows: int = 8) -> tuple[Tensor, ...]:
@@ -47,9 +47,9 @@ def same(one: nn.Module, two: nn.Module, allowed: float) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
-def test_parts_add_up_to_the_whole(parts: int) -> None:
+def test_gradients_of_micro_batches_accumulate_to_the_same(parts: int) -> None:
     (whole, one), (divided, two) = made(), made()
-    divided.parts = parts
+    divided.grad_accum_steps = parts
     assert trained(whole) == pytest.approx(trained(divided), abs=1e-5)
     same(one, two, 1e-4)
 
@@ -97,11 +97,11 @@ def short_of_memory(step: Step, most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8])
-def test_out_of_memory_halves_the_parts(most: int) -> None:
+def test_out_of_memory_halves_the_micro_batches(most: int) -> None:
     (whole, one), (short, two) = made(), made()
     short_of_memory(short, most)
     assert trained(whole) == pytest.approx(trained(short), abs=1e-3)
-    assert short.parts == 8 // most
+    assert short.grad_accum_steps == 8 // most
     same(one, two, 1e-3)
 
 
@@ -109,7 +109,7 @@ def test_where_no_row_fits_something_else_is_tried() -> None:
     asked: list[int] = []
 
     def save_memory() -> bool:
-        asked.append(step.parts)
+        asked.append(step.grad_accum_steps)
         if len(asked) == 1:
             short_of_memory(step, 8)  # which helps
             step.loss = plain
@@ -144,7 +144,7 @@ def test_attention_written_out_is_the_same() -> None:
 
 
 def test_the_scale_of_float16_follows_overflows() -> None:
-    scale = Scale(torch.device("cpu"))
+    scale = LossScale(torch.device("cpu"))
     scale.adapt(torch.tensor(1.0))
     assert scale.factor == 32_768
     for _ in range(1_999):
@@ -152,11 +152,11 @@ def test_the_scale_of_float16_follows_overflows() -> None:
     assert scale.factor == 32_768
     scale.adapt(torch.tensor(0.0))
     assert scale.factor == 65_536
-    other = Scale(torch.device("cpu"))
+    other = LossScale(torch.device("cpu"))
     scale.adapt(torch.tensor(1.0))
-    other.load(scale.tensors())
+    other.load_state_tensors(scale.state_tensors())
     assert other.factor == 32_768
-    assert other.well == 0
+    assert other.good_steps == 0
 
 
 def test_float16_learns_and_an_overflow_costs_one_step() -> None:
@@ -174,7 +174,7 @@ def test_float16_learns_and_an_overflow_costs_one_step() -> None:
 
 def test_shares_are_fair_and_whole() -> None:
     parameters = {str(n): nn.Parameter(torch.zeros(n)) for n in range(1, 40)}
-    shares = shared(parameters, 3)
+    shares = split_evenly(parameters, 3)
     assert sorted(name for share in shares for name in share) == sorted(parameters)
     sizes = [sum(p.numel() for p in share.values()) for share in shares]
     assert max(sizes) - min(sizes) < 40

@@ -22,7 +22,7 @@ from nanolm.files import verify
 from nanolm.pretraining import language
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
-from nanolm.training import trainer
+from nanolm.training import budget, trainer
 from nanolm.training.events import Progressed, Started
 from nanolm.training.interrupt import StopRequest, interrupt
 from nanolm.training.trainer import Trainer
@@ -392,7 +392,8 @@ def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     # Time passes in these two alone: how busy the computer is does not matter.
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-    monkeypatch.setattr(trainer, "time", clock)
+    for module in (trainer, budget):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Trainer, "train_step", slower_later)
     monkeypatch.setattr(language.NextToken, "evaluate", thoroughly)
     nanolm.train("embedded:tiny", out=tmp_path, **{**SETTINGS, "steps": 60, "evaluations": 6})

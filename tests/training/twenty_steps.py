@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from nanolm.model.build import build_model
-from nanolm.planning.planner import model_config
+from nanolm.planning.sizes import model_config
 from nanolm.pretraining.language import NextToken
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import Run
-from nanolm.text.store import Request, prepare_tokens
-from nanolm.training.distributed import World, collected, meet
+from nanolm.text.store import TextRequest, prepare_tokens
+from nanolm.training.distributed import World, gathered_copy, join_world
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 from nanolm.training.trainer import Trainer
@@ -44,21 +44,21 @@ def learn(folder: Path, world: World, sharded: bool) -> None:
         compile=False,
         shard=sharded,
     )
-    text = prepare_tokens(Request(settings.corpus, tokenizer="byte"))
+    text = prepare_tokens(TextRequest(settings.corpus, tokenizer="byte"))
     torch.manual_seed(1)
     model = build_model(model_config(settings, text.tokenizer.vocab_size)).double()
     world.connect("cpu")
     (folder / "run").mkdir(exist_ok=True)
-    job = Job(settings, Run(folder / "run"), text, model, None, None, True)
+    job = Job(settings, Run(folder / "run"), text, model, None, fixed_steps=True)
     task = NextToken(job, print, world)
     trainer = Trainer(job.run, settings, task, None, lambda event: None, 0.0, world)
-    trainer.loop(StopRequest())
-    weights = {name: collected(value) for name, value in model.named_parameters()}
+    trainer.train(StopRequest())
+    weights = {name: gathered_copy(value) for name, value in model.named_parameters()}
     if world.first:
         save_file(weights, folder / "weights.safetensors")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with meet() as joined:
+    with join_world() as joined:
         learn(Path(sys.argv[1]), joined, sys.argv[2] == "sharded")

@@ -52,73 +52,62 @@ const events = async function* (answer) {
   }
 };
 
-// ---- Knobs
+// ---- Sampling parameters
 
-const KNOBS = [
-  // name, label, least, most, step, at first, what it does
-  ["n", "texts", 1, 6, 1, 1, "side by side"],
-  ["max_tokens", "tokens", 1, 1000, 1, 200, "at most so many"],
-  ["temperature", "temperature", 0, 2, 0.05, 0.8, "0 always takes the likeliest"],
-  ["top_k", "top k", 0, 200, 1, 0, "keep so many of the likeliest; 0 keeps all"],
-  ["top_p", "top p", 0.05, 1, 0.01, 1, "keep the likeliest that together reach this"],
-  ["min_p", "min p", 0, 0.5, 0.01, 0, "keep what is so likely, measured by the likeliest"],
-  ["repetition_penalty", "repetition", 0.5, 2, 0.05, 1, "above 1: what was there is less likely"],
-  ["frequency_penalty", "frequency", -2, 2, 0.1, 0, "less likely for every time it was written"],
-  ["presence_penalty", "presence", -2, 2, 0.1, 0, "less likely once it was written"],
-  ["min_tokens", "no end before", 0, 1000, 1, 0, "so many tokens"],
-];
-const TEXTS = [
-  ["seed", "seed", "any", "the same seed writes the same text"],
-  ["stop", "stop at", "", "end where this would be written; \\n is a line end"],
-  ["ban", "never write", "", "a text that must not come"],
-];
-const knobs = {};
+const params = {};  // controls by the names of request fields
 
-const knob = (name, label, about) => {
-  const row = make("label", "knob");
+const control = (name, label, about) => {
+  const row = make("label", "param");
+  row.dataset.name = name;
   row.append(make("span", "", label));
   row.title = about;
-  knobs[name] = row;
-  find("knobs").append(row);
+  params[name] = row;
+  find("params").append(row);
   return row;
 };
-for (const [name, label, least, most, step, first, about] of KNOBS) {
-  const row = knob(name, label, about), slider = make("input"), box = make("input");
+// For each field of the OpenAPI document that has a slider.
+const addSlider = (name, field) => {
+  const {min, max, step, off} = field["x-slider"], first = field.default ?? off;
+  const label = name.replaceAll("_", " ");
+  const about = field.description + (field.default === null ? ` ${off} is off.` : "");
+  const row = control(name, label, about), slider = make("input"), box = make("input");
   slider.type = "range";
   box.type = "number";
   slider.setAttribute("aria-label", `${label}: ${about}`);
-  for (const input of [slider, box]) Object.assign(input, {min: least, max: most, step, value: first});
+  for (const input of [slider, box]) Object.assign(input, {min, max, step, value: first});
   box.removeAttribute("max");
   slider.addEventListener("input", () => { box.value = slider.value; });
   box.addEventListener("input", () => { slider.value = box.value; });
   row.append(box, slider, make("small", "", about));
   row.value = () => box.value === "" ? first : Number(box.value);
+  row.sent = () => row.value() === first && field.default === null ? undefined : row.value();
   row.limit = value => {
-    slider.max = Math.min(most, value);
+    slider.max = Math.min(max, value);
     if (row.value() > value) slider.value = box.value = value;
   };
-}
-for (const [name, label, hint, about] of TEXTS) {
-  const row = knob(name, label, about), box = make("input");
-  Object.assign(box, {type: "text", placeholder: hint, id: `knob-${name}`, spellcheck: false});
+};
+const addText = (name, label, hint, about) => {
+  const row = control(name, label, about), box = make("input");
+  Object.assign(box, {type: "text", placeholder: hint, id: `param-${name}`, spellcheck: false});
   row.append(box, make("small", "", about));
   row.value = () => box.value;
-}
+};
+const addControls = ({components}) => {
+  for (const [name, field] of Object.entries(components.schemas.CompletionRequest.properties))
+    if (field["x-slider"]) addSlider(name, field);
+  addText("seed", "seed", "any", "The same seed gives the same text.");
+  addText("stop", "stop at", "", "Stop before this text; \\n is a line end.");
+  addText("ban", "never write", "", "A text that must not come.");
+};
 
 const settings = () => {
   const given = {};
-  for (const [name, , , , , first] of KNOBS) {
-    const value = knobs[name].value();
-    const off = (name === "top_k" && value === 0) || (name === "min_p" && value === 0)
-      || (name === "top_p" && value === 1);
-    if (!off && (value !== first || ["n", "max_tokens", "temperature"].includes(name)))
-      given[name] = value;
-  }
-  const stop = knobs.stop.value().replaceAll("\\n", "\n");
+  for (const [name, row] of Object.entries(params)) if (row.sent) given[name] = row.sent();
+  const stop = params.stop.value().replaceAll("\\n", "\n");
   if (stop) given.stop = stop;
-  if (knobs.ban.value()) given.ban = [knobs.ban.value()];
+  if (params.ban.value()) given.ban = [params.ban.value()];
   // Chosen here if not there, so that it can be told.
-  const seed = knobs.seed.value().trim();
+  const seed = params.seed.value().trim();
   given.seed = seed === "" ? Math.floor(Math.random() * 1e6) : Number(seed);
   return given;
 };
@@ -412,7 +401,7 @@ const choose = name => {
   find("status").textContent = "";
   others.close();
   problem(null);
-  for (const name of ["max_tokens", "min_tokens"]) knobs[name].limit(model.max_tokens);
+  for (const name of ["max_tokens", "min_tokens"]) params[name].limit(model.max_tokens);
   if (model.kind === "language model") countTokens();
   else classify();
 };
@@ -438,6 +427,7 @@ document.addEventListener("keydown", event => {
 
 const begin = async () => {
   try {
+    addControls(await asked("/openapi.json"));
     models = (await asked("/v1/models")).data;
     find("model").replaceChildren(...models.map(each => {
       const option = make("option", "", each.id);

@@ -9,15 +9,15 @@ import torch
 from models import of_family
 
 from nanolm.errors import UsageError
-from nanolm.inspect.decided import decided
-from nanolm.inspect.heads import describe, places
-from nanolm.inspect.look import look
+from nanolm.inspect.attribution import attribute
+from nanolm.inspect.heads import describe_heads, pattern_masks
+from nanolm.inspect.inspection import inspect_text
 from nanolm.inspect.page import inspection_page
 from nanolm.inspect.vectors import (
-    between,
+    mean_similarities,
     neighbours,
     occurrences,
-    positions,
+    position_vectors,
     similarities,
     token_of,
 )
@@ -39,7 +39,7 @@ def test_attention_is_that_of_transformers(family: str, tmp_path: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():
         found = theirs(torch.tensor([IDS]), output_attentions=True, output_hidden_states=True)
-    seen = look(load_model(tmp_path), IDS)
+    seen = inspect_text(load_model(tmp_path), IDS)
     expected = torch.cat(found.attentions).numpy()  # (layers, heads, time, time)
     assert seen.attention.shape == expected.shape
     assert np.abs(seen.attention - expected).max() < 1e-5
@@ -52,23 +52,23 @@ def test_the_last_layer_of_the_lens_is_the_model(family: str) -> None:
     model = of_family(family, **SHAPE)
     with torch.inference_mode():
         chances = model(torch.tensor([IDS]))[0].softmax(dim=-1)
-    seen = look(model, IDS, top=5)
+    seen = inspect_text(model, IDS, top=5)
     assert len(seen.layers) == 3  # the embedding and two layers
     best = chances.topk(5)
-    assert np.array_equal(seen.foretold.ids, best.indices)
-    assert np.allclose(seen.foretold.chances, best.values, atol=1e-6)
+    assert np.array_equal(seen.layers[-1].ids, best.indices)
+    assert np.allclose(seen.layers[-1].probabilities, best.values, atol=1e-6)
     came = [float(chances[place, id]) for place, id in enumerate(IDS[1:])]
-    assert np.allclose(seen.foretold.came, came, atol=1e-6)
+    assert np.allclose(seen.layers[-1].actual, came, atol=1e-6)
     rank = [
         1 + int((chances[place] > chances[place, id]).sum()) for place, id in enumerate(IDS[1:])
     ]
-    assert seen.foretold.rank.tolist() == rank
-    assert not np.allclose(seen.layers[0].chances, seen.foretold.chances, atol=1e-3)
+    assert seen.layers[-1].rank.tolist() == rank
+    assert not np.allclose(seen.layers[0].probabilities, seen.layers[-1].probabilities, atol=1e-3)
 
 
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(UsageError, match="no attention to look at"):
-        look(of_family("lstm"), [1, 2, 3])
+        inspect_text(of_family("lstm"), [1, 2, 3])
 
 
 def attention(mask: Any) -> Any:
@@ -81,8 +81,8 @@ def attention(mask: Any) -> Any:
 @pytest.mark.parametrize("kind", ["previous", "itself", "first", "same", "induction"])
 def test_heads_are_named_after_what_they_do(kind: str) -> None:
     ids = [5, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4]
-    mask = places(ids)[kind]
-    ((head,),) = describe(attention(mask)[None, None], ids)
+    mask = pattern_masks(ids)[kind]
+    ((head,),) = describe_heads(attention(mask)[None, None], ids)
     assert head.kind == kind
     assert head.shares[kind] > 0.99
     assert f"{head.shares[kind]:.0%}" in head.words
@@ -92,14 +92,14 @@ def test_heads_that_do_nothing_in_particular() -> None:
     ids = list(range(30))
     even = attention(np.ones((30, 30)))
     mixed = attention(np.random.default_rng(1).random((30, 30)) ** 8)
-    ((head, other),) = describe(np.stack([even, mixed])[None], ids)
+    ((head, other),) = describe_heads(np.stack([even, mixed])[None], ids)
     assert (head.kind, other.kind) == ("spread", "mixed")
     assert head.spread == pytest.approx(1)
     assert other.spread < 0.9
 
 
 def test_a_text_of_one_token_has_heads_too() -> None:
-    ((head,),) = describe(np.ones((1, 1, 1, 1), dtype=np.float32), [3])
+    ((head,),) = describe_heads(np.ones((1, 1, 1, 1), dtype=np.float32), [3])
     assert head.kind == "spread"
 
 
@@ -108,12 +108,12 @@ def test_a_word_is_the_same_until_the_first_layer() -> None:
     model = of_family("modern", **SHAPE)  # positions are turned in, not added
     texts = ["a bank, a Bank", "the bank", "embankment"]
     found = occurrences(model, tokenizer, "bank", texts)
-    assert found.around == ["a [bank], a Bank", "a bank, a [Bank]", "the [bank]"]
+    assert found.contexts == ["a [bank], a Bank", "a bank, a [Bank]", "the [bank]"]
     cosines = similarities(found.vectors)
     assert cosines.shape == (3, 3, 3)
     assert np.allclose(cosines[0], 1, atol=1e-6)  # its last letter
     assert cosines[1:, 0, 2].max() < 0.9999
-    means = between(cosines)
+    means = mean_similarities(cosines)
     assert means[0] == pytest.approx(1)
     assert means[2] == pytest.approx((cosines[2].sum() - 3) / 6)
     with pytest.raises(UsageError, match="no text has it"):
@@ -138,17 +138,17 @@ def test_neighbours_are_those_of_all_pairs() -> None:
 
 
 def test_positions_of_every_kind() -> None:
-    kind, vectors = positions(of_family("gpt2", **SHAPE))
+    kind, vectors = position_vectors(of_family("gpt2", **SHAPE))
     assert kind == "learned"
     assert vectors.shape == (32, 16)
-    kind, vectors = positions(of_family("gpt2", positions="sinusoidal", **SHAPE))
+    kind, vectors = position_vectors(of_family("gpt2", positions="sinusoidal", **SHAPE))
     assert kind == "sine and cosine"
     assert np.allclose(similarities(vectors).diagonal(), 1, atol=1e-6)
-    kind, vectors = positions(of_family("modern", **SHAPE))
+    kind, vectors = position_vectors(of_family("modern", **SHAPE))
     assert kind.startswith("rotary")
     assert np.allclose((vectors**2).sum(axis=1), 2, atol=1e-5)  # of two angles, sines and cosines
     with pytest.raises(UsageError, match="--positions"):
-        positions(of_family("lstm"))
+        position_vectors(of_family("lstm"))
 
 
 @pytest.mark.parametrize("pool", ["last", "mean", "max"])
@@ -157,12 +157,12 @@ def test_what_decided(pool: Any) -> None:
     config = ClassifierConfig(base=base.config, labels=("bad", "good", "so"), window=32, pool=pool)
     classifier = Classifier(config, base).eval()
     torch.nn.init.normal_(classifier.score.weight)
-    found = decided(classifier, IDS)
+    found = attribute(classifier, IDS)
     logits = classifier(torch.tensor([IDS]), torch.tensor([len(IDS)]))[0]
     assert found.label == int(logits.argmax())
-    assert np.allclose(found.chances, logits.softmax(dim=0).detach(), atol=1e-6)
-    assert found.attention.sum() == pytest.approx(1, abs=1e-5)
-    assert len(found.attention) == len(found.gradient) == len(IDS)
+    assert np.allclose(found.probabilities, logits.softmax(dim=0).detach(), atol=1e-6)
+    assert found.rollout.sum() == pytest.approx(1, abs=1e-5)
+    assert len(found.rollout) == len(found.gradient) == len(IDS)
 
     def margin(changed: int, factor: float) -> float:
         """What the label has before the others, one token's vector being longer."""
@@ -183,7 +183,7 @@ def test_a_page_of_two_hundred_tokens_is_small() -> None:
     """With as many heads as GPT-2, all of which look about at random: the worst there is."""
     model = of_family("gpt2", **SHAPE | {"layers": 12, "heads": 12, "dim": 96, "context": 200})
     ids = torch.randint(256, (200,), generator=torch.Generator().manual_seed(1)).tolist()
-    seen = look(model, ids)
-    heads = describe(seen.attention, ids)
+    seen = inspect_text(model, ids)
+    heads = describe_heads(seen.attention, ids)
     page = inspection_page(train_tokenizer([], "byte"), seen, heads, {})
     assert 100_000 < len(page.encode()) < 1_000_000

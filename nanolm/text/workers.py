@@ -1,41 +1,42 @@
 """Several processes that work on parts of one file: threads would wait for each other.
 
-    >>> with Crew("nanolm.text.words", corpus.file, size=2) as crew:
-    ...     answers = [answer for _, answer in crew.work(corpus.parts(0, corpus.length))]
-    ...     last_words = crew.dismiss()
+    >>> with WorkerPool("nanolm.text.words", corpus.file, size=2) as pool:
+    ...     answers = [answer for _, answer in pool.map(corpus.parts(0, corpus.length))]
+    ...     last_answers = pool.finish()
 
-Each process reads the parts it is told to, and answers each with some bytes; when it is dismissed
-it answers once more. Bytes are all that passes between them.
+Each process reads the parts it is given, and answers each with some bytes; at the end it answers
+once more. Bytes are all that passes between them.
 """
 
 import contextlib
 import os
-import queue
 import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
-POSSIBLE = hasattr(os, "pread")  # not on Windows
-ROOT = str(Path(__file__).parents[2])
+HAS_PREAD = hasattr(os, "pread")  # not on Windows
+PACKAGE_PARENT = str(Path(__file__).parents[2])
 LENGTH = struct.Struct("<q")
 
 Range = tuple[int, int]
 T = TypeVar("T")
 
 
-class Crew:
+class WorkerPool:
     """Processes that run `module`, which calls `serve`."""
 
     def __init__(self, module: str, file: IO[bytes], size: int, *arguments: str) -> None:
         descriptor = file.fileno()
         # The same nanolm as here, and nothing from the current folder.
-        paths = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+        paths = os.pathsep.join(filter(None, [PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
         self.workers = [
             subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(descriptor), *arguments],
@@ -46,10 +47,9 @@ class Crew:
             )
             for _ in range(size)
         ]
-        self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        for worker in self.workers:
-            self.idle.put(worker)
-        self.pool = ThreadPoolExecutor(size)
+        self.own, workers = threading.local(), iter(self.workers)  # each thread has a process
+        own = partial(setattr, self.own, "worker")
+        self.threads = ThreadPoolExecutor(size, initializer=lambda: own(next(workers)))
 
     def __enter__(self) -> Self:
         return self
@@ -59,28 +59,25 @@ class Crew:
             worker.kill()
             worker.wait()
             for stream in (worker.stdin, worker.stdout):
-                with contextlib.suppress(BrokenPipeError):  # an order that it never read
+                with contextlib.suppress(BrokenPipeError):  # a request that it never read
                     assert stream
                     stream.close()
-        self.pool.shutdown(cancel_futures=True)
+        self.threads.shutdown(cancel_futures=True)
 
-    def work(self, parts: Iterable[Range]) -> Iterator[tuple[Range, bytes]]:
+    def map(self, parts: Iterable[Range]) -> Iterator[tuple[Range, bytes]]:
         """Each part with its answer, in order."""
-        return in_order(self.pool, len(self.workers), self._ask, parts)
+        return map_in_order(self.threads, len(self.workers), self._ask, parts)
 
     def _ask(self, part: Range) -> bytes:
-        worker = self.idle.get()
+        worker: subprocess.Popen[bytes] = self.own.worker
         assert worker.stdin
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
-                worker.stdin.write(b"%d %d\n" % part)
-                worker.stdin.flush()
-            return self._answer(worker)
-        finally:
-            self.idle.put(worker)
+        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
+            worker.stdin.write(b"%d %d\n" % part)
+            worker.stdin.flush()
+        return self._answer(worker)
 
-    def dismiss(self) -> list[bytes]:
-        """Tell all that there is no more to do; what each has to say at last."""
+    def finish(self) -> list[bytes]:
+        """The last answer of each, when there are no more parts."""
         for worker in self.workers:
             assert worker.stdin
             with contextlib.suppress(BrokenPipeError):
@@ -94,10 +91,10 @@ class Crew:
             answer = worker.stdout.read(LENGTH.unpack(head)[0])
             if len(answer) == LENGTH.unpack(head)[0]:
                 return answer
-        raise RuntimeError(f"a process of the crew ended early, with {worker.wait()}")
+        raise RuntimeError(f"a worker process ended early, with {worker.wait()}")
 
 
-def in_order(
+def map_in_order(
     pool: ThreadPoolExecutor, size: int, ask: Callable[[Range], T], parts: Iterable[Range]
 ) -> Iterator[tuple[Range, T]]:
     """Ask for every part, several at once; few enough that memory does not grow with the text."""
@@ -112,13 +109,13 @@ def in_order(
 
 
 def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
-    """What a process of the crew does all day."""
+    """The main loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
     descriptor = int(sys.argv[1])
     # A pipe that breaks: the parent is gone, and nobody waits for an answer.
-    with contextlib.suppress(BrokenPipeError), open(0, "rb") as orders, open(1, "wb") as answers:
-        for order in orders:
-            start, stop = map(int, order.split())
+    with contextlib.suppress(BrokenPipeError), open(0, "rb") as requests, open(1, "wb") as answers:
+        for request in requests:
+            start, stop = map(int, request.split())
             answer = work(os.pread(descriptor, stop - start, start))
             answers.write(LENGTH.pack(len(answer)) + answer)
             answers.flush()

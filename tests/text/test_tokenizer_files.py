@@ -27,10 +27,13 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
-from nanolm.text import NAMED, loading
-from nanolm.text.corpus import SAFE
-from nanolm.text.loading import PUBLISHED, Foreign, HuggingFace, Ranks, load_tokenizer
+from nanolm.text import NAMED
+from nanolm.text.corpus import SAFE_CUT
 from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer, spell, train_tokenizer
+from nanolm.text.tokenizer_files import load_tokenizer, named_tokenizer, read_json
+from nanolm.text.tokenizer_files.byte_level import ByteLevelFile
+from nanolm.text.tokenizer_files.hugging_face import HuggingFace
+from nanolm.text.tokenizer_files.published import PUBLISHED, Ranks
 from nanolm.text.words import SPLIT
 
 TEXT = (
@@ -267,7 +270,7 @@ def test_with_the_real_ranks(kind: str) -> None:
 def test_openais_first_files_are_the_same_tokenizer() -> None:
     tokenizer = load_tokenizer(real("gpt2/encoder.json").parent)
     ranked = load_tokenizer(real("gpt2/r50k_base.tiktoken"))
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert (tokenizer.tokens, tokenizer.special) == (ranked.tokens, ranked.special)
     text = real("multilingual/UTF-8-demo.txt").read_text(encoding="utf-8")
     assert tokenizer.encode(text) == ranked.encode(text) == reference(tokenizer)(text)
@@ -281,7 +284,7 @@ def test_by_name_from_the_cache_of_tiktoken(
     url = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
     ranks_file = real("gpt2/cl100k_base.tiktoken")
     (tmp_path / hashlib.sha1(url.encode()).hexdigest()).write_bytes(ranks_file.read_bytes())
-    tokenizer = loading.named_tokenizer("cl100k")
+    tokenizer = named_tokenizer("cl100k")
     assert tokenizer.fingerprint() == load_tokenizer(ranks_file).fingerprint()
 
 
@@ -297,21 +300,21 @@ def test_by_name_without_a_network(
     monkeypatch.setattr("tiktoken.load.read_file", fail)
     path = rf"--tokenizer PATH/{PUBLISHED[name].file}"
     with pytest.raises(UsageError, match=rf"ranks of {name}.*{path}.*TIKTOKEN_CACHE_DIR"):
-        loading.named_tokenizer(name)
+        named_tokenizer(name)
 
 
 def test_by_name_from_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     for_ever = threading.Event()
-    monkeypatch.setattr(loading, "PATIENCE", 0.05)
+    monkeypatch.setattr("nanolm.text.tokenizer_files.published.DOWNLOAD_TIMEOUT", 0.05)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda _: for_ever.wait())
     with pytest.raises(UsageError, match="TimeoutError"):
-        loading.named_tokenizer("gpt2")
+        named_tokenizer("gpt2")
     for_ever.set()
 
 
 def test_by_a_name_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean gpt2"):
-        loading.named_tokenizer("gpt-2")
+        named_tokenizer("gpt-2")
 
 
 # Byte-level BPE of others ----------------------------------------------------------------------
@@ -320,7 +323,7 @@ def test_by_a_name_that_is_none() -> None:
 @cache
 def native(shape: str, normalizer: bool = False) -> tuple[Tokenizer, Callable[[str], list[int]]]:
     parts = trained(shape, normalizers.NFC() if normalizer else None)
-    tokenizer = loading.read_json(json.dumps(parts), Path("tokenizer.json"))
+    tokenizer = read_json(json.dumps(parts), Path("tokenizer.json"))
     return tokenizer, reference(tokenizer)
 
 
@@ -329,7 +332,7 @@ def native(shape: str, normalizer: bool = False) -> tuple[Tokenizer, Callable[[s
 @given(text=TEXTS)
 def test_ids_are_those_of_tokenizers(shape: str, text: str) -> None:
     tokenizer, theirs = native(shape)
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert tokenizer.encode(text) == theirs(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -349,7 +352,7 @@ def test_all_short_texts_are_cut_as_by_tokenizers(shape: str) -> None:
 def test_a_text_can_be_cut_at_safe_places(shape: str, text: str) -> None:
     tokenizer, _ = native(shape)
     assert tokenizer.cuttable
-    for place in [match.start() for match in SAFE.finditer(text)]:
+    for place in [match.start() for match in SAFE_CUT.finditer(text)]:
         parts = (text[:place], text[place:])
         assert [id for part in parts for id in tokenizer.encode(part)] == tokenizer.encode(text)
 
@@ -358,7 +361,7 @@ def test_a_text_can_be_cut_at_safe_places(shape: str, text: str) -> None:
 @given(text=st.text("The cat e\u0301o\u0308ö\u0323 \u212b\n가각각", max_size=60))
 def test_text_is_normalised_first(text: str) -> None:
     tokenizer, theirs = native("qwen", normalizer=True)
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert tokenizer.encode(text) == theirs(text)
     assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
 
@@ -376,7 +379,7 @@ def test_added_tokens_are_matched_and_special_ones_are_text(
         added(name, size + n, special=name in specials) for n, name in enumerate(names)
     ]
     tokenizer = loaded(tmp_path, parts)
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert tokenizer.vocab_size == size + len(names)
     assert tokenizer.tokens[size : size + 3] == [b"<a>", b"<a><b>", b""]
     assert tokenizer.encode("x<a>") == [*tokenizer.encode("x"), size]
@@ -422,7 +425,7 @@ def test_older_files_have_merges_as_strings_and_no_type(tmp_path: Path) -> None:
     del model["type"]
     model["merges"] = [" ".join(pair) for pair in model["merges"]]
     tokenizer = loaded(tmp_path, parts)
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert tokenizer.encode(TEXT) == ids == reference(tokenizer)(TEXT)
 
 
@@ -442,7 +445,7 @@ def test_tokens_that_only_a_whole_word_can_be(tmp_path: Path) -> None:
     parts["model"]["vocab"] = {text: id for id, text in spelled.items()}
     parts["model"]["merges"] = [[spell(left), spell(right)] for left, right in splits]
     parts["added_tokens"] = [added(END_OF_TEXT, len(tokens), special=True)]
-    for ignore_merges, kind in ((True, Foreign), (False, HuggingFace)):
+    for ignore_merges, kind in ((True, ByteLevelFile), (False, HuggingFace)):
         parts["model"]["ignore_merges"] = ignore_merges
         tokenizer = loaded(tmp_path, parts)
         assert isinstance(tokenizer, kind)
@@ -548,7 +551,7 @@ def test_merges_that_nobody_learned(data: st.DataObject) -> None:
         made = [(token[:at], token[at:]) for token in tokens for at in range(1, len(token))]
         parts["model"]["merges"] = [pair for pair in made if pair[0] in vocab and pair[1] in vocab]
     parts["model"]["ignore_merges"] = data.draw(st.booleans())
-    tokenizer = loading.read_json(json.dumps(parts), Path("tokenizer.json"))
+    tokenizer = read_json(json.dumps(parts), Path("tokenizer.json"))
     text = data.draw(st.text("abc ", max_size=30))
     assert tokenizer.encode(text) == reference(tokenizer)(text)
 
@@ -660,7 +663,7 @@ def test_vocabulary_and_merges(names: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / names[0]).write_text(json.dumps(vocab))
     (tmp_path / names[1]).write_text("\n".join(lines), encoding="utf-8")
     tokenizer = load_tokenizer(tmp_path)
-    assert isinstance(tokenizer, Foreign)
+    assert isinstance(tokenizer, ByteLevelFile)
     assert tokenizer.special == {0: END_OF_TEXT}
     theirs, expected = reference(tokenizer), native("byte level")[0]
     for text in (TEXT, *WHITE):
@@ -822,7 +825,7 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
             del place[key]
     refusal = "tokenizer.json"
     try:
-        tokenizer = loading.read_json(json.dumps(parts), Path("tokenizer.json"))
+        tokenizer = read_json(json.dumps(parts), Path("tokenizer.json"))
         tokenizer.decode(tokenizer.encode("The cat"))
     except NanolmError as error:
         refusal = str(error)

@@ -1,6 +1,6 @@
 """Texts that must not be written, whatever tokens would spell them.
 
-    >>> bans = Bans(("cat",), tokenizer, device)
+    >>> bans = BannedTexts(("cat",), tokenizer, device)
     >>> bans.banned[bans.after([tokenizer.encode("a ca")])]  # True for t, to, tch, ...
 
 An automaton reads the text byte by byte; its state is how much of a banned text stands at the end
@@ -17,7 +17,7 @@ from torch import Tensor
 from nanolm.text.tokenizer import Tokenizer
 
 
-class Bans:
+class BannedTexts:
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, device: torch.device) -> None:
         self.follow, complete = automaton([text.encode() for text in texts])
         self.tokens = tokens = tokenizer.tokens

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from nanolm.choice import Report
-from nanolm.generation.decoding import Network
-from nanolm.generation.knobs import Knobs
+from nanolm.generation.decoding import Decoder
 from nanolm.generation.sampler import Sampler
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import transcribed
 from nanolm.text.tokenizer import Tokenizer
 
-NEVER = -1e9
+EXCLUDED_SCORE = -1e9
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,33 @@ class Beam:
 
 @torch.inference_mode()
 def beam_search(
-    network: Network,
+    decoder: Decoder,
     tokenizer: Tokenizer,
     prompt: list[int],
-    knobs: Knobs,
+    params: SamplingParams,
     device: torch.device,
     top: int = 0,
     report: Report = lambda *how_far: None,
 ) -> list[Beam]:
-    """The best `knobs.beams` texts that follow the prompt, the best first."""
-    width, vocabulary = knobs.beams, tokenizer.vocab_size
+    """The best `params.beams` texts that follow the prompt, the best first."""
+    width, vocabulary = params.beams, tokenizer.vocab_size
     sampler = Sampler(tokenizer, width, device)
     for row in range(width):
-        sampler.begin(row, knobs, prompt)
-    ids = torch.zeros(width, len(prompt) + knobs.tokens, dtype=torch.long, device=device)
+        sampler.begin(row, params, prompt)
+    ids = torch.zeros(width, len(prompt) + params.tokens, dtype=torch.long, device=device)
     ids[:, : len(prompt)] = torch.tensor(prompt)
     # All rows begin alike, so only the first may be continued.
-    running = [Beam(0.0 if row == 0 else NEVER) for row in range(width)]
+    running = [Beam(0.0 if row == 0 else EXCLUDED_SCORE) for row in range(width)]
     finished: list[Beam] = []
-    for step in range(knobs.tokens):
+    for step in range(params.tokens):
         length = len(prompt) + step
-        network.prepare(ids, [length] * width)
-        logits = network.logits(ids, torch.full((width,), length, device=device))
+        decoder.prepare(ids, [length] * width)
+        logits = decoder.logits(ids, torch.full((width,), length, device=device))
         own = logits[:, :vocabulary].float().log_softmax(dim=-1)  # (beams, vocabulary)
         scores = torch.tensor([[beam.score] for beam in running], device=device)
         together = (scores + sampler.scores(own)).flatten()
         # So many that enough are left when all that could end do.
-        endings = len(tokenizer.stops) + (width if knobs.stop else 0)
+        endings = len(tokenizer.stops) + (width if params.stop else 0)
         many = min((endings + 1) * width, len(together))
         best = together.topk(many)
         likeliest = own.topk(min(top, vocabulary))
@@ -88,8 +88,8 @@ def beam_search(
             )
             if (
                 id in tokenizer.stops
-                or step == knobs.tokens - 1
-                or stopped(after, knobs, tokenizer)
+                or step == params.tokens - 1
+                or stopped(after, params, tokenizer)
             ):
                 if rank < width:
                     finished.append(after)
@@ -100,18 +100,18 @@ def beam_search(
         if not going or (full and going[0][1].mean() <= finished[-1].mean()):
             break
         row, first = going[0]  # where all others have ended, it goes on alone
-        going += [(row, replace(first, score=NEVER))] * (width - len(going))
+        going += [(row, replace(first, score=EXCLUDED_SCORE))] * (width - len(going))
         running = [beam for _, beam in going]
         from_rows = torch.tensor([row for row, _ in going], device=device)
-        for part in (network, sampler):
+        for part in (decoder, sampler):
             part.select(from_rows)
         ids.copy_(ids[from_rows])
         ids[:, length] = torch.tensor([beam.tokens[-1] for beam in running], device=device)
         sampler.accept(ids[:, length])
-        report("searching", step + 1, knobs.tokens)
+        report("searching", step + 1, params.tokens)
     return finished
 
 
-def stopped(beam: Beam, knobs: Knobs, tokenizer: Tokenizer) -> bool:
+def stopped(beam: Beam, params: SamplingParams, tokenizer: Tokenizer) -> bool:
     """Has it just written a stop text?"""
-    return bool(knobs.stop) and transcribed(beam.tokens, knobs, tokenizer)[1]
+    return bool(params.stop) and transcribed(beam.tokens, params, tokenizer)[1]

@@ -1,7 +1,7 @@
-"""Learning labels: what the training loop does with a classifier.
+"""The task of a classifier: the label of a text.
 
->>> task = Labels(settings, split, tokenizer, classifier, head, saved=None, progress=report)
->>> Trainer(run, settings, task, task.checkpoint, notify).loop(stop)
+>>> task = ClassifierTask(settings, split, tokenizer, classifier, head, saved=None, progress=report)
+>>> Trainer(run, settings, task, task.checkpoint, notify).train(stop)
 """
 
 from collections.abc import Callable
@@ -17,12 +17,20 @@ from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
 from nanolm.classification.adapters import Adapters
-from nanolm.classification.classifier import WIDTH, Logits, in_batches, predict
-from nanolm.classification.data import Batches, Cut, Encoded, Ints, Kept, Split, Texts, encode
+from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, in_batches, predict
+from nanolm.classification.data import (
+    CachedStates,
+    Encoded,
+    Ints,
+    LabelSplit,
+    LengthBatches,
+    Texts,
+    Truncation,
+    encode,
+)
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
-from nanolm.classification.probe import Probe as LinearProbe
-from nanolm.classification.probe import fit_probe
+from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
@@ -36,29 +44,31 @@ from nanolm.model.huggingface import (
     save_partial,
     snapshot,
 )
-from nanolm.planning.tuning import Probe, best_products, use_attention
+from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
-from nanolm.training.task import State, Task
+from nanolm.training.state import State
+from nanolm.training.task import Task
 
 LANGUAGE_HEAD = "language_head.safetensors"
-BESIDE = ("base.token_embedding.weight", "score.weight", "language_head.weight")  # Muon's matrices:
-BESIDE_RATE = 1.5  # times the learning rate
-KEPT = 1 << 30  # bytes of hidden states that are kept in memory
+# Matrices that Muon leaves to AdamW, and the factor of their learning rate.
+ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
+ADAMW_RATE = 1.5
+MOST_CACHED_BYTES = 1 << 30  # of hidden states that are kept in memory
 # A head that starts from the probe learns slowly enough that a step changes its logits by at most
 # this much times the learning rate. Features of a language model are large and have much in common:
 # at the learning rate of other weights, a single step would undo what the probe has found.
 HEAD_STEP = 20.0
-MARGIN = 0.25  # standard deviation of the difference of two losses of a text, about
+LOSS_DEVIATION = 0.25  # of the difference of two losses of a text, about
 
 
-class Labels(Task):
+class ClassifierTask(Task):
     """A classifier on labelled texts."""
 
     def __init__(
         self,
         settings: FinetuneSettings,
-        split: Split,
+        split: LabelSplit,
         tokenizer: Tokenizer,
         model: Classifier,
         head: nn.Module | None,
@@ -74,14 +84,14 @@ class Labels(Task):
         self.checkpoint, self.progress = saved, progress
         self.base = base
         device = settings.device
-        cut = Cut(settings.context, settings.long)
+        cut = Truncation(settings.context, settings.long)
 
         def encoded(texts: Texts) -> Encoded:
-            return encode(texts, tokenizer, cut, progress, WIDTH[device])
+            return encode(texts, tokenizer, cut, progress, LENGTH_MULTIPLE[device])
 
         self.train, self.val = encoded(split.train), encoded(split.val)
         self.test = encoded(split.test) if split.test else None
-        self.batches = Batches(self.train.lengths, settings.batch, settings.seed)
+        self.batches = LengthBatches(self.train.lengths, settings.batch, settings.seed)
         self.distillation = None
         if teacher and settings.distill:
             self.distillation = Distillation(
@@ -97,25 +107,26 @@ class Labels(Task):
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
         self.language_head = self.make_language_head(head)
+        self.untied_head = None if model.config.base.tied else self.language_head
         self.trained = set(trained_names(self.classifier, settings.train))
         for name, parameter in self.classifier.named_parameters():
             parameter.requires_grad_(name in self.trained)
-        self.classifier.frozen = frozen_layers(self.classifier, settings.train)
+        frozen = self.classifier.frozen = frozen_layers(self.classifier, settings.train)
         for name, module in self.classifier.base.named_modules():
-            if isinstance(module, nn.Dropout) and is_frozen(name, self.classifier.frozen):
+            if frozen and isinstance(module, nn.Dropout) and depth(name, 0) <= frozen:
                 module.p = 0.0
         self.evaluate_first = base is not None
         self.head_rate = 1.0
         if base is not None:  # by the model as it was before training
             self.head_rate = min(1.0, HEAD_STEP / feature_size(self.classifier))
         if saved:
-            self.restore(saved)
+            self.load_checkpoint(saved)
         self.choices: list[Choice] = []
         if settings.dtype == "auto" and settings.train == "head":
             self.settings = settings = replace(settings, dtype="float32")
         elif settings.dtype == "auto":
-            probe = Probe(model.base, self.parameters(), self.loss, self.batch(0))
-            numbers, reason = best_products(settings, probe)
+            probe = SpeedProbe(model.base, self.parameters(), self.loss, self.batch(0))
+            numbers, reason = best_dtype(settings, probe)
             self.settings = settings = replace(settings, dtype=numbers)
             self.choices.append(Choice("dtype", numbers, reason))
         use_attention(model.base, settings)
@@ -144,8 +155,8 @@ class Labels(Task):
         model, dim = self.classifier, self.classifier.config.base.dim
         if model.frozen == model.config.base.layers:
             states = self.features(data).numpy()
-            return Kept(**vars(data), states=states, pooled=True)
-        fits = 4 * dim * len(data.ids) <= KEPT and not self.settings.language_loss
+            return CachedStates(**vars(data), states=states, pooled=True)
+        fits = 4 * dim * len(data.ids) <= MOST_CACHED_BYTES and not self.settings.language_loss
         if not model.frozen or not fits or not model.base.allows_padding:
             return data
         states = np.empty((len(data.ids), dim), dtype=np.float32)
@@ -155,18 +166,18 @@ class Labels(Task):
             assert x is not None
             return x
 
-        for rows, found in self.in_batches(compute, data):
-            for row, x in zip(rows, found.cpu().numpy(), strict=True):
+        for rows, batch in self.in_batches(compute, data):
+            for row, x in zip(rows, batch.cpu().numpy(), strict=True):
                 start, length = data.starts[row], data.lengths[row]
                 states[start : start + length] = x[:length]
-        return Kept(**vars(data), states=states, pooled=False)
+        return CachedStates(**vars(data), states=states, pooled=False)
 
     def features(self, data: Encoded) -> Tensor:
         """What the head is given of each window, (windows, dim), by the model as it is now."""
-        found = torch.empty(len(data.lengths), self.classifier.config.base.dim)
+        features = torch.empty(len(data.lengths), self.classifier.config.base.dim)
         for rows, x in self.in_batches(self.classifier.features, data):
-            found[rows] = x.cpu()
-        return found
+            features[rows] = x.cpu()
+        return features
 
     def in_batches(
         self, compute: Callable[[Tensor, Tensor], Tensor], data: Encoded
@@ -189,10 +200,9 @@ class Labels(Task):
             )
         return head.to(self.settings.device)
 
-    def started(self, run: Path, step: int) -> Started:
-        counts = [f"{len(self.split.train):,} texts to learn from", f"{len(self.split.val):,} to"]
-        labels = counted(len(self.split.labels), "label")
-        data = f"{', '.join(counts)} validate on, {labels}"
+    def start_event(self, run: Path, step: int) -> Started:
+        train, val, labels = len(self.split.train), len(self.split.val), len(self.split.labels)
+        data = f"{train:,} texts to learn from, {val:,} to validate on, {counted(labels, 'label')}"
         trained = sum(parameter.numel() for parameter in self.parameters().values())
         whole = self.classifier.parameter_count()
         if trained < whole:
@@ -207,31 +217,24 @@ class Labels(Task):
         }
         if self.adapters:
             named |= dict(self.adapters.named_parameters(prefix="adapters"))
-        if self.language_head and not self.classifier.config.base.tied:
-            named |= dict(self.language_head.named_parameters(prefix="language_head"))
+        if self.untied_head:
+            named |= dict(self.untied_head.named_parameters(prefix="language_head"))
         return named
 
-    def rate(self, name: str) -> float:
+    def lr_scale(self, name: str) -> float:
         """Layers nearer to the input learn more slowly."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
-        if self.settings.optimizer == "muon" and name in BESIDE:
-            return BESIDE_RATE
+        if self.settings.optimizer == "muon" and name in ADAMW_MATRICES:
+            return ADAMW_RATE
         if name == "score.weight":
             return self.head_rate
         if not decay or decay == 1 or not name.startswith("base."):
             return 1.0
-        parts = name.split(".")
-        depth = int(parts[2]) + 1 if parts[1] in ("blocks", "layers") else 0
-        if parts[1] == "norm":
-            depth = config.layers
-        return float(decay ** (config.layers + 1 - depth))
+        return float(decay ** (config.layers + 1 - depth(name, config.layers)))
 
-    def matrices(self) -> dict[str, list[int]]:
-        if self.settings.optimizer != "muon":
-            return {}
-        named = {
-            f"base.{name}": rows for name, rows in self.classifier.base.muon_parameters().items()
-        }
+    def muon_parameters(self) -> dict[str, list[int]]:
+        base = self.classifier.base.muon_parameters()
+        named = {f"base.{name}": rows for name, rows in base.items()}
         return {name: rows for name, rows in named.items() if name in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
@@ -255,7 +258,7 @@ class Labels(Task):
             x = model.hidden(ids)  # (batch, time, dim)
         logits = model.score(x if x.dim() == 2 else model.pooled(x, lengths)).float()
         loss = F.cross_entropy(logits, truth, self.weights)
-        # Told is the loss of the labels alone, to be compared with that of the validation texts.
+        # Recorded is the loss of the labels alone, to compare with that of the validation texts.
         labelled = truth >= 0  # synthetic texts are not
         right = (logits.argmax(dim=1) == truth).sum() / labelled.sum().clamp(min=1)
         seen = {"loss": loss, "accuracy": right}
@@ -277,21 +280,18 @@ class Labels(Task):
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         logits, truth = self.logits(self.val), self.split.val.truth
-        found = score(logits, truth, self.split.labels)
-        metrics = {
-            "val_loss": found.loss,
-            "val_accuracy": found.accuracy,
-            "val_macro_f1": found.macro_f1,
-        }
+        scores = score(logits, truth, self.split.labels)
+        names = ("loss", "accuracy", "macro_f1")
+        metrics = {f"val_{name}": getattr(scores, name) for name in names}
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
         if by_accuracy or not (self.evaluate_first or self.distillation):
-            return [1 - found.accuracy, found.loss], metrics
+            return [1 - scores.accuracy, scores.loss], metrics
         # Next to a probe, a few validation texts more or less are luck, and the loss says more:
         # that after calibration, since the finished model is calibrated too.
         calibrated = score(logits, truth, self.split.labels, fit_temperature(logits, truth))
         # A checkpoint has to beat the probe by more than chance. With distillation the student
         # keeps improving, so an earlier checkpoint has to beat the last one by as much.
-        margin = MARGIN / len(truth) ** 0.5 if state.step else 0.0
+        margin = LOSS_DEVIATION / len(truth) ** 0.5 if state.step else 0.0
         if self.distillation:
             margin *= 2 - min(1.0, progress)
         return [calibrated.loss + margin], metrics
@@ -305,34 +305,34 @@ class Labels(Task):
             return super().saved_bytes()
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
-    def copied(self) -> Callable[[Path], None]:
-        besides: dict[str, dict[str, Tensor]] = {TRAINED: {}, ADAPTERS: {}}
+    def snapshot(self) -> Callable[[Path], None]:
+        tensors: dict[str, dict[str, Tensor]] = {}
         if self.is_partial():
-            trained = self.classifier.named_parameters()
-            besides[TRAINED] = {name: value for name, value in trained if name in self.trained}
+            named = self.classifier.named_parameters()
+            tensors[TRAINED] = {name: value for name, value in named if name in self.trained}
         if self.adapters:
-            besides[ADAPTERS] = dict(self.adapters.state_dict())
-        if self.language_head and not self.classifier.config.base.tied:
-            besides[LANGUAGE_HEAD] = {"weight": self.language_head.weight}
+            tensors[ADAPTERS] = dict(self.adapters.state_dict())
+        if self.untied_head:
+            tensors[LANGUAGE_HEAD] = {"weight": self.untied_head.weight}
         copies = {
-            file: {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            for file, tensors in besides.items()
+            file: {name: tensor.detach().clone() for name, tensor in each.items()}
+            for file, each in tensors.items()
         }
         classifier = self.classifier if self.is_partial() else self.whole()
 
         def write(folder: Path) -> None:
-            on_cpu = {
-                file: {name: tensor.cpu() for name, tensor in tensors.items()}
-                for file, tensors in copies.items()
+            saved = {
+                file: {name: tensor.cpu() for name, tensor in each.items()}
+                for file, each in copies.items()
             }
-            trained, adapters = on_cpu.pop(TRAINED), on_cpu.pop(ADAPTERS)
             if self.is_partial():
                 assert self.base
+                trained, adapters = saved.pop(TRAINED), saved.pop(ADAPTERS, {})
                 save_partial(classifier, self.base, trained, adapters, folder, self.tokenizer)
             else:
                 save_model(classifier, folder, self.tokenizer)
-            for file, tensors in on_cpu.items():
-                save_file(tensors, folder / file)
+            for file, each in saved.items():
+                save_file(each, folder / file)
 
         return write
 
@@ -342,7 +342,7 @@ class Labels(Task):
         with self.adapters.merged() if self.adapters and active else nullcontext():
             return snapshot(self.classifier)
 
-    def take_back(self, folder: Path) -> None:
+    def load_weights(self, folder: Path) -> None:
         if (folder / TRAINED).exists():
             self.classifier.load_state_dict(load_file(folder / TRAINED), strict=False)
             if self.adapters:
@@ -353,15 +353,15 @@ class Labels(Task):
             self.adapters.active = False
         self.classifier.load_state_dict(saved.state_dict())
 
-    def restore(self, folder: Path) -> None:
+    def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
             tensors = load_file(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)
         else:
-            self.take_back(folder)
-        if self.language_head and not self.classifier.config.base.tied:
-            self.language_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
+            self.load_weights(folder)
+        if self.untied_head:
+            self.untied_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
 
 
 def feature_size(model: Classifier) -> float:
@@ -371,38 +371,30 @@ def feature_size(model: Classifier) -> float:
     return size or float(model.config.base.dim)
 
 
+def depth(name: str, layers: int) -> int:
+    """Of a module or parameter of a classifier: 0 for embeddings, else its layer, from 1 on."""
+    part, *rest = name.removeprefix("base.").split(".")
+    if part in ("blocks", "layers"):
+        return int(rest[0]) + 1
+    return {"norm": layers, "score": layers + 1}.get(part, 0)
+
+
 def frozen_layers(model: Classifier, which: str) -> int:
-    """How many layers, from the input on, no training changes anything in."""
+    """How many layers, from the input on, are not trained: with "last-2" all but the last two."""
     layers = model.config.base.layers
     if which in ("all", "lora"):
         return 0
-    return layers if which == "head" else layers - int(which.removeprefix("last-"))
-
-
-def is_frozen(name: str, layers: int) -> bool:
-    """Whether a module of the base model comes before what is trained."""
-    parts = name.split(".")
-    return layers > 0 and (parts[0] not in ("blocks", "layers") or int(parts[1]) < layers)
+    frozen = layers if which == "head" else layers - int(which.removeprefix("last-"))
+    if frozen <= 0:
+        counts = counted(layers, "layer")
+        raise UsageError(f"--train {which}: the model has {counts}; try --train all")
+    return frozen
 
 
 def trained_names(model: Classifier, which: str) -> list[str]:
-    """The parameters that are trained: with "last-2" the last two layers and what follows them."""
+    """The parameters that are trained."""
     names = [name for name, _ in model.named_parameters()]
-    if which == "all":
-        return names
     if which in ("head", "lora"):
         return ["score.weight"]
-    first = model.config.base.layers - int(which.removeprefix("last-"))
-    if first <= 0:
-        raise UsageError(
-            f"--train {which}: the model has {counted(model.config.base.layers, 'layer')}; "
-            "try --train all"
-        )
-
-    def late(name: str) -> bool:
-        parts = name.split(".")
-        if parts[0] == "score" or parts[1] == "norm":
-            return True
-        return parts[1] in ("blocks", "layers") and int(parts[2]) >= first
-
-    return [name for name in names if late(name)]
+    frozen = frozen_layers(model, which)
+    return [n for n in names if not frozen or depth(n, model.config.base.layers) > frozen]

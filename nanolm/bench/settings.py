@@ -1,0 +1,51 @@
+"""What is to be measured. No torch here, so that a mistake is reported at once."""
+
+from dataclasses import dataclass
+
+from nanolm.errors import did_you_mean
+from nanolm.training.settings import CHOICES, DEFAULT_FAMILY
+
+PEERS = ("transformers",)
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The options of `nanolm bench`."""
+
+    preset: tuple[str, ...] = ()  # none: those that fit the device
+    family: str = DEFAULT_FAMILY
+    device: str = "auto"
+    seconds: float = 3.0  # for each number
+    against: str | None = None
+    profile: bool = False
+    scale: str | None = None  # numbers of processes to reckon with; None: measure this machine
+    bandwidth: float = 50.0  # between two of them, in GB/s
+
+    def process_counts(self) -> list[int]:
+        """The numbers in `scale`; 0 stands for what is none."""
+        parts = [] if self.scale is None else map(str.strip, self.scale.split(","))
+        return [int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts]
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong, each with what there is."""
+        given = [("preset", name) for name in self.preset]
+        given += [("family", self.family), ("device", self.device)]
+        given += [("against", self.against)] if self.against is not None else []
+        choices = {**CHOICES, "against": PEERS}
+        problems = [
+            f"--{name} {value}: there is {', '.join(choices[name])}"
+            + did_you_mean(value, list(choices[name]))
+            for name, value in given
+            if value not in choices[name]
+        ]
+        if not all(1 <= count <= 100_000 for count in self.process_counts()):
+            problems.append("--scale: give numbers of processes, such as 1,8,64")
+        if self.scale is not None and (self.against or self.profile):
+            problems.append("--scale cannot be with --against or --profile: leave out one")
+        if not 0.001 <= self.bandwidth <= 100_000:
+            problems.append(
+                f"--bandwidth {self.bandwidth:g}: must be from 0.001 to 100000, in GB/s"
+            )
+        if not 0.01 <= self.seconds <= 3600:
+            problems.append(f"--seconds {self.seconds:g}: must be from 0.01 to 3,600")
+        return problems

@@ -1,0 +1,178 @@
+"""Texts as bags of words (TF-IDF), and logistic regression on them.
+
+    >>> vocabulary = Vocabulary.of(["a good film", "a bad film"])
+    >>> bags = vocabulary.bags(["good, good film!", "bad"])
+    >>> LogisticModel.fit(bags, np.array([1, 0]), labels=2, words=len(vocabulary), strength=1.0)
+
+A word counts for its frequency in the text times the logarithm of its rarity in the training texts
+(TF-IDF), and the vector of a text has length 1, so that long texts do not outweigh short ones. The
+order of the words is lost, unless pairs of neighbours count as words too.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+WORD = re.compile(r"\b\w\w+\b")  # of two letters at least
+NGRAMS = range(3, 6)  # lengths of character n-grams, the spaces around a word included
+MOST_ITERATIONS = 200  # of L-BFGS
+TOLERANCE = 1e-4  # of the gradient of the mean loss of a text
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The words of each text, one text after the other, and what each of them counts."""
+
+    words: Ints
+    weights: Floats
+    lengths: Ints  # of each text
+
+    @cached_property
+    def texts(self) -> Ints:
+        """Which text each word is of."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def rows(self, which: Ints) -> tuple[Ints, npt.NDArray[np.float32]]:
+        """Of these texts: both (texts, most), padded with words that count nothing."""
+        lengths = self.lengths[which]
+        starts = (np.cumsum(self.lengths) - self.lengths)[which]
+        columns = np.arange(max(1, int(lengths.max())))
+        inside = columns < lengths[:, None]
+        places = np.where(inside, starts[:, None] + columns, 0)
+        if not len(self.words):
+            return np.zeros_like(places), np.zeros(places.shape, dtype=np.float32)
+        return self.words[places], np.where(inside, self.weights[places], 0).astype(np.float32)
+
+    def logits(self, weight: Floats, bias: Floats) -> Floats:
+        """Of each text the sum over its words, (texts, labels); of two labels the first has 0."""
+        columns = [
+            np.bincount(self.texts, self.weights * column[self.words], len(self.lengths)) + free
+            for column, free in zip(weight.T, bias, strict=True)
+        ]
+        first = [np.zeros_like(columns[0])] if len(columns) == 1 else []
+        return np.stack(first + columns, axis=1)
+
+    def sum_by_word(self, of_texts: Floats, words: int) -> Floats:
+        """Of each word the sum over the texts that have it, (words, columns)."""
+        weighted = (self.weights * column[self.texts] for column in of_texts.T)
+        return np.stack([np.bincount(self.words, each, words) for each in weighted], axis=1)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words of the training texts, each with its inverse document frequency."""
+
+    ids: dict[str, int]
+    idf: Floats
+    analyze: Callable[[str], list[str]]  # a text to its words
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[str],
+        longest: int = 1,
+        analyze: Callable[[str], list[str]] | None = None,
+    ) -> Self:
+        """`longest`: how many neighbouring words count as one, at most. `analyze` replaces that."""
+        analyze = analyze or partial(words, longest=longest)
+        counts = Counter(word for text in texts for word in set(analyze(text)))
+        ids = {word: number for number, word in enumerate(sorted(counts))}
+        frequency = np.array([counts[word] for word in ids], dtype=np.float64)
+        return cls(ids, np.log((1 + len(texts)) / (1 + frequency)) + 1, analyze)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def bags(self, texts: Sequence[str]) -> Bags:
+        """Words that no training text has are skipped."""
+        ids, weights = [], []
+        for text in texts:
+            known = map(self.ids.get, self.analyze(text))
+            counts = Counter(number for number in known if number is not None)
+            ids.append(np.array(sorted(counts), dtype=np.int64))
+            values = np.array([counts[id] for id in ids[-1].tolist()]) * self.idf[ids[-1]]
+            weights.append(values / max(1e-12, np.sqrt((values**2).sum())))
+        lengths = np.array([len(each) for each in ids])
+        return Bags(np.concatenate(ids), np.concatenate(weights), lengths)
+
+
+def words(text: str, longest: int = 1) -> list[str]:
+    """In lower case; with `longest` 2, the pairs of neighbours too."""
+    single = WORD.findall(text.lower())
+    return [
+        " ".join(single[start : start + count])
+        for count in range(1, longest + 1)
+        for start in range(len(single) - count + 1)
+    ]
+
+
+def subwords(text: str) -> list[str]:
+    """Words in lower case, each with the character n-grams in it: of few texts, most words of a new
+    one are unknown, but their stems and endings are not."""
+    return [ngram for word in text.lower().split() for ngram in ngrams(word)]
+
+
+@lru_cache(maxsize=1 << 16)
+def ngrams(word: str) -> list[str]:
+    padded = f" {word} "
+    parts = [padded[at : at + size] for size in NGRAMS for at in range(len(padded) - size + 1)]
+    return parts if len(padded) in NGRAMS else [*parts, padded]
+
+
+@dataclass(frozen=True)
+class LogisticModel:
+    """A column of weights for each label; of two labels, only the second has one."""
+
+    weight: Floats  # (words, columns)
+    bias: Floats  # (columns,)
+
+    @classmethod
+    def fit(
+        cls,
+        bags: Bags,
+        truth: Ints,
+        labels: int,
+        words: int,
+        strength: float,
+        tolerance: float = TOLERANCE,
+    ) -> Self:
+        """The least of all losses times `strength`, and half the squares of all weights; the bias
+        is not penalized. The objective is convex, and L-BFGS finds its minimum."""
+        columns = 1 if labels == 2 else labels
+        both = torch.zeros(words + 1, columns, dtype=torch.float64)  # the last row is the bias
+        weight, bias = both.numpy()[:-1], both.numpy()[-1]  # views of the same numbers
+        optimizer = torch.optim.LBFGS(
+            [both],
+            max_iter=MOST_ITERATIONS,
+            tolerance_grad=tolerance * strength * len(truth),
+            line_search_fn="strong_wolfe",
+        )
+        one_hot = np.eye(labels)[truth]
+
+        def loss() -> float:
+            logits = bags.logits(weight, bias)
+            log_p = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+            slope = strength * (np.exp(log_p) - one_hot)[:, -columns:]  # (texts, columns)
+            by_word = bags.sum_by_word(slope, words) + weight
+            both.grad = torch.from_numpy(np.vstack([by_word, slope.sum(axis=0)]))
+            return float(-strength * (log_p * one_hot).sum() + (weight**2).sum() / 2)
+
+        optimizer.step(loss)
+        return cls(weight, bias)
+
+    def logits(self, bags: Bags) -> npt.NDArray[np.float32]:
+        """(texts, labels)"""
+        return bags.logits(self.weight, self.bias).astype(np.float32)
+
+    def parameter_count(self) -> int:
+        return self.weight.size + self.bias.size

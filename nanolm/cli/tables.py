@@ -1,0 +1,58 @@
+"""Tables on stdout, cut to the width of a terminal where there is one."""
+
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import click
+
+from nanolm.cli.columns import fitted
+from nanolm.cli.console import printable
+
+NARROWEST = 4  # letters that the first column keeps, however narrow the terminal
+
+Style = Callable[[int, int, str], str]  # of the cell in a row and a column
+
+
+def show_table(
+    rows: Sequence[Sequence[str]],
+    left: Collection[int] = (0,),
+    first_limit: int | None = None,
+    limit: int | None = None,
+    style: Style | None = None,
+) -> None:
+    """Columns two blanks apart, as wide as their widest cell; those in `left` are left-aligned.
+
+    Where given, the first is no wider than `first_limit` letters, and the others than `limit`.
+    """
+    widths = [min(cell_width(column), limit or sys.maxsize) for column in zip(*rows, strict=True)]
+    if first_limit:
+        widths[0] = min(cell_width(row[0] for row in rows), max(NARROWEST, first_limit))
+    for number, row in enumerate(rows):
+        cells = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            text = shortened(cell, width)
+            padding = " " * (width - cell_width([text]))
+            text = text + padding if column in left else padding + text
+            cells.append(style(number, column, text) if style and column not in left else text)
+        click.echo("  ".join(cells).rstrip())
+
+
+def terminal_width() -> int | None:
+    """How many letters a line may have; a pipe takes any number."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def cell_width(cells: Iterable[str]) -> int:
+    """The width of the widest; some letters take two columns of a terminal."""
+    from rich.cells import cell_len
+
+    return max(map(cell_len, cells), default=0)
+
+
+def shortened(text: str, limit: int | None) -> str:
+    return text if limit is None or cell_width([text]) <= limit else fitted(text, limit)

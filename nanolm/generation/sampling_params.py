@@ -1,0 +1,299 @@
+"""The parameters of sampling, each declared once: type, default, range, help, effect on logits.
+
+A declaration drives the checks, the options of `nanolm sample`, `LanguageModel.generate`, the
+fields of the server's requests, their OpenAPI document and the controls of its page. To add a
+filter, write its function and declare it in `SamplingParams`, at its place in the order.
+
+No torch is imported here, so that the command line can use this for its help.
+"""
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+MAX_BANNED_BYTES = 200  # each takes a row of the whole vocabulary
+
+
+class SamplerState(NamedTuple):
+    """What an effect may know besides the logits and its own value in each row."""
+
+    limit: int  # of a whole number: at least its largest value in the batch
+    step: "Tensor"  # (rows, 1): tokens sampled before
+    stops: "Tensor"  # (vocabulary,): tokens that end a text
+    seen: "Tensor"  # (rows, vocabulary): is the token in the prompt or the text?
+    counts: "Tensor"  # (rows, vocabulary): how often it is in the text
+
+
+# From logits (rows, vocabulary) and the parameter's values (rows, 1) to new logits. Nothing in it
+# may wait for the device.
+Effect = Callable[["Tensor", "Tensor", SamplerState], "Tensor"]
+
+
+def penalize_repetition(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
+    logits, penalty = logits.float(), penalty.float()
+    lower = (logits * penalty).where(logits < 0, logits / penalty)
+    return lower.where(state.seen, logits)
+
+
+def penalize_frequency(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
+    return logits - penalty.float() * state.counts
+
+
+def penalize_presence(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
+    return logits - penalty.float() * (state.counts > 0)
+
+
+def forbid_early_end(logits: "Tensor", least: "Tensor", state: SamplerState) -> "Tensor":
+    return logits.masked_fill(state.stops & (state.step < least), -math.inf)
+
+
+def divide_by_temperature(logits: "Tensor", temperature: "Tensor", _: SamplerState) -> "Tensor":
+    return logits / temperature.float()
+
+
+def keep_top_k(logits: "Tensor", k: "Tensor", state: SamplerState) -> "Tensor":
+    largest = logits.topk(state.limit).values
+    last = k.long() - 1  # -1 where all are kept
+    smallest = largest.gather(1, last.clamp(0, state.limit - 1))
+    return logits.masked_fill((logits < smallest) & (last >= 0), -math.inf)
+
+
+def keep_top_p(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(dim=-1, dtype=p.dtype)
+    before = probabilities.cumsum(dim=-1) - probabilities  # reached without this token
+    dropped = (before >= p) & (p < 1)
+    return logits.masked_fill(dropped.scatter(-1, order, dropped), -math.inf)
+
+
+def keep_min_p(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
+    probabilities = logits.softmax(dim=-1, dtype=p.dtype)
+    least = p * probabilities.amax(dim=-1, keepdim=True)
+    return logits.masked_fill(probabilities < least, -math.inf)
+
+
+def keep_typical(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666)."""
+    logprobs = logits.log_softmax(dim=-1, dtype=p.dtype)
+    probabilities = logprobs.exp()
+    entropy = -(logprobs * probabilities).nansum(dim=-1, keepdim=True)
+    distance = (-logprobs - entropy).abs()
+    nearest, order = distance.sort(dim=-1)
+    reached = probabilities.gather(1, order).cumsum(dim=-1)
+    last = (reached < p).sum(dim=-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return logits.masked_fill((distance > nearest.gather(1, last)) & (p < 1), -math.inf)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All there is to know of a parameter besides its name, type and default."""
+
+    help: str
+    group: str  # heading in the help
+    least: float = 0
+    most: float = math.inf
+    above: bool = False  # `least` itself is too little
+    off: float | None = None  # the value that changes nothing: such rows cost nothing
+    penalty: Effect | None = None  # changes logits, for greedy decoding and beam search too
+    filter: Effect | None = None  # changes the distribution that is sampled from
+    tracks: str = ""  # the field of the state that the penalty needs: "seen" or "counts"
+    slider: tuple[float, float, float] | None = None  # on the page: from, to, step
+    served: bool = True  # a field of the server's requests
+
+    def allows(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def range(self) -> str:
+        if self.most == math.inf:
+            return f"{self.least} or more"
+        if self.above:
+            return f"above {self.least} and at most {self.most}"
+        return f"from {self.least} to {self.most}"
+
+
+def declare(
+    default: T, help: str, group: str, least: float = 0, most: float = math.inf, **rest: Any
+) -> T:
+    about = Declaration(help, group, least, most, **rest)
+    return field(default=default, metadata={"about": about})
+
+
+GROUPS = LENGTH, SAMPLING, PENALTIES = "Length", "Sampling", "Penalties and bans"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose among the tokens that could come next.
+
+    They work in the order in which they stand here, which is that of `transformers`.
+    """
+
+    tokens: int = declare(
+        200, "Maximum number of new tokens.", LENGTH, 1, 1_000_000, slider=(1, 1000, 1)
+    )
+    stop: tuple[str, ...] = declare((), "Stop before this text; several may be given.", LENGTH)
+    repetition_penalty: float = declare(
+        1.0,
+        "Above 1: tokens of the prompt or the text become less likely.",
+        PENALTIES,
+        0.01,
+        100,
+        off=1.0,
+        penalty=penalize_repetition,
+        tracks="seen",
+        slider=(0.5, 2, 0.05),
+    )
+    frequency_penalty: float = declare(
+        0.0,
+        "Above 0: a token becomes less likely each time it is written.",
+        PENALTIES,
+        -100,
+        100,
+        off=0.0,
+        penalty=penalize_frequency,
+        tracks="counts",
+        slider=(-2, 2, 0.1),
+    )
+    presence_penalty: float = declare(
+        0.0,
+        "Above 0: a token becomes less likely once it is written.",
+        PENALTIES,
+        -100,
+        100,
+        off=0.0,
+        penalty=penalize_presence,
+        tracks="counts",
+        slider=(-2, 2, 0.1),
+    )
+    ban: tuple[str, ...] = declare(
+        (), "Never write this text, not within a word either; several may be given.", PENALTIES
+    )
+    min_tokens: int = declare(
+        0,
+        "Minimum number of new tokens: no end of text and no stop text before.",
+        LENGTH,
+        0,
+        1_000_000,
+        off=0,
+        penalty=forbid_early_end,
+        slider=(0, 1000, 1),
+    )
+    temperature: float = declare(
+        0.8,  # a little below 1: fewer slips, still varied
+        "Below 1 is more predictable, above 1 more varied, 0 is greedy.",
+        SAMPLING,
+        0,
+        100,
+        off=1.0,
+        filter=divide_by_temperature,
+        slider=(0, 2, 0.05),
+    )
+    top_k: int | None = declare(
+        None,
+        "Sample only from the k most likely tokens.",
+        SAMPLING,
+        1,
+        1_000_000,
+        off=0,
+        filter=keep_top_k,
+        slider=(0, 200, 1),
+    )
+    top_p: float | None = declare(
+        None,
+        "Sample only from the most likely tokens that together reach probability p.",
+        SAMPLING,
+        0,
+        1,
+        above=True,
+        off=1.0,
+        filter=keep_top_p,
+        slider=(0.05, 1, 0.01),
+    )
+    min_p: float | None = declare(
+        None,
+        "Drop tokens below this fraction of the top probability.",
+        SAMPLING,
+        0,
+        1,
+        off=0.0,
+        filter=keep_min_p,
+        slider=(0, 0.5, 0.01),
+    )
+    typical_p: float | None = declare(
+        None,
+        "Keep the tokens of most typical surprisal that together reach probability p.",
+        SAMPLING,
+        0,
+        1,
+        above=True,
+        off=1.0,
+        filter=keep_typical,
+        slider=(0.05, 1, 0.01),
+    )
+    greedy: bool = declare(False, "Always take the most likely token.", SAMPLING, served=False)
+    beams: int = declare(
+        1,
+        "Beam search: the most likely whole text, following this many at once.",
+        SAMPLING,
+        1,
+        100,
+        served=False,
+    )
+    seed: int = declare(0, "The same seed gives the same text.", SAMPLING)
+
+    def __post_init__(self) -> None:
+        """From Python a text may come alone, and no seed is any."""
+        for name in ("stop", "ban"):
+            texts = getattr(self, name)
+            texts = (texts,) if isinstance(texts, str) else tuple(texts or ())
+            object.__setattr__(self, name, texts)
+        if self.seed is None:
+            object.__setattr__(self, "seed", secrets.randbelow(1_000_000))
+
+    def problems(self) -> list[str]:
+        """Every value out of its range, with what it may be."""
+        wrong, texts = [], []
+        for name, about in DECLARATIONS.items():
+            value, kind = getattr(self, name), TYPES[name]
+            option = f"--{name.replace('_', '-')}"
+            if kind is str:
+                texts += text_problems(option, value)
+            elif value is None or kind is bool:
+                continue
+            elif kind is int and not isinstance(value, int):
+                wrong.append(f"{option} {value}: must be a whole number")
+            elif not about.allows(value):
+                wrong.append(f"{option} {value}: must be {about.range()}")
+        if not wrong and self.min_tokens > self.tokens:
+            wrong.append(f"--min-tokens {self.min_tokens}: must be from 0 to --tokens")
+        if not texts and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
+            texts.append(f"--ban: together at most {MAX_BANNED_BYTES} bytes")
+        return wrong + texts
+
+    def likeliest_only(self) -> bool:
+        """So cold that only the likeliest token is left; dividing by less would overflow."""
+        return self.greedy or self.temperature < 1e-4
+
+
+def text_problems(option: str, texts: tuple[str, ...]) -> list[str]:
+    wrong = []
+    for text in texts:
+        if text == "" or not isinstance(text, str):
+            wrong.append(f"{option} {text!r}: say which text")
+        elif any("\ud800" <= char <= "\udfff" for char in text):
+            wrong.append(f"{option} {text!r}: not valid Unicode")
+    return wrong
+
+
+DECLARATIONS: dict[str, Declaration] = {
+    field.name: field.metadata["about"] for field in fields(SamplingParams)
+}
+TYPES: dict[str, type] = {  # int, float, bool; str for a tuple of texts
+    name: (get_args(kind) or (kind,))[0] for name, kind in get_type_hints(SamplingParams).items()
+}

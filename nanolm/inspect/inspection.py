@@ -1,0 +1,78 @@
+"""What a model does with a text: its predictions, its attention, and what each layer would predict.
+
+>>> inspection = inspect_text(model, [0, 17, 4, 98])
+>>> inspection.attention.shape  # (layers, heads, time, time)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nanolm.errors import UsageError
+from nanolm.model.base import Model
+from nanolm.model.gpt import GPT
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """At each position: the most probable next tokens, and how the actual one was predicted."""
+
+    ids: Ints  # (time, top)
+    probabilities: Floats  # (time, top)
+    actual: Floats  # (time - 1,), the probability of the token that came
+    rank: Ints  # (time - 1,), of that token, from 1
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Of one text."""
+
+    ids: list[int]
+    attention: Floats  # (layers, heads, time, time): from each position to those before it
+    layers: list[Predictions]  # after the embedding and after each layer; none of a classifier
+
+
+def inspect_text(model: Model, ids: list[int], top: int = 6) -> Inspection:
+    if not isinstance(model, GPT):
+        raise UsageError("a recurrent model has no attention to look at")
+    weights: list[Tensor] = []
+    layers = [logit_lens(model, x, ids, top) for x in residual_stream(model, ids, weights)]
+    return Inspection(ids, torch.cat(weights).float().cpu().numpy(), layers)
+
+
+@torch.inference_mode()
+def residual_stream(
+    model: GPT, ids: list[int], weights: list[Tensor] | None = None
+) -> list[Tensor]:
+    """The vectors (time, dim) after the embedding and after each layer."""
+    stream: list[Tensor] = []
+    handles = [
+        block.register_forward_pre_hook(lambda _, inputs: stream.append(inputs[0][0]))
+        for block in model.blocks
+    ]
+    last = model.blocks[-1]
+    handles.append(last.register_forward_hook(lambda _, inputs, y: stream.append(y[0])))
+    try:
+        with model.eval_mode():
+            model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return stream
+
+
+@torch.inference_mode()
+def logit_lens(model: GPT, x: Tensor, ids: list[int], top: int) -> Predictions:
+    """What the final norm and the head make of a layer's vectors (time, dim)."""
+    probabilities = model.head(model.norm(x)).float().softmax(dim=1)  # (time, vocabulary)
+    best, best_ids = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+    next_ids = torch.tensor(ids[1:], device=x.device)[:, None]
+    actual = probabilities[:-1].gather(1, next_ids)  # (time - 1, 1)
+    rank = 1 + (probabilities[:-1] > actual).sum(dim=1)
+    return Predictions(*(each.cpu().numpy() for each in (best_ids, best, actual[:, 0], rank)))

@@ -1,0 +1,265 @@
+"""How every run begins, whatever it learns: its folder, its lock, and what to resume from.
+
+>>> start = RunStart(settings, out=None, resume=False, notify=print)
+>>> with start.locked():  # build what start.settings ask for
+...     checkpoint = start.checkpoint(fingerprints)
+...     start.record(resolved, choices, fingerprints, model)
+"""
+
+import itertools
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from nanolm import __version__, files
+from nanolm.choice import Choice, Report
+from nanolm.errors import DataError, UsageError
+from nanolm.model.base import Model
+from nanolm.model.classifier import Classifier
+from nanolm.model.config_json import model_type
+from nanolm.model.device import choose_device, choose_dtype
+from nanolm.planning.tuning import deterministic_algorithms
+from nanolm.runs import checkpoint
+from nanolm.runs.folder import Run
+from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
+from nanolm.training.events import Note, Notify, Planned, Preparing
+from nanolm.training.metrics_log import also_to_log
+from nanolm.training.settings import Settings, TrainSettings, option
+
+ROOT = Path("runs")
+S = TypeVar("S", bound=Settings)
+
+
+class RunStart(Generic[S]):
+    """A run before its first step: new, or resumed with the settings it was begun with."""
+
+    def __init__(self, request: S, out: str | Path | None, resume: bool, notify: Notify) -> None:
+        """Choose the folder of `request`, which has been checked."""
+        # A device or dtype that this machine does not have is reported before anything is read.
+        choose_dtype(request.dtype, choose_device(request.device)[0])
+        self.request = with_absolute_paths(request)
+        self.notify = notify
+        self.run = choose_run(self.request, Path(out) if out is not None else None, resume, notify)
+        self.load_settings()
+
+    def load_settings(self) -> None:
+        """Those that were requested; where the run is resumed, those that it has."""
+        self.fresh = not self.run.exists() or self.run.too_short()
+        self.settings = self.request
+        if not self.fresh:
+            self.settings = saved_settings(self.run, type(self.request))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run until it ends, and let its log hear all that is reported."""
+        with self.run.locked():
+            if self.run.exists():  # it may have begun, or ended, since it was chosen
+                refuse_finished(self.run)
+                if self.run.too_short():
+                    self.run.clear()
+            self.load_settings()
+            self.notify = also_to_log(self.run, self.notify)
+            with deterministic_algorithms(self.settings.deterministic):
+                yield
+
+    def checkpoint(self, fingerprints: dict[str, str]) -> Path | None:
+        """The checkpoint to resume from, if there is one, and if all inputs are still the same."""
+        if self.fresh:
+            return None
+        run = self.run
+        files.sweep(run.checkpoints)
+        folder = checkpoint.newest_valid(run.checkpoints, lambda text: self.notify(Note(text)))
+        checkpoint.discard_after(run.checkpoints, folder)
+        if folder is None:
+            self.notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
+        known = run.facts()["fingerprints"]
+        for what, fingerprint in fingerprints.items():
+            if known.get(what) != fingerprint:
+                raise DataError(
+                    f"the {what} is not the one that {run.path} began with; "
+                    "bring it back, or start a new run with --out"
+                )
+        return folder
+
+    def record(
+        self,
+        settings: S,
+        choices: list[Choice],
+        fingerprints: dict[str, str],
+        model: Model | Classifier,
+        **more: Any,
+    ) -> None:
+        """Report every choice, and write config.toml and run.json: from here on the run exists."""
+        if not self.fresh:
+            return
+        family, reason = model_type(model.config)
+        if family == "nanolm":
+            why = f"transformers has none like it: {reason}"
+            choices = [*choices, Choice("format", "nanolm only", why)]
+        self.notify(Planned(tuple(choices)))
+        facts = {
+            "nanolm": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}",
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "request": self.request.to_dict(),
+            "choices": [vars(choice) for choice in choices],
+            "fingerprints": fingerprints,
+            "parameters": model.parameter_count(),
+            **more,
+        }
+        self.run.begin(settings.to_dict(), facts)
+
+
+def saved_settings(run: Run, kind: type[S]) -> S:
+    """The resolved settings of a run that exists."""
+    # A run of 0.1.0 held out the end of its text, and did not say so.
+    missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
+    settings = kind.from_dict({**missing, **run.settings()})
+    settings.check()
+    return settings
+
+
+def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
+    """`notify` as two callables, for a line of text and for progress."""
+    return lambda text: notify(Note(text)), lambda *progress: notify(Preparing(*progress))
+
+
+def check_context(settings: Settings, longest: int) -> None:
+    """Refuse a context that the model to start from does not have."""
+    if settings.context is not None and settings.context > longest:
+        raise UsageError(
+            f"--context {settings.context}: {settings.start_from} looks back on {longest:,} tokens "
+            "at most"
+        )
+
+
+def with_absolute_paths(settings: S) -> S:
+    """A run can be repeated from any folder."""
+
+    def absolute(path: str) -> str:
+        kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
+        return path if kept else str(Path(path).absolute())
+
+    tokenizer, start = settings.tokenizer, settings.start_from
+    changes: dict[str, Any] = {
+        settings.texts: tuple(absolute(path) for path in getattr(settings, settings.texts)),
+        "start_from": start if start is None or not Path(start).exists() else absolute(start),
+        "tokenizer": tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
+    }
+    for name in settings.files:
+        path = getattr(settings, name)
+        changes[name] = path and absolute(path)
+    return replace(settings, **changes)
+
+
+def run_name(corpus: str) -> str:
+    """`novel` for novel.txt.gz, `letters` for letters/, `stdin` for a pipe."""
+    if corpus == STDIN:
+        return "stdin"
+    name = Path(corpus.removeprefix(SCHEME).split("?")[0]).name
+    return re.sub(r"[^\w.-]+", "-", name.partition(".")[0]).strip("-") or "run"
+
+
+def numbered(stem: str) -> Iterator[Path]:
+    """runs/novel, runs/novel-2, ..."""
+    yield ROOT / stem
+    yield from (ROOT / f"{stem}-{number}" for number in itertools.count(2))
+
+
+def choose_folder(
+    text: str, what: str, out: str | Path | None, fits: Callable[[Path], bool | None]
+) -> Path:
+    """Where many runs on `text` go: `out`, or under runs/ one to resume, or a new name. `fits`
+    says whether a folder is one to resume; None: it holds nothing of the kind."""
+    for folder in numbered(f"{run_name(text)}-{what}") if out is None else [Path(out)]:
+        resumable = fits(folder)
+        if resumable or (resumable is None and Run(folder).free()):
+            return folder
+    raise DataError(
+        f"{out} is there, and no unfinished {what} of these settings; try another --out"
+    )
+
+
+def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
+    """The folder to train in: `out`, or under runs/ one to resume, or a new name."""
+    if out is not None:
+        run = Run(out)
+        if run.exists():
+            if not starts_over(run, settings, notify):
+                refuse_finished(run)
+                refuse_other_settings(run, settings)
+        elif not run.free():
+            raise DataError(f"{out} is there already and is no run; choose another --out")
+        elif resume:
+            notify(Note(f"nothing to resume in {out}: starting a new run"))
+        return run
+    done = None  # the last run that did just this
+    for path in numbered(run_name(getattr(settings, settings.texts)[0])):
+        run = Run(path)
+        if run.free():
+            break
+        if run.exists() and starts_over(run, settings, notify):
+            return run
+        if run.exists() and same_settings(run, settings):
+            if not run.finished():
+                return run
+            done = run
+    if done is not None:
+        longer = f"nanolm train --extend {done.path} --minutes 5"
+        hint = f" (to train that one further: {longer})" if settings.texts == "corpus" else ""
+        notify(Note(f"{done.path} is finished: training again from the start, as {run.path}{hint}"))
+    elif resume:
+        notify(Note(f"no unfinished run of these settings to resume: starting {run.path}"))
+    return run
+
+
+def starts_over(run: Run, settings: Settings, notify: Notify) -> bool:
+    """Whether a run of this text had too little time, and so is to be done anew."""
+    limits = ("minutes", "max_bytes")
+    before, now = (
+        {name: value for name, value in asked.items() if name not in limits}
+        for asked in (run.facts()["request"], settings.to_dict())
+    )
+    if not run.too_short() or before != now:
+        return False
+    notify(Note(f"{run.path} had too little time before: starting over"))
+    return True
+
+
+def same_settings(run: Run, settings: Settings) -> bool:
+    """As asked for the first time, or all spelled out, as in the run's config.toml."""
+    return settings.to_dict() in (run.facts()["request"], run.settings())
+
+
+def refuse_finished(run: Run) -> None:
+    if run.finished():
+        raise DataError(
+            f"{run.path} is finished; choose another --out, or leave it away for a new name"
+        )
+
+
+def refuse_other_settings(run: Run, settings: Settings) -> None:
+    if same_settings(run, settings):
+        return
+    before, now = run.facts()["request"], settings.to_dict()
+    differences = [
+        f"  {option(name)}: {before.get(name, 'automatic')} there, {now.get(name, 'automatic')} now"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+    raise DataError(
+        f"{run.path} is unfinished and has other settings; give the same to go on with it, "
+        "or choose another --out:\n" + "\n".join(differences)
+    )

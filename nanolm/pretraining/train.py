@@ -1,0 +1,177 @@
+"""Training a language model on a text, from the first look at it to the finished run.
+
+>>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
+"""
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from nanolm.errors import TooLittleTime
+from nanolm.formats import counted
+from nanolm.machine import available_threads
+from nanolm.model.device import choose_device
+from nanolm.planning.planner import SETUP_SHARE, Plan
+from nanolm.planning.tuning import (
+    attention_by,
+    deterministic_algorithms,
+    threads_for,
+    warn_about_threads,
+)
+from nanolm.pretraining.begin import RunStart, with_absolute_paths
+from nanolm.pretraining.language import NextToken, as_metrics
+from nanolm.pretraining.prepare import (
+    Job,
+    find_base,
+    plan_for,
+    prepare,
+    prepare_text,
+    text_deadline,
+)
+from nanolm.training.budget import MIN_STEPS
+from nanolm.training.distributed import World, join_world, local_rank
+from nanolm.training.events import Note, Notify
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
+from nanolm.training.settings import TrainSettings
+from nanolm.training.trainer import Trainer
+
+MOST_SLOWDOWN = 4.0  # of what comes after the steps, on a busy machine
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to: the last line that `nanolm train --json` prints."""
+
+    run: str
+    steps: int
+    tokens: int
+    seconds: float
+    train_loss: float | None
+    val_loss: float | None
+    val_bits_per_byte: float | None
+    best_step: int
+    # "steps" or "minutes" (the budget is used up), "enough", "interrupted" or "too little time"
+    stopped: str
+    setup_seconds: float = 0.0  # before the first step: reading, planning, measuring
+
+
+def train(
+    settings: TrainSettings,
+    out: str | Path | None = None,
+    resume: bool = False,
+    notify: Notify = lambda event: None,
+    started: float | None = None,
+) -> TrainResult:
+    """Train on `settings.corpus`, or go on with an unfinished run of the same settings.
+
+    A time to train for is counted from `started`, by `time.monotonic`, or from now. Where this is
+    the first of several processes, the others `follow` it.
+    """
+    elapsed = stopwatch(started)
+    settings.check()
+    with join_world() as world, world.leading():
+        if world.joined and choose_device(settings.device)[0] == "cuda":
+            local_rank()  # or say what is missing
+        start = RunStart(settings, out, resume, notify)
+        base = find_base(start.settings, notify)
+        # A resumed run has the same text as before, however much time is left.
+        until = text_deadline(start.settings, elapsed) if start.fresh else None
+        text = prepare_text(start.settings, base, notify, until)
+        with start.locked():
+            job = prepare(start, base, text, elapsed, world.size)
+            world.broadcast(job.to_dict())
+            result = learn(job, world, elapsed, start.notify)
+            if result.stopped != "interrupted":
+                write_result(start.run, asdict(result), start.notify)
+            return result
+
+
+def follow() -> TrainResult:
+    """Do what the first of several processes has decided, and report nothing."""
+    with join_world() as world:
+        job = Job.from_dict(world.receive())
+        with deterministic_algorithms(job.settings.deterministic):
+            return learn(job, world, stopwatch(None), lambda event: None)
+
+
+def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
+    """All steps of a run, or what is left of them."""
+    settings = job.settings
+    if world.joined:  # what suits one process may be too much for each of several
+        threads = min(settings.threads or 1, available_threads())
+        job = replace(job, settings=replace(settings, workers=1, threads=threads))
+        settings = job.settings
+    world.connect(settings.device)
+    with (
+        threads_for(settings.threads, settings.workers),
+        attention_by(settings.attention),
+        StopRequest() as stop,
+    ):
+        warn_about_threads(settings, notify)
+        # On a busy machine everything takes longer, what comes after the steps too.
+        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
+        task = NextToken(job, notify, world, slowdown)
+        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
+        stopped = trainer.train(stop)
+        if stopped == "minutes" and trainer.state.step < MIN_STEPS:
+            stopped = TooLittleTime.stopped
+        elif stopped == "minutes":
+            task.report_slow_steps(trainer.state.step)
+        state, held_out = trainer.state, len(job.text.val)
+        scores = state.scores
+        if stopped != "interrupted":
+            trainer.checkpointer.load_best()
+            if held_out and not (task.evaluated_all and state.best_step == state.step):
+                scores = as_metrics(task.score())  # of all that was held out
+                if not task.evaluated_all and state.evaluated_tokens:
+                    text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
+                    text += f"during training used {state.evaluated_tokens:,} of them"
+                    notify(Note(text))
+            trainer.budget.tick()
+        return TrainResult(
+            run=str(job.run.path),
+            steps=state.step,
+            tokens=state.tokens,
+            seconds=round(state.seconds, 3),
+            train_loss=state.train_loss,
+            val_loss=scores.get("val_loss"),
+            val_bits_per_byte=scores.get("val_bits_per_byte"),
+            best_step=state.best_step,
+            stopped=stopped,
+            setup_seconds=round(state.setup, 3),
+        )
+
+
+def what_to_type(result: TrainResult) -> str:
+    """After a run that had too little time."""
+    needed = max(2 * result.seconds, result.setup_seconds / SETUP_SHARE) / 60
+    minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
+    preparing = result.setup_seconds > result.seconds / 2
+    less = ", or with less text (--max-bytes 250000)" if preparing else ""
+    return (
+        f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s, of which "
+        f"preparing took {result.setup_seconds:.0f}; the model has learned next to nothing. "
+        f"Run the same command with --minutes {minutes:g}{less}, or train it on: "
+        f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
+    )
+
+
+def plan_only(
+    settings: TrainSettings, notify: Notify = lambda event: None, started: float | None = None
+) -> Plan:
+    """What `train` would do, without doing it."""
+    elapsed = stopwatch(started)
+    settings.check()
+    settings = with_absolute_paths(settings)
+    base = find_base(settings, notify)
+    text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
+    return plan_for(settings, base, text, elapsed, notify)
+
+
+def stopwatch(started: float | None) -> Callable[[], float]:
+    """Seconds since then, or since now."""
+    begin = time.monotonic() if started is None else started
+    return lambda: time.monotonic() - begin

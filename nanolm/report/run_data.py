@@ -1,0 +1,93 @@
+"""What a run folder says about its run.
+
+>>> data = read_run(Run(Path("runs/novel")))
+>>> data.series("loss", "training")
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanolm.errors import DataError
+from nanolm.report.curves import Series
+from nanolm.runs.folder import Run
+
+SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The contents of a run folder, but for its checkpoints."""
+
+    run: Run
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    samples: list[tuple[str, str]] = field(default_factory=list)  # heading and text
+
+    @property
+    def name(self) -> str:
+        return self.run.path.name
+
+    @property
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.facts.get("result", {})
+        return result
+
+    @property
+    def is_classifier(self) -> bool:
+        return "data" in self.settings
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """None for a run of a version that did not record epochs."""
+        rows = (row for row in reversed(self.metrics) if row.get("epoch"))
+        return next((row["step"] / row["epoch"] for row in rows), None)
+
+    def series(self, key: str, name: str, x: str = "step") -> Series:
+        rows = [row for row in self.metrics if key in row]
+        return Series(name, [(row.get(x), row[key]) for row in rows])
+
+    def total(self, key: str, metric: str) -> float:
+        """A count that only grows: from the result, or as far as the metrics go."""
+        total: float = self.result.get(key) or max(
+            (row.get(metric, 0) for row in self.metrics), default=0
+        )
+        return total
+
+
+def read_run(run: Run) -> RunData:
+    metrics = read_metrics(run.metrics) if run.metrics.exists() else []
+    samples = read_samples(run.samples.read_text(encoding="utf-8")) if run.samples.exists() else []
+    return RunData(run, run.settings(), run.facts(), metrics, samples)
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The objects of a metrics.jsonl; a last line that is incomplete is skipped."""
+    lines = file.read_bytes().splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            raise DataError(f"{file}, line {number}: no JSON object; remove that line")
+    return rows
+
+
+def read_samples(text: str) -> list[tuple[str, str]]:
+    """The samples written during training, each with a heading that says when."""
+    parts = SAMPLE_HEADING.split(text)[1:]
+    return [
+        (f"step {step}, {bits} bits per byte", unquoted(sample))
+        for step, bits, sample in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    ]
+
+
+def unquoted(text: str) -> str:
+    return "\n".join(line.removeprefix(">").removeprefix(" ") for line in text.strip().splitlines())

@@ -1,0 +1,228 @@
+"""What requests may say: pydantic models, made for the models that are served and the limits.
+
+    >>> checked({"prompt": "a", "max_tokens": 5}, RequestModels(models, limits).completion)
+
+The fields of sampling are those declared in `SamplingParams`. The shapes are OpenAI's, so that its
+clients can talk to this server. Null is as if a field were not there.
+"""
+
+import re
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+)
+
+from nanolm.errors import NanolmError, did_you_mean
+from nanolm.generation.sampling_params import (
+    DECLARATIONS,
+    GROUPS,
+    TYPES,
+    Declaration,
+    SamplingParams,
+)
+from nanolm.serve.engine import Limits
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
+
+API_NAMES = {"tokens": "max_tokens"}  # OpenAI's name of a parameter
+MAX_TOP_LOGPROBS = 20
+CHAT = (
+    "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
+    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "
+    "and `assistant:` comes last; writing then stops at the next `user:` line."
+)
+
+
+class APIError(NanolmError):
+    """A request that cannot be done, as OpenAI's clients expect to be told."""
+
+    def __init__(
+        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        about = {"type": kinds.get(self.status, default), "param": self.param, "code": self.code}
+        return {"error": {"message": str(self), **about}}
+
+
+class RequestModel(BaseModel):
+    """Takes no other fields, and turns nothing into what it is not: "1" and true are no numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def record(name: str, /, **fields: Any) -> type[RequestModel]:
+    return create_model(name, __base__=RequestModel, **fields)
+
+
+def text(most: int, least: int = 0) -> Any:
+    return Annotated[str, Field(min_length=least, max_length=most)]
+
+
+def listed(items: Any, most: int, least: int = 1) -> Any:
+    return Annotated[list[items], Field(min_length=least, max_length=most)]
+
+
+def whole(least: int, most: int) -> Any:
+    """An integer; 2.0 is one, as in JSON Schema."""
+    as_integer = BeforeValidator(
+        lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
+    )
+    return Annotated[int, Field(ge=least, le=most), as_integer]
+
+
+def one_of(**kinds: Any) -> Any:
+    """One of several kinds of input, chosen by how it begins, so that errors are about that one."""
+
+    def kind_of(value: Any) -> str:
+        first = value[0] if isinstance(value, list) and value else None
+        by_type = {list: "prompts", int: "ids", float: "ids"}
+        kind = by_type.get(type(first), "texts") if isinstance(value, list) else "text"
+        return f"<{kind if kind in kinds else 'texts'}>"
+
+    tagged = tuple(Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items())
+    return Annotated[Union[tagged], Discriminator(kind_of)]  # noqa: UP007
+
+
+def optional(kind: Any, default: Any = None, help: str | None = None, **extra: Any) -> Any:
+    """A field that may be null or missing."""
+    return kind | None, Field(default, description=help, json_schema_extra=extra or None)
+
+
+def sampling_field(name: str, about: Declaration, most: float) -> Any:
+    """As it is declared, but at most so much."""
+    default = getattr(SamplingParams, name)
+    kind: Any = Annotated[float, Field(ge=about.least, le=most)]
+    if TYPES[name] is int:
+        kind = whole(int(about.least), int(most))
+        default = default if default is None else min(default, int(most))
+    elif about.above:
+        kind = Annotated[float, Field(gt=about.least, le=most)]
+    if about.slider is None:
+        return optional(kind, None, about.help)
+    return optional(kind, default, about.help, **slider(*about.slider, off=about.off))
+
+
+def slider(least: float, most: float, step: float, off: float | None = None) -> dict[str, Any]:
+    """How the page shows it; at `off` it is not sent."""
+    return {"x-slider": {"min": least, "max": most, "step": step, "off": off}}
+
+
+class RequestModels:
+    """Of the requests to these models, within these limits."""
+
+    def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
+        writers = [name for name, m in models.items() if isinstance(m, ServedLanguageModel)]
+        classifiers = [name for name, m in models.items() if isinstance(m, ServedClassifier)]
+        vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
+        longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
+        ids, words, stop = (
+            listed(whole(0, vocabulary - 1), longest),
+            text(limits.body),
+            text(200, 1),
+        )
+        limit = {"tokens": limits.tokens, "min_tokens": limits.tokens, "seed": 2**53}
+        common: dict[str, Any] = {
+            "model": name_of(writers),
+            "n": optional(whole(1, 16), 1, "Number of texts.", **slider(1, 6, 1)),
+        }
+        for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
+            if about.served and TYPES[name] is not str:
+                most = limit.get(name, about.most)
+                common[API_NAMES.get(name, name)] = sampling_field(name, about, most)
+        # Each byte of a ban takes a row of the whole vocabulary.
+        bans, stop = listed(text(12, 1), 3, 0), text(200, 1)
+        stops = one_of(text=stop, texts=listed(stop, 16, 0))
+        common |= {
+            "ban": optional(bans, help=DECLARATIONS["ban"].help),
+            "stop": optional(stops, help=DECLARATIONS["stop"].help),
+            "stream": optional(bool, False),
+            "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
+            "user": optional(text(200), help="Users take turns when many wait."),
+        }
+        top = whole(0, MAX_TOP_LOGPROBS)
+        about_top = "Number of the most likely tokens to report at each place."
+        prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
+        about_prompt = "A text, its token ids, or a list of either."
+        self.completion = record(
+            "CompletionRequest",
+            prompt=(prompts, Field("", description=about_prompt)),
+            logprobs=optional(top, help=about_top),
+            **common,
+        )
+        part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
+        message = record(
+            "RequestMessage",
+            role=(Literal["system", "developer", "user", "assistant"], ...),
+            content=(one_of(text=words, texts=listed(part, 64)), ...),
+            name=optional(text(64)),
+        )
+        self.chat = record(
+            "ChatRequest",
+            messages=(listed(message, 256), Field(description=CHAT)),
+            logprobs=optional(bool, False),
+            top_logprobs=optional(top, help=about_top),
+            max_completion_tokens=common["max_tokens"],
+            **common,
+        )
+        inputs = one_of(text=words, texts=listed(words, 64))
+        self.classification = record(
+            "ClassifyRequest", model=name_of(classifiers), input=(inputs, ...)
+        )
+        self.tokenization = record(
+            "TokenizeRequest", model=name_of(list(models)), text=(words, ...)
+        )
+        with_attention = [name for name, model in models.items() if model.attention]
+        self.inspection = record(
+            "InspectRequest",
+            model=name_of(with_attention),
+            text=(words, ""),
+            ids=(ids | None, None),
+        )
+
+
+def name_of(models: list[str]) -> Any:
+    if not models:
+        return Literal["none"], Field("none", description="No model of that kind is served.")
+    about = "One of /v1/models; the first one where it is left out."
+    return Literal[tuple(models)], Field(models[0], description=about)
+
+
+def checked(body: Any, model: type[RequestModel]) -> dict[str, Any]:
+    """The fields that are given, or APIError with the first thing that is wrong."""
+    try:
+        return model.model_validate(body).model_dump(exclude_unset=True, exclude_none=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = [each for each in first["loc"] if not str(each).startswith("<")]  # without the kinds
+    where = "".join(f"[{each}]" if isinstance(each, int) else f".{each[:80]}" for each in path)[1:]
+    match first["type"]:
+        case "extra_forbidden":
+            problem = "is not known here" + did_you_mean(where, [*model.model_fields])
+        case "missing":
+            problem = "is missing"
+        case "model_type":
+            problem = "must be an object"
+        case "literal_error":
+            known = re.findall("'([^']*)'", first["ctx"]["expected"])
+            problem = f"must be one of {', '.join(known[:20])}{did_you_mean(first['input'], known)}"
+        case _:
+            problem = re.sub("^(Input|String|List) should", "must", first["msg"])
+    unknown = where == "model" and isinstance(first["input"], str)
+    raise APIError(
+        f"{where or 'the body'} {problem}",
+        404 if unknown else 400,
+        where or None,
+        "model_not_found" if where == "model" else None,
+    )

@@ -1,0 +1,100 @@
+"""What a sweep has tried, and what came of it; sweep.json holds it."""
+
+import math
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import fmean, stdev
+from typing import Any
+
+from nanolm.report.sweep import format_value
+from nanolm.runs.ledger import LedgerState
+from nanolm.sweep.space import SEED, Point
+
+
+@dataclass
+class SweepTrial:
+    """A point of the search space, and what it came to in each round."""
+
+    number: int
+    values: Point
+    results: list[dict[str, Any]] = field(default_factory=list)  # of `train`, by round
+    error: str | None = None
+
+    def bits(self) -> list[float]:
+        return [result["val_bits_per_byte"] for result in self.results]
+
+    def score(self) -> float:
+        """Bits per byte of the model that it has, if it has one."""
+        return self.bits()[-1] if self.results and self.error is None else math.inf
+
+
+@dataclass
+class SweepState(LedgerState):
+    """sweep.json"""
+
+    base: dict[str, Any] | None = None  # resolved settings
+    trials: list[SweepTrial] = field(default_factory=list)
+    waiting: list[Point] = field(default_factory=list)  # there was no time for
+    budgets: list[float] = field(default_factory=list)  # seconds for a trial, by round
+    run: str | None = None  # the best
+
+    def __post_init__(self) -> None:
+        self.trials = [SweepTrial(**t) if isinstance(t, dict) else t for t in self.trials]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Trials that differ in nothing but their seed."""
+
+    values: Point  # without the seed
+    trials: list[SweepTrial]
+
+    def score(self) -> float:
+        """The mean over seeds; infinite where one of them has failed."""
+        return fmean(trial.score() for trial in self.trials)
+
+    def rounds(self) -> list[tuple[float, float]]:
+        """The mean and the standard deviation of bits per byte over seeds, by round."""
+        by_round = zip_longest(*(trial.bits() for trial in self.trials))
+        ended = [[bits for bits in each if bits is not None] for each in by_round]
+        return [(fmean(each), stdev(each) if len(each) > 1 else 0.0) for each in ended]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep came to: the last line that `nanolm sweep --json` prints."""
+
+    folder: str
+    run: str | None  # None: it was interrupted
+    val_bits_per_byte: float | None
+    trials: list[SweepTrial]  # the best first
+    not_tried: list[Point] = field(default_factory=list)  # for want of time
+
+    def combinations(self) -> list[Combination]:
+        """The best first, by the mean over seeds."""
+        return combinations(self.trials)
+
+
+def combinations(trials: list[SweepTrial]) -> list[Combination]:
+    """Trials that differ in nothing but their seed, together, in the order they have."""
+    grouped: dict[tuple[Any, ...], Combination] = {}
+    for trial in trials:
+        values = {name: value for name, value in trial.values.items() if name != SEED}
+        key = tuple(values.values()) if SEED in trial.values else (trial.number,)
+        grouped.setdefault(key, Combination(values, [])).trials.append(trial)
+    return list(grouped.values())
+
+
+def ranked(trials: list[SweepTrial]) -> list[SweepTrial]:
+    """The best first: by the mean over seeds, and of one combination by the score itself."""
+    order = sorted(combinations(trials), key=Combination.score)
+    return [trial for each in order for trial in sorted(each.trials, key=SweepTrial.score)]
+
+
+def in_words(points: list[Point], most: int = 10) -> str:
+    """`lr=0.003 dropout=0; ...`"""
+    words = [
+        " ".join(f"{name}={format_value(value)}" for name, value in each.items()) for each in points
+    ]
+    more = f"; and {len(words) - most:,} more" if len(words) > most else ""
+    return "; ".join(words[:most]) + more

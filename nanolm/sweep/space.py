@@ -1,0 +1,149 @@
+"""The search space of a sweep: values for the settings that `--over` names.
+
+>>> parse("lr,dropout=0:0.1")
+({'lr': [], 'dropout': [0.0, 0.1]}, [])
+"""
+
+import math
+import random
+from dataclasses import fields, replace
+from itertools import islice, product
+from typing import Any, get_args, get_type_hints
+
+from nanolm.errors import UsageError, did_you_mean
+from nanolm.model.config import PRESETS, RECURRENT
+from nanolm.training.optimizers import OPTIMIZERS
+from nanolm.training.settings import RANGES, SIZES, SWITCHES, TrainSettings
+
+SEED = "seed"
+MOST_COMBINATIONS = 1_000  # that are looked at, of a larger space
+
+# Values where none are given: multiples of the planned one, sums with it, or these besides it.
+MULTIPLES = {
+    **dict.fromkeys(("lr", "weight_decay"), (1 / 4, 1 / 2, 1, 2, 4)),
+    **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
+}
+OFFSETS = {"layers": (-1, 0, 1), SEED: (0, 1, 2)}
+USUAL: dict[str, tuple[Any, ...]] = {
+    "dropout": (0.0, 0.1, 0.2, 0.3),
+    "optimizer": tuple(OPTIMIZERS),
+}
+AROUND: dict[str, tuple[Any, ...]] = {**MULTIPLES, **OFFSETS, **USUAL}
+
+BUDGETS = ("steps", "epochs", "tokens")
+SAME_IN_ALL_TRIALS = (
+    *("minutes", *BUDGETS, "corpus", "val", "val_fraction"),
+    *("encoding", "document_separator", "text_field", "text_column"),
+)
+DEPENDENT = {  # settings that are planned anew when the one they were chosen for changes
+    "preset": (*SIZES, "lr"),
+    "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr"),
+    "dim": ("hidden", "lr"),
+    "heads": ("kv_heads",),
+    "feed_forward": ("hidden",),
+    "positions": ("rope_base",),
+    "optimizer": ("lr",),
+    "tokenizer": ("vocab_size",),
+}
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
+
+Point = dict[str, Any]  # a value for each setting
+Space = dict[str, list[Any]]  # the values of each setting; none: those around the planned one
+
+
+def parse(over: str) -> tuple[Space, list[str]]:
+    """The settings that `lr,dropout=0:0.1` names, with their values; and what is wrong with it."""
+    hints = get_type_hints(TrainSettings)
+    names = [each.name for each in fields(TrainSettings)]
+    space: Space = {}
+    problems = []
+    for part in filter(None, (part.strip() for part in over.split(","))):
+        word, given, after = part.partition("=")
+        name = "start_from" if word == "from" else word.strip().replace("-", "_")
+        if name in SAME_IN_ALL_TRIALS:
+            problems.append(f"--over {word}: leave it out; trials could not be compared")
+        elif name not in names:
+            problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
+        elif not given and name not in AROUND:
+            problems.append(f"--over {word}: which values? Type --over {word}=ONE:ANOTHER")
+        else:
+            kind = (get_args(hints[name]) or (hints[name],))[0]
+            values = space.setdefault(name, [])
+            for value in (value.strip() for value in after.split(":")) if given else ():
+                try:
+                    values.append(BOOLEANS[value.lower()] if kind is bool else kind(value))
+                except (ValueError, KeyError):
+                    what = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+                    problems.append(f"--over {word}: {value!r} is not {what}")
+            space[name] = list(dict.fromkeys(values))
+    if not space and not problems:
+        problems.append("say what to try: --over lr,dropout, or --over lr=0.001:0.003:0.01")
+    return space, problems
+
+
+def around(settings: TrainSettings, name: str) -> list[Any]:
+    """Values to try, the planned one among them."""
+    value = getattr(settings, name)
+    if value is None:
+        raise UsageError(f"--over {name}: there is no such thing here; leave it out")
+    if name in USUAL:
+        return sorted({*USUAL[name], value})
+    if name in OFFSETS:
+        return sorted({max(RANGES[name][0], value + offset) for offset in OFFSETS[name]})
+    values = (value * factor for factor in MULTIPLES[name])
+    if isinstance(value, int):
+        return sorted({max(1, round(each)) for each in values})
+    return sorted({each if each == value else float(f"{each:.2g}") for each in values})
+
+
+def draw(space: Space, own: Point, count: int, seed: int) -> list[Point]:
+    """So many points of the grid, `own` first; no point twice, and all if they are few."""
+    size = math.prod(len(values) for values in space.values())
+
+    def point(index: int) -> Point:
+        drawn = {}
+        for name, values in space.items():
+            index, place = divmod(index, len(values))
+            drawn[name] = values[place]
+        return drawn
+
+    chosen = range(size) if size <= count else random.Random(seed).sample(range(size), count)
+    return [own, *(other for index in chosen if (other := point(index)) != own)][:count]
+
+
+def misfits(settings: TrainSettings, space: Space) -> list[str]:
+    """What is wrong with all combinations of the values that are given, if one is with each."""
+    problems: dict[str, None] = {}
+    given = {name: values for name, values in space.items() if values}
+    for point in islice(product(*given.values()), MOST_COMBINATIONS):
+        tried = replace(settings, **dict(zip(given, point, strict=True)))
+        if not (wrong := tried.model_problems()):
+            return []
+        problems |= dict.fromkeys(wrong)
+    return list(problems)
+
+
+def settings_at(
+    point: Point, plan: TrainSettings, asked: TrainSettings, seconds: float
+) -> TrainSettings:
+    """Those of the plan at a point of the space; what was not asked for follows its values."""
+    assert plan.batch and plan.context
+    other = {name: value for name, value in point.items() if value != getattr(plan, name)}
+    changes: dict[str, Any] = {}
+    for name in other:
+        changes |= dict.fromkeys(DEPENDENT.get(name, ()))
+    if "preset" in other:
+        names = ("layers", "heads", "dim", "context", "batch")
+        changes |= {name: getattr(PRESETS[other["preset"]], name) for name in names}
+    if "context" in other:  # as many tokens a step
+        changes["batch"] = max(1, plan.batch * plan.context // other["context"])
+    if other.get("family") in RECURRENT:
+        changes["heads"] = None
+    if other.get("dropout"):
+        changes["workers"] = 1  # dropout draws one sequence of random numbers
+    changes = {name: value for name, value in changes.items() if getattr(asked, name) is None}
+    settings = replace(plan, **(changes | point), minutes=seconds / 60)
+    if plan.steps:  # as many passes over the text, at most, as the plan has
+        share = plan.batch * plan.context / ((settings.batch or 1) * (settings.context or 1))
+        settings = replace(settings, steps=max(1, round(plan.steps * share)))
+    return settings

@@ -1,0 +1,177 @@
+"""One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
+
+>>> source = TextSource("news.jsonl.gz", Path("news.jsonl.gz"))
+>>> source.suffix, source.compressed()
+('.jsonl', True)
+"""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from nanolm.errors import DataError, NanolmError, UsageError
+
+READ_BYTES = 1 << 20  # at once
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """One file to be read, or a stream that was copied to a temporary file."""
+
+    name: str  # as messages call it
+    path: Path
+    separator: str | None = None  # between documents, where it is known to have one
+    copy: IO[bytes] | None = None
+    # Of a text that is used in part (`nanolm.text.partial`):
+    ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
+    every: int = 1  # or: one of this many documents,
+    limit: int | None = None  # until there are this many bytes of them
+
+    def open(self) -> IO[bytes]:
+        """From the beginning; the caller closes it."""
+        if self.copy is not None:
+            self.copy.seek(0)
+            whole = io.FileIO(os.dup(self.copy.fileno()))
+        else:
+            whole = io.FileIO(self.path)
+        return whole if self.ranges is None else FileRanges(whole, self.ranges)  # type: ignore[return-value]
+
+    def stamp(self) -> tuple[int, int]:
+        """Changes when the file does."""
+        if self.copy is not None:
+            return 0, 0
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
+
+    def size(self) -> int:
+        if self.ranges is not None:
+            return sum(stop - start for start, stop in self.ranges)
+        return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
+
+    def digest(self) -> str:
+        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
+        is not read to its end, of its beginning and its size."""
+        with self.open() as stream:
+            if self.limit is None:
+                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            digest = hashlib.sha256(f"{self.size()} {self.every} {self.limit}".encode())
+            for _ in range(0, self.every * self.limit, READ_BYTES):
+                digest.update(stream.read(READ_BYTES))
+            return digest.hexdigest()
+
+    @property
+    def suffix(self) -> str:
+        """What kind of file it is, compression aside: `.jsonl` of `news.jsonl.gz`."""
+        name = self.path.name.lower()
+        for ending in COMPRESSIONS:
+            name = name.removesuffix(ending)
+        return Path(name).suffix
+
+    def compressed(self) -> bool:
+        if self.path.suffix.lower() in COMPRESSIONS:
+            return True
+        with self.open() as stream:
+            return compression_of(stream) is not None
+
+
+class FileRanges(io.RawIOBase):
+    """Some ranges of a file, as if they were a file of their own."""
+
+    def __init__(self, file: io.FileIO, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.file, self.ranges = file, ranges
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Only to the beginning, which is all that readers of text ask for."""
+        if offset or whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("seek")
+        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
+        return 0
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while self.number < len(self.ranges):
+            start, stop = self.ranges[self.number]
+            self.file.seek(start + self.done)
+            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
+            self.done += count
+            if count:
+                return count
+            self.number, self.done = self.number + 1, 0
+        return 0
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def blamed_on(name: str) -> Iterator[None]:
+    """What the system says is wrong with a file, as an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}") from None
+
+
+def zstd_file(stream: IO[bytes]) -> Any:
+    try:
+        from compression import zstd  # Python 3.14 and later
+    except ImportError:
+        from backports import zstd
+    return zstd.ZstdFile(stream)
+
+
+@dataclass(frozen=True)
+class Compression:
+    name: str
+    magic: bytes  # what such a file begins with
+    open: Callable[[IO[bytes]], Any]
+
+
+COMPRESSIONS = {
+    ".gz": Compression("gzip", b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
+    ".zst": Compression("zstd", b"\x28\xb5\x2f\xfd", zstd_file),
+    ".bz2": Compression("bzip2", b"BZh", bz2.BZ2File),
+    ".xz": Compression("xz", b"\xfd7zXZ\0", lzma.LZMAFile),
+}
+
+
+def compression_of(stream: IO[bytes]) -> Compression | None:
+    """How a file is compressed, by its first bytes."""
+    start = stream.read(6)
+    stream.seek(0)
+    return next((each for each in COMPRESSIONS.values() if start.startswith(each.magic)), None)
+
+
+def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a file, unpacked if it begins like an archive."""
+    compression = compression_of(stream)
+    named = COMPRESSIONS.get(source.path.suffix.lower())
+    if named not in (None, compression):
+        raise DataError(
+            f"{source.name} is no {named.name} file, though its name says so; rename it"
+        )
+    try:
+        unpacked = compression.open(stream) if compression else stream
+        while block := unpacked.read(READ_BYTES):
+            yield block
+    except ImportError:
+        raise UsageError(
+            f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
+        ) from None
+    except Exception as error:  # each kind of archive has its own
+        if isinstance(error, NanolmError):
+            raise
+        what = f"{compression.name} file" if compression else "file"
+        raise DataError(f"{source.name} is a damaged {what}: {error}") from None

@@ -1,0 +1,110 @@
+"""Any tokenizer.json (sentencepiece's, WordPiece ...), encoded by Hugging Face `tokenizers`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import regex
+
+from nanolm.errors import ModelError, UsageError
+from nanolm.text.tokenizer import Ids, Tokenizer, utf8
+from nanolm.text.tokenizer_files.tokenizer_json import (
+    BYTE_OF_CHARACTER,
+    LARGEST_FILE,
+    Contents,
+    special_tokens,
+)
+
+MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
+BLANK = "\u2581"  # how sentencepiece writes a blank
+
+
+class HuggingFace(Tokenizer):
+    """A tokenizer of the library."""
+
+    kind = "foreign"
+    cuttable = False  # how far the library looks around itself is not known
+
+    def __init__(self, contents: Contents) -> None:
+        self.text, self.file = contents.text, contents.file
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError:
+            message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
+            raise UsageError(message) from None
+        most_of_all = LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens taken together
+        for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
+            if growth(contents.whole.get(key)) > math.log(most):
+                raise ModelError(f"{self.file}: its {key} makes texts many times longer")
+        with blamed(f"{self.file} is not for Hugging Face tokenizers"):
+            self.library = Library.from_str(self.text)
+            self.library.no_truncation()
+            self.library.no_padding()
+            self.library.encode_special_tokens = True  # which means: as text
+            ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
+        special = special_tokens(contents, ids)
+        written = {new["content"]: bool(new.get("special")) for new in contents.added}
+        written |= dict.fromkeys(special["special"].values(), True)
+        # How the text of a token is to be had from its name shows in the steps before and after.
+        keys = ("normalizer", "pre_tokenizer", "decoder")
+        steps = str([contents.whole.get(key) for key in keys])
+        fallback, blank, spelled = (part in steps for part in ("ByteFallback", BLANK, "ByteLevel"))
+        tokens = [b""] * (max(ids.values()) + 1)
+        for token, id in ids.items():
+            if token in written:
+                tokens[id] = b"" if written[token] else token.encode()
+            elif fallback and regex.fullmatch(r"<0x[0-9A-F]{2}>", token):
+                tokens[id] = bytes.fromhex(token[3:5])
+            elif blank:
+                tokens[id] = token.replace(BLANK, " ").encode()
+            elif spelled and BYTE_OF_CHARACTER.keys() >= set(token):
+                tokens[id] = bytes(BYTE_OF_CHARACTER[character] for character in token)
+            else:
+                tokens[id] = self.decode([id]).encode()
+        super().__init__(tokens, **special)
+
+    def encode_array(self, text: str) -> Ids:
+        utf8(text)
+        with blamed(f"{self.file} cannot encode this text"):
+            return np.array(self.library.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        with blamed(f"{self.file} cannot decode its tokens"):
+            text: str = self.library.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def to_json(self) -> str:
+        return self.text
+
+
+@contextmanager
+def blamed(message: str) -> Iterator[None]:
+    """What `tokenizers` raises as a ModelError: it is nothing more special than an Exception, and
+    a panic in Rust is not even that."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{message}: {str(error)[:300]}") from None
+
+
+def growth(step: Any) -> float:
+    """The logarithm of how many times longer this part of a tokenizer.json can make a text.
+
+    A few small steps could make gigabytes of one letter, each ten of what the last one wrote.
+    """
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
+            new
+        ) <= len(old):
+            return 0.0
+        case dict():
+            keys = ("content", "prepend", "suffix", "word_delimiter_token")
+            written = [text for key in keys if isinstance(text := step.get(key), str)]
+            return sum(math.log1p(len(text)) for text in written) + growth([*step.values()])
+        case list():
+            return sum(map(growth, step))
+    return 0.0

@@ -1,0 +1,159 @@
+"""OpenAI's encodings, by name or from a *.tiktoken file: a token in base64 and its rank a line."""
+
+import base64
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import tiktoken
+
+from nanolm.errors import ModelError, UsageError, did_you_mean
+from nanolm.text import NAMED
+from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken, byte_level_json
+from nanolm.text.tokenizer_files.tokenizer_json import read
+
+DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait for ever
+
+
+@dataclass(frozen=True)
+class Published:
+    """An encoding of OpenAI's, its pattern in two forms that mean the same.
+
+    In Oniguruma, the engine of `tokenizers`, `{1,3}+` is not possessive and `$` ends every line.
+    Greedy will do where what follows cannot match what it would have to give back.
+    """
+
+    kind: str
+    registered: str  # its name in tiktoken
+    file: str
+    ranks: int
+    end_of_text: int
+    vocab_size: int
+    pattern: str  # tiktoken's
+    portable: str  # for tokenizer.json
+
+
+GPT2 = Published(
+    *("gpt2", "gpt2", "r50k_base.tiktoken", 50_256, 50_256, 50_257),
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s",
+)
+CL100K = Published(
+    *("cl100k", "cl100k_base", "cl100k_base.tiktoken", 100_256, 100_257, 100_277),
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s+(?![\s\S])|\s*[\r\n]|\s+(?!\S)|\s",
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K = Published(
+    *("o200k", "o200k_base", "o200k_base.tiktoken", 199_998, 199_999, 200_019), _O200K, _O200K
+)
+PUBLISHED = {encoding.kind: encoding for encoding in (GPT2, CL100K, O200K)}
+
+
+def named_tokenizer(name: str) -> "Ranks":
+    """One of `NAMED`, with the ranks that tiktoken has in its cache or can download."""
+    if name not in NAMED:
+        hint = did_you_mean(name, list(NAMED))
+        raise UsageError(f"no tokenizer is called {name!r}; there are {', '.join(NAMED)}{hint}")
+    published = PUBLISHED[name]
+    outcome: list[tiktoken.Encoding | Exception] = [TimeoutError()]
+
+    def fetch() -> None:
+        try:
+            outcome.append(tiktoken.get_encoding(published.registered))
+        except Exception as error:
+            outcome.append(error)
+
+    # In a thread of its own: from a server that does not answer one can only walk away.
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(DOWNLOAD_TIMEOUT)
+    encoding = outcome[-1]
+    if isinstance(encoding, OSError | ValueError):  # a requests error is an OSError
+        raise UsageError(
+            f"the ranks of {name} are not in tiktoken's cache and could not be downloaded "
+            f"({type(encoding).__name__}). On a machine with a network, download "
+            f"https://openaipublic.blob.core.windows.net/encodings/{published.file} and give its "
+            f"path: --tokenizer PATH/{published.file} (or copy tiktoken's cache from there and set "
+            "TIKTOKEN_CACHE_DIR to it)"
+        )
+    if isinstance(encoding, Exception):
+        raise encoding
+    tokens = [encoding.decode_single_token_bytes(id) for id in range(published.ranks)]
+    return Ranks(published, tokens)
+
+
+def read_ranks(file: Path) -> "Ranks":
+    """The encoding in a file; the number of its ranks says which it is."""
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(read(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            word, rank = line.split()
+            token = base64.b64decode(word, validate=True)
+            if ranks.setdefault(token, int(rank)) != int(rank):
+                raise ValueError
+        except ValueError:
+            message = f"{file}, line {number}: not a new token in base64 and its rank"
+            raise ModelError(message) from None
+    encoding = next((known for known in PUBLISHED.values() if known.ranks == len(ranks)), None)
+    if encoding is None:
+        known = ", ".join(f"{known.kind} has {known.ranks:,}" for known in PUBLISHED.values())
+        raise ModelError(f"{file} has {len(ranks):,} ranks, and is none that is known: {known}")
+    tokens = sorted(ranks, key=ranks.__getitem__)
+    if [ranks[token] for token in tokens] != list(range(len(tokens))):
+        raise ModelError(f"{file}: the ranks are not the numbers from 0 to {len(tokens) - 1:,}")
+    if sum(len(token) == 1 for token in tokens) < 256:
+        raise ModelError(f"{file}: not every byte is a token")
+    return Ranks(encoding, tokens)
+
+
+class Ranks(Tiktoken):
+    """One of OpenAI's encodings."""
+
+    def __init__(self, encoding: Published, tokens: list[bytes]) -> None:
+        self.kind, self.pattern, self.portable = encoding.kind, encoding.pattern, encoding.portable
+        end, unused = encoding.end_of_text, encoding.vocab_size - len(tokens)
+        super().__init__([*tokens, *[b""] * unused], end, end, special={end: END_OF_TEXT})
+
+    @cached_property
+    def _json(self) -> str:
+        ranks = self.ranks()
+        merges = []
+        for token in ranks:
+            if len(token) > 1:
+                parts = last_parts(token, ranks)
+                if len(parts) != 2:
+                    raise ModelError(f"{token!r} has a rank, but is no union of two lower ones")
+                merges.append((ranks[parts[0]], ranks[parts[1]]))
+        # `tokenizers` numbers special tokens itself, from the last rank on, so none is left out.
+        special = {id: f"<|reserved_{id}|>" for id in range(len(ranks), self.vocab_size)}
+        return byte_level_json(self.tokens, merges, self.portable, special | self.special)
+
+    def to_json(self) -> str:
+        return self._json
+
+
+def last_parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """What byte-pair encoding makes of `token` with the ranks below its own: the two parts that
+    it is merged from, if the ranks were learned."""
+    limit = ranks[token]
+    parts = [token[i : i + 1] for i in range(len(token))]
+    unions = [ranks.get(token[i : i + 2], limit) for i in range(len(token) - 1)]
+    while len(parts) > 2 and (lowest := min(unions)) < limit:
+        at = unions.index(lowest)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del unions[at]
+        for i in range(max(at - 1, 0), min(at + 1, len(unions))):
+            unions[i] = ranks.get(parts[i] + parts[i + 1], limit)
+    return parts

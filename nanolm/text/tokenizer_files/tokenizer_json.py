@@ -1,0 +1,135 @@
+"""tokenizer.json, which anybody may have written: its tokens, ids and merges, checked, and what the
+files beside it say of special tokens."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolm.errors import ModelError
+from nanolm.text.tokenizer import END_OF_TEXT, SPELLING
+
+LARGEST_FILE = 64_000_000  # bytes; the largest in use, with 260,000 tokens, have 35 million
+MOST_VALUES = 5_000_000  # of JSON, which takes memory by their number; the largest have 2 million
+LARGEST_ID = 2_000_000  # a file can name any number, and each one below it takes memory
+
+BYTE_OF_CHARACTER = {character: byte for byte, character in SPELLING.items()}
+OPEN_TURN, CLOSE_TURN = "<|im_start|>", "<|im_end|>"
+USUAL_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", CLOSE_TURN, "<eos>")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A tokenizer.json whose tokens, ids and merges are known to be sound."""
+
+    file: Path
+    text: str
+    whole: dict[str, Any]
+    vocabulary: dict[str, int]
+    added: list[dict[str, Any]]
+    ids: dict[str, int]  # of both
+    merges: list[tuple[str, str]] | None  # None if it is no BPE
+
+
+def check(text: str, file: Path) -> Contents:
+    """What is in a tokenizer.json; ModelError if that cannot be."""
+    whole = parse(text, file)
+    try:
+        model, added = whole["model"], whole.get("added_tokens") or []
+        vocabulary, merges = model["vocab"], None
+        if isinstance(vocabulary, list):  # Unigram's: each token with its score
+            vocabulary = {token: id for id, (token, _) in enumerate(vocabulary)}
+        ids = {new["content"]: new["id"] for new in added} | vocabulary
+        "".join(ids).encode()  # are they all strings, and proper ones?
+        if not all(type(id) is int and 0 <= id < LARGEST_ID for id in ids.values()):
+            raise ModelError(f"{file}: not all ids are numbers from 0 to {LARGEST_ID:,}")
+        if not ids or len(set(ids.values())) < len(ids):
+            raise ModelError(f"{file}: there is no token, or two have the same id")
+        if "merges" in model and model.get("type", "BPE") == "BPE":
+            pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+            merges = [(left, right) for left, right in pairs]
+            prefix = len(model.get("continuing_subword_prefix") or "")
+            if not all(left and left + right[prefix:] in vocabulary for left, right in merges):
+                raise ModelError(f"{file}: a merge makes no token")
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ModelError(f"{file} is no tokenizer.json: something is missing in it") from None
+    return Contents(file, text, whole, vocabulary, added, ids, merges)
+
+
+def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
+    """The special tokens that have a meaning here, as `Tokenizer` takes them: by what
+    tokenizer.json puts before a text, and by the files beside it."""
+    file = contents.file
+    tokens = {id: token for token, id in ids.items()}
+    names = ("tokenizer_config.json", "generation_config.json", "config.json")
+    files = [file.with_name(name) for name in names]
+    settings, *configs = [parse(read(near), near) if near.exists() else {} for near in files]
+
+    def named(key: str) -> list[int]:
+        token = settings.get(f"{key}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return [ids[token]] if isinstance(token, str) and token in ids else []
+
+    def numbered(key: str) -> list[int]:
+        values = [config.get(f"{key}_token_id") for config in configs]
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        return [id for part in lists for id in part if type(id) is int and id in tokens]
+
+    usual = [ids[name] for name in USUAL_ENDS if name in ids]
+    ends = [*named("eos"), *numbered("eos"), *usual, *named("bos"), *numbered("bos")]
+    if not ends:
+        raise ModelError(f"{file}: no token is the end of a text; name it in {files[0].name}")
+    end, padding = ends[0], [*named("pad"), ends[0]][0]
+    opening = opening_tokens(contents.whole.get("post_processor"))
+    begin = tuple(ids[name] for name in opening if name in ids)
+    stops = {end, *begin, *numbered("eos")}
+    turn = (ids.get(OPEN_TURN, -1), ids.get(CLOSE_TURN, -1))
+    return {
+        "end_of_text": end,
+        "padding": padding,
+        "begin": begin,
+        "stops": stops,
+        "special": {id: tokens[id] for id in (end, padding, *begin)},
+        # Only where a model has learned to end its turn so.
+        "turn": turn if turn[0] >= 0 and turn[1] in stops else None,
+    }
+
+
+def opening_tokens(processor: Any) -> list[str]:
+    """The special tokens that this part of a tokenizer.json puts before a text."""
+    match processor:
+        case {"type": "Sequence", "processors": [*parts]}:
+            return [name for part in parts for name in opening_tokens(part)]
+        case {"type": "TemplateProcessing", "single": [*parts]}:
+            names = []
+            for part in parts:
+                match part:
+                    case {"SpecialToken": {"id": str(name)}}:
+                        names.append(name)
+                    case _:
+                        break
+            return names
+    return []
+
+
+def parse(text: str, file: Path) -> dict[str, Any]:
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ModelError(f"{file} has over {MOST_VALUES:,} values: too many for a tokenizer")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ModelError(f"{file} is not JSON, or no object")
+    return values
+
+
+def read(file: Path) -> str:
+    try:
+        if not file.is_file():
+            raise ModelError(f"{file} {'is no file' if file.exists() else 'does not exist'}")
+        if file.stat().st_size > LARGEST_FILE:
+            raise ModelError(f"{file} has over {LARGEST_FILE:,} bytes: too large for a tokenizer")
+        return file.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None

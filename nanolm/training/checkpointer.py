@@ -1,0 +1,163 @@
+"""Checkpoints of a run: written in the background, pruned, with links to the best and the last.
+
+How a checkpoint comes to be whole or not there at all is the matter of `nanolm.files`.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nanolm import files
+from nanolm.errors import ModelError
+from nanolm.runs import checkpoint
+from nanolm.runs.folder import Run
+from nanolm.training.distributed import World, gathered_copy
+from nanolm.training.ema import EMA, averaged
+from nanolm.training.events import Note, Notify
+from nanolm.training.optim import load_tensors
+from nanolm.training.state import State, read_state
+from nanolm.training.step import Step
+from nanolm.training.task import Task
+
+SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
+
+
+class Checkpointer:
+    """Saves weights, optimizer state, loss scale, EMA and `State` together, and loads them."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: Task,
+        state: State,
+        step: Step,
+        ema: EMA | None,
+        notify: Notify,
+        world: World,
+    ) -> None:
+        self.run, self.task, self.state, self.ema = run, task, state, ema
+        self.notify, self.world = notify, world
+        self.on_gpu = step.device.type == "cuda"
+        self.with_tensors = [part for part in (step.optimizers, step.scale, ema) if part]
+        self.saved_step = -1
+        self.last_save = time.monotonic()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
+
+    def is_overdue(self) -> bool:
+        return time.monotonic() - self.last_save > SAVE_SECONDS
+
+    def folder(self, step: int) -> Path:
+        return self.run.checkpoints / f"step-{step:08}"
+
+    def link(self, name: str, folder: Path) -> None:
+        """Let the run's link of this name be to a checkpoint."""
+        if self.world.first:
+            checkpoint.point(self.run.path / name, folder)
+
+    def load_state(self, folder: Path) -> None:
+        """All but the weights, as it was saved in `folder`."""
+        vars(self.state).update(vars(read_state(folder)))
+        self.saved_step = self.state.step
+
+        def load(tensors: dict[str, Tensor]) -> None:
+            for part in self.with_tensors:
+                part.load_state_tensors(tensors)
+
+        load_tensors(folder / "optimizer.safetensors", load)
+
+    def save(self) -> None:
+        """Copy what a checkpoint of this step needs, unless it is there already; another thread
+        writes it."""
+        self.last_save = time.monotonic()
+        state, folder = self.state, self.folder(self.state.step)
+        if self.saved_step == state.step:
+            return
+        self.finish()
+        if not state.bad_steps:
+            state.good_step = state.step
+        self.saved_step = state.step
+        if not (self.world.first or self.task.sharded):
+            return
+        state.lengths = self.run.lengths()
+        state_json = state.to_json()
+        with averaged(self.ema):
+            write_model = self.task.snapshot()
+        tensors: dict[str, Tensor] = {}
+        for part in self.with_tensors:
+            tensors |= part.state_tensors()
+        tensors = {name: gathered_copy(tensor) for name, tensor in tensors.items()}
+        size = self.task.saved_bytes() + sum(tensor.nbytes for tensor in tensors.values())
+        kept = (state.best_step, state.decay_step, state.good_step)
+        names = {self.folder(step).name for step in kept if step is not None}
+
+        def write(place: Path) -> None:
+            write_model(place)
+            on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+            save_file(on_cpu, place / "optimizer.safetensors")
+            (place / "state.json").write_text(state_json, encoding="utf-8")
+
+        def commit() -> None:
+            # On a stream of its own: copying does not wait for the steps. There are few streams,
+            # given out in turn; of this priority, it is none that a step is captured on.
+            stream = torch.cuda.Stream(priority=-1) if self.on_gpu else None
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                files.commit(self.run.checkpoints, folder.name, write, size)
+            checkpoint.point(self.run.path / "last", folder)
+            checkpoint.prune(self.run.checkpoints, names)
+
+        if self.on_gpu:
+            torch.cuda.synchronize()  # the copies are made
+        if self.world.first:
+            self.writing = self.writer.submit(commit)
+        self.last_save = time.monotonic()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is whole on the disk, or say why it is not."""
+        if self.writing:
+            self.writing.result()
+            self.writing = None
+
+    def last_good(self) -> Path | None:
+        """The newest whole checkpoint that was not saved between skipped steps."""
+        for folder in reversed(checkpoint.list_checkpoints(self.run.checkpoints)):
+            try:
+                files.verify(folder)
+                if not read_state(folder).bad_steps:
+                    return folder
+            except ModelError as error:
+                self.notify(Note(str(error)))
+        return None
+
+    def rewind(self, folder: Path) -> None:
+        """Let the run be as it was when `folder` was saved; what came after it is removed."""
+        self.task.load_checkpoint(folder)
+        self.load_state(folder)
+        self.world.barrier()  # until all have read it
+        if self.world.first:
+            checkpoint.discard_after(self.run.checkpoints, folder)
+            self.run.cut_back(self.state.lengths)
+        self.link("last", folder)
+        if self.state.best:
+            self.link("best", self.folder(self.state.best_step))
+
+    def load_best(self) -> None:
+        """Let the model be the best that was seen; where that is damaged, the last one is."""
+        self.world.barrier()  # until what was being saved is there
+        if self.state.best_step == self.state.step:
+            if self.ema:
+                self.ema.swap()
+            return
+        folder = self.folder(self.state.best_step)
+        try:
+            files.verify(folder)
+            self.task.load_weights(folder)
+        except ModelError as error:
+            self.notify(Note(f"{error}; taking the last checkpoint as the best"))
+            self.state.best_step = self.state.step
+            self.link("best", self.folder(self.state.step))

@@ -1,0 +1,87 @@
+"""Whether to use torch.compile: as asked, or where it pays back within the run.
+
+The first steps show how long the run takes. Where compiling could save more than it costs, it is
+tried, and kept if it is faster.
+"""
+
+import time
+from dataclasses import replace
+from statistics import median
+
+from nanolm.choice import Choice
+from nanolm.runs.folder import Run
+from nanolm.training.budget import Budget
+from nanolm.training.distributed import World
+from nanolm.training.events import Note, Notify
+from nanolm.training.settings import Settings
+from nanolm.training.step import Step, out_of_memory
+from nanolm.training.task import Task
+
+DECIDED_AT = 10  # the step; those before show what there is to gain
+EXPECTED_GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
+
+
+class CompileChoice:
+    """Decided once in a run; the decision is saved with its settings."""
+
+    def __init__(
+        self, run: Run, settings: Settings, task: Task, step: Step, notify: Notify, world: World
+    ) -> None:
+        self.run, self.settings, self.task, self.step = run, settings, task, step
+        self.notify, self.world = notify, world
+        self.open = task.compile_seconds is not None
+        self.step_seconds: list[float] = []  # until it is decided
+
+    def is_due(self, step: int) -> bool:
+        return self.open and step >= DECIDED_AT
+
+    def decide(self, budget: Budget) -> None:
+        """Compile what is to be compiled."""
+        self.open = False
+        asked, cost = getattr(self.settings, "compile", None), self.task.compile_seconds
+        assert cost is not None
+        wanted = bool(asked)
+        if asked is None and self.settings.device in EXPECTED_GAIN and not self.world.joined:
+            # Not the mean: much is made ready in the first one.
+            state = budget.state
+            left = budget.seconds_left_at(median(self.step_seconds or [state.seconds / state.step]))
+            gain = EXPECTED_GAIN[self.settings.device] * left
+            wanted = gain > cost
+            reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"
+            self.notify(Choice("compile", "let us see" if wanted else "no", reason))
+        if wanted:
+            compiled = self.try_compiled()
+            if asked is None and compiled is not None:
+                self.task.compile(False)
+                plain = self.measure()
+                wanted = compiled < plain
+                self.task.compile(wanted)
+                times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
+                self.notify(Choice("compile", "yes" if wanted else "no", times))
+        if asked is None and self.world.first:
+            decided = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
+            self.run.configure(decided.to_dict())
+        self.step.discard_graphs()
+
+    def try_compiled(self) -> float | None:
+        """Seconds of a compiled step; None if that did not work, and nothing is compiled now."""
+        self.task.compile(True)
+        try:
+            return self.measure()
+        except Exception as error:  # a compiler has many ways to fail
+            if isinstance(error, RuntimeError) and out_of_memory(error):
+                raise
+            self.task.compile(False)
+            first = str(error).strip().partition("\n")[0][:200]
+            self.notify(Note(f"torch.compile did not work ({first}); going on without it"))
+            return None
+
+    def measure(self) -> float:
+        """Seconds of forward and backward, after what a first time takes."""
+        taken = []
+        for _ in range(4):
+            start = time.perf_counter()
+            self.step.accumulate_gradients(self.task.batch(0)).tolist()
+            taken.append(time.perf_counter() - start)
+        self.step.optimizers.zero_grad()
+        return sorted(taken[1:])[1]

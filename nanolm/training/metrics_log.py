@@ -1,0 +1,184 @@
+"""What a run writes down as it goes: metrics.jsonl, log.txt, and its result in run.json.
+
+A GPU may be several steps behind what it was told to do. To wait for the loss of each step would
+leave it idle, so the results are read back a few steps late.
+"""
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanolm.report.page import write_report
+from nanolm.runs.folder import Run, append
+from nanolm.training.budget import Budget
+from nanolm.training.distributed import World
+from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
+from nanolm.training.state import State
+from nanolm.training.task import Task
+
+LOG_EVERY = 10  # steps
+MAX_PENDING = 10  # steps that a GPU may be behind,
+MAX_PENDING_SECONDS = 0.25  # and for how long;
+MAX_PENDING_DISTRIBUTED = 4  # where other processes have to be as far behind
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that was launched on the device, which may still be computing it."""
+
+    step: int
+    tokens: int
+    lr: float
+    names: list[str]
+    numbers: Tensor  # the norm of the gradient, the loss and what else is recorded
+    done: torch.cuda.Event | None  # when they can be read
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """What came of it."""
+
+    step: int
+    tokens: int
+    lr: float
+    grad_norm: float
+    values: dict[str, float]
+
+    def is_finite(self) -> bool:
+        return all(map(math.isfinite, (self.grad_norm, *self.values.values())))
+
+
+class MetricsLog:
+    """Reads back the results of steps, adds them up, and writes a line every few steps."""
+
+    def __init__(
+        self, run: Run, task: Task, state: State, budget: Budget, notify: Notify, world: World
+    ) -> None:
+        self.run, self.task, self.state, self.budget = run, task, state, budget
+        self.notify, self.world = notify, world
+        self.pending: deque[PendingStep] = deque()
+        self.max_pending = 0  # until it is known how long a step takes
+        if world.joined and next(iter(task.parameters().values())).is_cuda:
+            self.max_pending = MAX_PENDING_DISTRIBUTED
+        self.tokens_per_second = 0
+        self.measure_speed_from_here()
+
+    def measure_speed_from_here(self) -> None:
+        self.last_log = (self.state.tokens, self.state.seconds)
+
+    def leave_out_since(self, seconds: float) -> None:
+        """Let the time since then not count as time for steps, when speed is measured."""
+        tokens, before = self.last_log
+        self.last_log = (tokens, before + self.state.seconds - seconds)
+
+    def record_launch(self, lr: float, names: list[str], numbers: Tensor) -> None:
+        """The step that was just launched; its numbers are copied to where they can be read."""
+        done = None
+        if numbers.is_cuda:
+            pinned = torch.empty(numbers.shape, pin_memory=True)
+            numbers = pinned.copy_(numbers, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        state = self.state
+        self.pending.append(PendingStep(state.step, state.tokens, lr, names, numbers, done))
+
+    def read_back(self, keep: int) -> Iterator[FinishedStep]:
+        """The results of the steps that were launched, but for the last `keep` of them."""
+        before, count = self.state.seconds, 0
+        while len(self.pending) > keep:
+            step, count = self.pending.popleft(), count + 1
+            if step.done:
+                step.done.synchronize()
+            norm, *values = step.numbers.tolist()
+            self.budget.tick()
+            named = dict(zip(step.names, values, strict=True))
+            yield FinishedStep(step.step, step.tokens, step.lr, norm, named)
+            if step.done and not self.world.joined:
+                each = (self.state.seconds - before) / count
+                self.max_pending = int(MAX_PENDING_SECONDS / max(each, 1e-9))
+                self.max_pending = max(1, min(MAX_PENDING, self.max_pending))
+
+    def add(self, step: FinishedStep) -> None:
+        """To the sums for the next line of metrics, and for the next evaluation."""
+        state = self.state
+        for name, value in step.values.items():
+            for sums in (state.sums, state.evaluation_sums):
+                sums[name] = sums.get(name, 0.0) + value
+        state.summed += 1
+        state.evaluation_steps += 1
+
+    def log(self, step: FinishedStep) -> None:
+        """Write a line of metrics where one is due: the means since the last one."""
+        if step.step % LOG_EVERY:
+            return
+        state = self.state
+        seconds = state.seconds - self.last_log[1]
+        if seconds >= MAX_PENDING_SECONDS or not self.tokens_per_second:  # less is inexact
+            speed = (step.tokens - self.last_log[0]) / max(seconds, 1e-9)
+            self.tokens_per_second = round(speed)
+            self.last_log = (step.tokens, state.seconds)
+        means = {name: value / state.summed for name, value in state.sums.items()}
+        state.train_loss = means.get("loss", state.train_loss)
+        means.setdefault("loss", math.nan)
+        if state.first_loss is None:
+            state.first_loss = state.train_loss
+        means |= {"lr": step.lr, "grad_norm": step.grad_norm}
+        means["tokens_per_second"] = self.tokens_per_second
+        if state.skipped:
+            means["skipped"] = state.skipped
+        state.sums, state.summed, state.skipped = {}, 0, 0
+        self.write(step.step, step.tokens, means)
+
+    def log_evaluation(self) -> None:
+        """Write the scores, beside the means over all steps since the last evaluation."""
+        state = self.state
+        means = {
+            f"train_{name}": value / state.evaluation_steps
+            for name, value in state.evaluation_sums.items()
+        }
+        state.evaluation_sums, state.evaluation_steps = {}, 0
+        self.write(state.step, state.tokens, means | state.scores)
+
+    def write(self, step: int, tokens: int, values: dict[str, float]) -> None:
+        self.budget.tick()
+        epoch = self.task.epoch(step + self.state.data_offset)
+        line = {
+            "step": step,
+            **({} if epoch is None else {"epoch": round(epoch, 4)}),
+            "tokens": tokens,
+            "seconds": round(self.state.seconds, 3),
+            **{name: value if math.isfinite(value) else None for name, value in values.items()},
+        }
+        if self.world.first:
+            append(self.run.metrics, json.dumps(line) + "\n")
+        progress = self.budget.progress()
+        expected = self.task.expected(min(1, progress)) if "val_loss" in values else None
+        left = self.budget.seconds_left(progress)
+        self.notify(Progressed(line, min(1, progress), left, expected))
+
+
+def also_to_log(run: Run, notify: Notify) -> Notify:
+    """`notify`, and a line of log.txt for everything but the metrics, which have their own file."""
+
+    def both(event: Event) -> None:
+        if not isinstance(event, Preparing | Progressed | Wrote):
+            append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
+        notify(event)
+
+    return both
+
+
+def write_result(run: Run, result: dict[str, Any], notify: Notify) -> None:
+    """To run.json, and the report; the run is whole without that, whatever happens there."""
+    run.update({**run.facts(), "result": result})
+    try:
+        write_report(run)
+    except Exception as error:
+        notify(Note(f"there is no report ({error!r}); try `nanolm report {run.path}`"))

@@ -1,0 +1,35 @@
+"""The optimizers by name. A new one is a class in a file of its own, and a line here.
+
+>>> OPTIMIZERS["muon"].load()([{"params": matrices, "lr": 1e-3, ...}])
+
+Importing this costs nothing (no torch), so the command line can use it for its help.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Where an optimizer is, the parameters it is for, and its usual learning rates."""
+
+    path: str  # module:class; a subclass of nanolm.training.optim.BaseOptimizer
+    lr: float  # of `nanolm train`, for a width of 384; wider models want less
+    fresh_lr: float  # of `nanolm finetune`, for fresh weights,
+    distill_lr: float  # and for distillation
+    takes: Literal["all", "matrices"] = "all"  # "matrices": AdamW updates everything else
+
+    def load(self) -> "type[torch.optim.Optimizer]":
+        module, _, name = self.path.partition(":")
+        found: type[torch.optim.Optimizer] = getattr(import_module(module), name)
+        return found
+
+
+OPTIMIZERS = {
+    "muon": OptimizerSpec("nanolm.training.muon:Muon", 3e-3, 2e-3, 4e-3, takes="matrices"),
+    "adamw": OptimizerSpec("nanolm.training.adamw:AdamW", 1.15e-3, 1e-3, 3e-3),
+}
