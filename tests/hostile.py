@@ -13,7 +13,8 @@ from typing import Any
 
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
-from nanolm.model.huggingface import INDEX, WEIGHTS, save_model
+from nanolm.model.huggingface import save_model
+from nanolm.model.stored import INDEX, WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"

@@ -31,7 +31,8 @@ from nanolm.classification.metrics import (
 from nanolm.errors import DataError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
-from nanolm.model.huggingface import load_classifier, load_classifier_config
+from nanolm.model.huggingface import load_classifier
+from nanolm.model.stored import load_classifier_config
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer

@@ -44,13 +44,12 @@ from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.huggingface import (
     BaseModel,
     checked,
-    load_any_config,
     load_classifier,
-    load_classifier_config,
     load_model,
     save_model,
     weights_fingerprint,
 )
+from nanolm.model.stored import load_any_config, load_classifier_config
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint

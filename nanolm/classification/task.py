@@ -35,15 +35,8 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.model.classifier import Classifier, prefix_pooled
-from nanolm.model.huggingface import (
-    ADAPTERS,
-    TRAINED,
-    BaseModel,
-    load_classifier,
-    save_model,
-    save_partial,
-    snapshot,
-)
+from nanolm.model.huggingface import BaseModel, load_classifier, save_model, save_partial, snapshot
+from nanolm.model.stored import ADAPTERS, TRAINED
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started

@@ -53,24 +53,6 @@ from nanolm.model.stored import (
 )
 from nanolm.text.tokenizer import Tokenizer
 
-__all__ = [
-    "ADAPTERS",
-    "INDEX",
-    "TRAINED",
-    "WEIGHTS",
-    "checked",
-    "load_any_config",
-    "load_classifier",
-    "load_classifier_config",
-    "load_config",
-    "load_model",
-    "read_json",
-    "save_model",
-    "save_weights",
-    "snapshot",
-    "weight_files",
-]
-
 M = TypeVar("M", Model, Classifier)
 SHARD = 5_000_000_000  # bytes; larger weights are written as several files
 

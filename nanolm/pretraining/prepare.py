@@ -19,7 +19,8 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import ModelConfig
 from nanolm.model.device import choose_device
-from nanolm.model.huggingface import load_config, load_model
+from nanolm.model.huggingface import load_model
+from nanolm.model.stored import load_config
 from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
 from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
 from nanolm.planning.sizes import TextStats, model_config

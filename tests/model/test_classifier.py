@@ -13,13 +13,8 @@ from models import SHAPE
 from nanolm.errors import ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, Pool, configure
-from nanolm.model.huggingface import (
-    load_classifier,
-    load_config,
-    load_model,
-    save_model,
-    split_weights,
-)
+from nanolm.model.huggingface import load_classifier, load_model, save_model, split_weights
+from nanolm.model.stored import load_config
 from nanolm.text.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([], "byte")

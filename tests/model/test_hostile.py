@@ -32,7 +32,8 @@ import nanolm
 from nanolm.errors import ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
-from nanolm.model.huggingface import WEIGHTS, save_model
+from nanolm.model.huggingface import save_model
+from nanolm.model.stored import WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
 SPARE = 64_000_000  # bytes that a load may take besides twice what is on the disk: for small JSON

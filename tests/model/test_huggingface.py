@@ -22,7 +22,8 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, GPTConfig, ModelConfig, RopeScaling, configure
 from nanolm.model.config_json import config_from_json, model_type
-from nanolm.model.huggingface import load_config, load_model, save_model, save_weights
+from nanolm.model.huggingface import load_model, save_model, save_weights
+from nanolm.model.stored import load_config
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.training.optim import Optimizers, load_tensors
