@@ -27,8 +27,8 @@ from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.model.device import use_fitting_threads
+from nanolm.model.fast.int8 import to_int8
 from nanolm.model.huggingface import load_model, save_model
-from nanolm.model.int8 import to_int8
 from nanolm.text.tokenizer import ByteLevel
 
 NEW, PROMPT = 256, "ab" * 16

@@ -75,7 +75,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 def load(path: str | Path) -> "LanguageModel":
     """The model in a run folder or model folder, with `.model`, `.tokenizer`, `.generate()`.
 
-    A damaged checkpoint is warned of, and another one taken.
+    Warns of a damaged checkpoint, and uses another one.
     """
     from nanolm.generation import language_model
 

@@ -1,6 +1,8 @@
 """The shape of the package: which way its imports point, who prints, and what is never used."""
 
 import ast
+import importlib.util
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "nanolm"
@@ -110,3 +112,21 @@ def test_nothing_unpickles_or_runs_text() -> None:
         assert not dangers(tree), name
     assert dangers(ast.parse("from torch import load")) == {"torch.load"}
     assert dangers(ast.parse("import pickle, numpy\nx = numpy.load(f, allow_pickle=True)"))
+
+
+def test_the_picture_shows_the_imports() -> None:
+    """Line counts may be older; the graph may not."""
+    script = PACKAGE.parent / "docs" / "architecture.py"
+    spec = importlib.util.spec_from_file_location("architecture", script)
+    assert spec and spec.loader
+    architecture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(architecture)
+
+    def graph(svg: str) -> tuple[set[str], set[tuple[str, str]]]:
+        names = re.findall(r'class="name"[^>]*>(\w+)<', svg)
+        return set(names), set(re.findall(r'data-from="(\w+)" data-to="(\w+)"', svg))
+
+    kept = graph(architecture.PICTURE.read_text(encoding="utf-8"))
+    assert kept == graph(architecture.picture()), "run python docs/architecture.py"
+    assert kept[0] == set(ORDER)
+    assert ("pretraining", "planning") in kept[1]

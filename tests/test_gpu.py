@@ -127,9 +127,9 @@ def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.Monk
     def fail(*anything: object) -> None:
         raise RuntimeError("no C compiler")
 
-    from nanolm.model import kernels
+    from nanolm.model.fast import decoding
 
-    monkeypatch.setattr(kernels.OneToken, "__call__", fail)
+    monkeypatch.setattr(decoding.OneToken, "__call__", fail)
     assert written(CachedDecoder, model, prompts) == expected
 
 

@@ -1,4 +1,4 @@
-"""Where the time of one update goes, and how little it could be.
+"""Where the time of one update goes, and the least it could take.
 
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
     Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)
@@ -60,7 +60,6 @@ class Profile:
 class Work:
     """What the calls of an operator compute and move."""
 
-    calls: int = 0
     operations: int = 0
     bytes: int = 0
 
@@ -78,7 +77,6 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         work = self.work.setdefault(plain(func._schema.name), Work())
-        work.calls += 1
         work.operations += operations(func, args, kwargs, out)
         work.bytes += traffic(func, args, kwargs, out)
         return out

@@ -55,30 +55,29 @@ def version(name: str) -> str | None:
 
 
 def threads() -> str:
-    kept = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
-    set_ = [f"{name}={os.environ[name]}" for name in kept if name in os.environ]
-    return f"torch uses {torch.get_num_threads()}" + "".join(f", {each}" for each in set_)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+    given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return ", ".join([f"torch uses {torch.get_num_threads()}", *given])
 
 
 def memory() -> str:
     try:
         page = os.sysconf("SC_PAGE_SIZE")
-        all_, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
+        total, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
     except (OSError, ValueError, AttributeError):  # not every system can say
         return "unknown"
-    return f"{gigabytes(all_)}, {gigabytes(free)} of them free"
+    return f"{gigabytes(total)}, {gigabytes(free)} of them free"
 
 
 def gpu(device: str) -> str:
     if device != "cuda":
         return ""
-    free, all_ = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
     count = torch.cuda.device_count()
-    more = f", {count} GPUs" if count > 1 else ""
     return (
-        f", {gigabytes(all_)}, {gigabytes(free)} of them free, compute capability {major}.{minor}, "
-        f"CUDA {torch.version.cuda}{more}"
+        f", {gigabytes(total)}, {gigabytes(free)} of them free, compute capability {major}.{minor},"
+        f" CUDA {torch.version.cuda}" + (f", {count} GPUs" if count > 1 else "")
     )
 
 
@@ -90,16 +89,14 @@ def dtype(device: str) -> str:
 
 
 def room(place: Callable[[], Path]) -> str:
-    """How much of the disk is free there."""
+    """How much space is free on the disk there."""
     try:
         folder = place()
         free = shutil.disk_usage(folder).free
     except (OSError, NanolmError) as error:
         return f"NOT USABLE: {error}"
-    home = str(Path.home())
-    shown = str(folder)
-    if shown.startswith(home):
-        shown = "~" + shown.removeprefix(home)  # a report is for strangers
+    home = str(Path.home())  # which strangers need not see in a report
+    shown = f"~{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
     return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE_SPACE else "")
 
 

@@ -1,4 +1,4 @@
-"""What this machine is, and the most it can do: as its maker says, or as measured.
+"""What this machine is, and its peak: as its maker says, or as measured.
 
 >>> peak_of("NVIDIA H200")
 989000000000000.0
@@ -19,8 +19,8 @@ from nanolm import __version__
 from nanolm.bench.turns import medians
 from nanolm.machine import available_threads
 
-# Dense products a second (two operations each) of 16-bit numbers summed in 32 bits, by the whole
-# name that the driver gives: bfloat16, or float16 where a GPU has none (V100, T4).
+# Dense 16-bit FLOP/s with 32-bit accumulation (bfloat16, or float16 where a GPU has none: V100,
+# T4), by the whole name that the driver gives.
 PEAKS = {
     r"B200": 2250e12,
     r"H100 80GB HBM3|H200|GH200 (480|144)GB.*": 989e12,
@@ -72,7 +72,7 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One large operation, to be timed: what is done each time is `amount`."""
+    """One large operation to be timed; each time it does `amount` (operations or bytes)."""
 
     amount: int
     step: Callable[[], object]
@@ -97,7 +97,7 @@ def copy(device: str) -> Ceiling:
 
 
 def wait_for(device: str) -> None:
-    """Until it has done all that it was told."""
+    """Until all work that was launched on it is done."""
     if device != "cpu":
         torch.accelerator.synchronize()
 

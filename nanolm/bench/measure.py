@@ -16,7 +16,7 @@ from nanolm.bench.costs import Profile, costs
 from nanolm.bench.machine import ceilings, facts, peak_of, product
 from nanolm.bench.peers import Transformers
 from nanolm.bench.settings import BenchSettings
-from nanolm.bench.turns import OnThreads, R, Runner, fastest, medians, warm_up
+from nanolm.bench.turns import OnThreads, Runner, RunnerT, fastest, medians, warm_up
 from nanolm.errors import UsageError
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
@@ -102,10 +102,9 @@ def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig,
 
 
 def flops_per_token(model: Model) -> int:
-    """Of training: two for each weight of a product, and twice as many on the way back.
+    """Of training: two per weight of a matrix product forward, four backward.
 
-    Attention is counted in full, as is usual, though no token looks ahead. Embeddings that are only
-    looked up cost no products.
+    Attention is counted in full, as is usual, though it is causal. Embedding lookups cost nothing.
     """
     config = model.config
     parts = parameters_by_part(model.config)
@@ -171,7 +170,7 @@ class PresetBench:
         note(f"{self.name}: transformers on {best.threads} of {available_threads()} threads")
         return best
 
-    def warm(self, make: Callable[[], R], results: list[Measurement], what: str) -> R:
+    def warm(self, make: Callable[[], RunnerT], results: list[Measurement], what: str) -> RunnerT:
         """A runner that is warmed up; its peak memory is added to the results."""
         cuda = self.device == "cuda"
         if cuda:

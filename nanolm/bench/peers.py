@@ -1,4 +1,4 @@
-"""The same shapes trained as others do it, to be compared with.
+"""The same shapes trained with other libraries, to compare with.
 
 >>> peer = Transformers(config, rows=8, device="cpu", dtype="float32", note=print)
 >>> peer.step()
@@ -20,17 +20,11 @@ class Transformers:
     16-bit products and `torch.compile` on a GPU, fused AdamW."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        rows: int,
-        device: str,
-        dtype: str,
-        note: Callable[[str], None],
+        self, config: ModelConfig, rows: int, device: str, dtype: str, note: Callable[[str], None]
     ) -> None:
         self.device = device
-        self.low = None if dtype == "float32" else getattr(torch, dtype)
-        model = transformers_model(config).to(device).train()
-        self.model = model
+        self.autocast_dtype = None if dtype == "float32" else getattr(torch, dtype)
+        self.model = model = transformers_model(config).to(device).train()
         self.parameters = list(model.parameters())
         fused = device in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, fused=fused)
@@ -45,7 +39,8 @@ class Transformers:
                 note(f"transformers runs uncompiled: {type(error).__name__}")
 
     def step(self) -> None:
-        with torch.autocast(self.device, self.low, enabled=self.low is not None):
+        dtype = self.autocast_dtype
+        with torch.autocast(self.device, dtype, enabled=dtype is not None):
             loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -67,9 +62,8 @@ def transformers_model(config: ModelConfig) -> Any:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, logging
     except ImportError:
-        raise UsageError(
-            "--against transformers: it is not installed; pip install transformers"
-        ) from None
+        missing = "it is not installed; pip install transformers"
+        raise UsageError(f"--against transformers: {missing}") from None
     logging.set_verbosity_error()  # it warns of what only writing needs
     values = config_to_json(config)
     return AutoModelForCausalLM.from_config(

@@ -1,4 +1,4 @@
-"""Timing: those that are compared take turns, so that what else the machine does hits all.
+"""Timing: what is compared takes turns, so that other load on the machine hits all alike.
 
 >>> medians({"ours": trial, "theirs": other}, seconds=3)
 {'ours': 0.0112, 'theirs': 0.0198}
@@ -27,12 +27,12 @@ class Runner(Protocol):
         """Until all is done."""
 
 
-R = TypeVar("R", bound=Runner)
+RunnerT = TypeVar("RunnerT", bound=Runner)
 
 
 @dataclass(frozen=True)
 class OnThreads:
-    """A runner that is given so many threads when its turn comes, whatever others need."""
+    """A runner that gets its own number of threads in its turn."""
 
     runner: Runner
     threads: int
@@ -57,7 +57,7 @@ def seconds_for(runner: Runner, steps: int) -> float:
     return time.perf_counter() - start
 
 
-def fastest(runners: Sequence[R]) -> R:
+def fastest(runners: Sequence[RunnerT]) -> RunnerT:
     times = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
     return min(zip(times.values(), runners, strict=True), key=lambda pair: pair[0])[1]
 

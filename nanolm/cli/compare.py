@@ -21,7 +21,7 @@ from nanolm.training.settings import TrainSettings, option
 
 if TYPE_CHECKING:
     from nanolm.cli.progress import TrainingView
-    from nanolm.comparison.compare import Compared, Learned, Outcome
+    from nanolm.comparison.compare import ComparedRow, CompareResult, RowTrained
     from nanolm.training.events import Event
 
 own_option = partial(click.option, cls=Option, heading="Comparison")
@@ -93,11 +93,11 @@ def command(
     settings = settings_of(data, kind or guess_kind(data), options)
 
     from nanolm.cli.progress import TrainingView
-    from nanolm.comparison.compare import Request, compare
+    from nanolm.comparison.compare import CompareRequest, compare
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     with TrainingView() as view:
-        request = Request(settings, budget, names, seeds)
+        request = CompareRequest(settings, budget, names, seeds)
         outcome = compare(request, out, partial(show_event, view), started)
     if as_json:
         print_json(asdict(outcome))
@@ -136,24 +136,21 @@ def settings_of(
     return TrainSettings.from_dict({**options, "corpus": data})
 
 
-def show_event(view: "TrainingView", event: "Event | Learned") -> None:
+def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
     """A line for each row; progress within one only where that does not stay."""
-    from nanolm.cli.progress import clock
-    from nanolm.comparison.compare import Learned
+    from nanolm.comparison.compare import RowTrained
 
-    if not isinstance(event, Learned):
+    if not isinstance(event, RowTrained):
         view.show_within(event)
         return
     result = event.result
     score = f"{result['accuracy']:.1%} right" if "accuracy" in result else ""
     score = score or f"{result['bits_per_byte']:.3f} bits per byte"
-    view.show_end(
-        f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s, "
-        f"{clock(max(0, event.seconds_left))} left"
-    )
+    text = f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s"
+    view.show_result(text, event.seconds_left)
 
 
-def show(outcome: "Outcome") -> None:
+def show(outcome: "CompareResult") -> None:
     """The table, and below it what each row teaches."""
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
@@ -186,7 +183,7 @@ def show(outcome: "Outcome") -> None:
         )
 
 
-def measured(row: "Compared", name: str) -> str:
+def measured(row: "ComparedRow", name: str) -> str:
     mean, spread = row.means[name], row.spread[name]
     if name == "bits_per_byte":
         return f"{mean:.3f}"

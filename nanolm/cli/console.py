@@ -1,4 +1,4 @@
-"""What all verbs need to talk to a person: results on stdout, everything else on stderr."""
+"""What all verbs print with: results on stdout, everything else on stderr."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def styled(text: str, **style: Any) -> str:
 
 
 def complain(message: str, common: bool = False) -> None:
-    """An error, on stderr, in one voice: of several processes, what they all found by the first."""
+    """An error, on stderr; one that is `common` to all processes only by the first of them."""
     rank, _ = process()
     if rank and common:
         return

@@ -99,8 +99,8 @@ def command(
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv        a classifier, on labelled text
     """
     settings = TrainSettings(corpus=corpus, **options)
-    problems = settings.reading().problems()
-    problems += unknown("--device", device, DEVICES)
+    reading = settings.reading()
+    problems = reading.problems() + unknown("--device", device, DEVICES)
     for option, value in (("--context", context), ("--stride", stride)):
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
@@ -125,8 +125,8 @@ def command(
                 f"{run} is a classifier; --against, --context, --stride, --per-token and --html "
                 "are for language models"
             )
-        reading = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, corpus, reading, device, as_json, mistakes)
+        labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
+        evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
         raise UsageError(f"--mistakes is for classifiers; {run} is a language model")
@@ -134,15 +134,9 @@ def command(
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
         windows = choose_windows(list(zip(names, models, strict=True)), context, stride)
-        scores = evaluate_texts(
-            list(zip(models, windows, strict=True)),
-            corpus,
-            settings.reading(),
-            where,
-            view.report,
-            stride,
-            keep=sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0,
-        )
+        pairs = list(zip(models, windows, strict=True))
+        kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
+        scores = evaluate_texts(pairs, corpus, reading, where, view.report, stride, keep=kept)
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)

@@ -19,6 +19,7 @@ from nanolm.training.settings import DEVICES
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
+    from nanolm.inspect.attribution import Attribution
     from nanolm.inspect.heads import HeadPattern
     from nanolm.inspect.inspection import Inspection, Predictions
     from nanolm.text.tokenizer import Tokenizer
@@ -107,7 +108,7 @@ def command(
         from nanolm.classification.classifier import load as load_classifier
 
         classifier = load_classifier(folder, note).on(device, "float32")
-        inspector.decision(classifier, one_text(text, file), head)
+        inspector.attribution(classifier, one_text(text, file), head)
         return
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
@@ -135,7 +136,7 @@ def one_text(text: tuple[str, ...], file: str | None) -> str:
 
 
 class Inspector:
-    """Writes what was seen where it was asked for."""
+    """Prints or writes what was asked for."""
 
     def __init__(self, run: str, out: Path, png: Path | None, as_json: bool) -> None:
         self.run, self.out, self.png, self.as_json = run, out, png, as_json
@@ -143,55 +144,60 @@ class Inspector:
             png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
-        from nanolm.inspect.heads import describe_heads
         from nanolm.inspect.inspection import inspect_text
-        from nanolm.inspect.page import inspection_page
         from nanolm.inspect.png import predictions_png
 
-        tokenizer = loaded.tokenizer
-        ids = cut(tokenizer.encode_prompt(text), loaded.model.window())
-        seen = inspect_text(loaded.model, ids, top)
-        heads = describe_heads(seen.attention, ids)
-        shown = head_indices(head, heads)
-        if self.as_json:
-            values = {"tokens": names(tokenizer, ids), **attention_json(seen, heads)}
-            layers = [layer_json(tokenizer, layer) for layer in seen.layers]
-            self.print({**values, "predictions": layers[-1], "layers": layers})
-        else:
-            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown))
-        self.draw_attention(tokenizer, seen, heads, shown)
-        self.draw("predictions.png", predictions_png, seen, partial(visible, tokenizer))
+        ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
+        inspection = inspect_text(loaded.model, ids, top)
+        self.attention(loaded.tokenizer, inspection, head)
+        spelled = partial(visible, loaded.tokenizer)
+        self.draw("predictions.png", predictions_png, inspection, spelled)
 
-    def decision(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
+    def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.attribution import attribute
-        from nanolm.inspect.heads import describe_heads
         from nanolm.inspect.inspection import Inspection
-        from nanolm.inspect.page import inspection_page
 
-        model, tokenizer, labels = classifier.model, classifier.tokenizer, classifier.labels
+        model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         ids = cut(tokenizer.encode_prompt(text.strip()), window)
-        decision = attribute(model, ids)
-        seen = Inspection(ids, decision.attention, [])
-        heads = describe_heads(seen.attention, ids)
-        shown = head_indices(head, heads)
+        attribution = attribute(model, ids)
+        inspection = Inspection(ids, attribution.attention, [])
+        self.attention(tokenizer, inspection, head, (attribution, classifier.labels))
+
+    def attention(
+        self,
+        tokenizer: "Tokenizer",
+        inspection: "Inspection",
+        head: str | None,
+        decision: "tuple[Attribution, tuple[str, ...]] | None" = None,
+    ) -> None:
+        """What each head does, with what each layer predicts or what a classifier looked at."""
+        from nanolm.inspect.heads import describe_heads
+        from nanolm.inspect.page import inspection_page
+        from nanolm.inspect.png import attention_png, head_png
+
+        heads = describe_heads(inspection.attention, inspection.ids)
+        chosen = head_indices(head, heads)
         if self.as_json:
-            self.print(
-                {
-                    "tokens": names(tokenizer, ids),
-                    "label": labels[decision.label],
-                    "probabilities": dict(
-                        zip(labels, rounded(decision.probabilities), strict=True)
-                    ),
-                    "rollout": rounded(decision.rollout),
-                    "gradient_x_input": rounded(decision.gradient),
-                    **attention_json(seen, heads),
-                }
-            )
+            values = attribution_json(*decision) if decision else {}
+            values["heads"] = [
+                [{**asdict(each), "words": each.words} for each in row] for row in heads
+            ]
+            values["attention"] = rounded(inspection.attention)
+            if layers := [layer_json(tokenizer, layer) for layer in inspection.layers]:
+                values |= {"predictions": layers[-1], "layers": layers}
+            self.print({"tokens": names(tokenizer, inspection.ids), **values})
         else:
-            both = (decision, labels)
-            self.write(inspection_page(tokenizer, seen, heads, self.facts(seen), shown, both))
-        self.draw_attention(tokenizer, seen, heads, shown)
+            shape = f"{counted(len(heads), 'layer')} of {counted(len(heads[0]), 'head')}"
+            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}", "attention": shape}
+            self.write(inspection_page(tokenizer, inspection, heads, facts, chosen, decision))
+        self.draw("attention.png", attention_png, inspection, heads)
+        if chosen is not None:
+            layer, number = chosen
+            name = f"{layer + 1}.{number + 1}"
+            title = f"head {name} {heads[layer][number].words}"
+            spelled = visible(tokenizer, inspection.ids)
+            self.draw(f"head-{name}.png", head_png, inspection.attention[chosen], title, spelled)
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
@@ -237,11 +243,6 @@ class Inspector:
         pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
         self.draw("positions.png", matrices_png, pairs, "auto")
 
-    def facts(self, seen: "Inspection") -> dict[str, str]:
-        layers, heads = seen.attention.shape[:2]
-        shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
-        return {"model": self.run, "tokens": f"{len(seen.ids):,}", "attention": shape}
-
     def print(self, values: dict[str, Any]) -> None:
         print_json({"model": self.run, **values})
 
@@ -256,24 +257,6 @@ class Inspector:
         if self.png is not None:
             draw(self.png / name, *arguments)
             note_written(self.png / name)
-
-    def draw_attention(
-        self,
-        tokenizer: "Tokenizer",
-        seen: "Inspection",
-        heads: "list[list[HeadPattern]]",
-        shown: tuple[int, int] | None,
-    ) -> None:
-        """All heads, and the one that is shown large."""
-        from nanolm.inspect.png import attention_png, head_png
-
-        self.draw("attention.png", attention_png, seen, heads)
-        if shown is not None:
-            layer, head = shown
-            name = f"{layer + 1}.{head + 1}"
-            title = f"head {name} {heads[layer][head].words}"
-            spelled = visible(tokenizer, seen.ids)
-            self.draw(f"head-{name}.png", head_png, seen.attention[shown], title, spelled)
 
 
 def cut(ids: list[int], window: int | None) -> list[int]:
@@ -302,7 +285,7 @@ def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
 
 
 def visible(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    """With white space that can be seen."""
+    """With white space made visible."""
     from nanolm.text.page import PICTURES
 
     return ["".join(PICTURES.get(char, char) for char in name) for name in names(tokenizer, ids)]
@@ -314,9 +297,13 @@ def rounded(values: Any) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
 
 
-def attention_json(seen: "Inspection", heads: "list[list[HeadPattern]]") -> dict[str, Any]:
-    described = [[{**asdict(head), "words": head.words} for head in row] for row in heads]
-    return {"heads": described, "attention": rounded(seen.attention)}
+def attribution_json(attribution: "Attribution", labels: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "label": labels[attribution.label],
+        "probabilities": dict(zip(labels, rounded(attribution.probabilities), strict=True)),
+        "rollout": rounded(attribution.rollout),
+        "gradient_x_input": rounded(attribution.gradient),
+    }
 
 
 def layer_json(tokenizer: "Tokenizer", layer: "Predictions") -> dict[str, Any]:

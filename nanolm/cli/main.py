@@ -1,7 +1,7 @@
 """The `nanolm` command: finds the verb, runs it, and turns what went wrong into an exit code.
 
-Verbs are imported when they are needed, and torch only when a verb does its work, so that help
-comes at once.
+Verbs are imported when they are needed, and torch only when a verb does its work, so that help is
+fast.
 """
 
 import importlib
@@ -14,15 +14,14 @@ import traceback
 
 import click
 
-from nanolm import __version__
-from nanolm.cli.console import complain
+from nanolm import __version__, errors
+from nanolm.cli.console import INTERRUPTED, complain
 from nanolm.cli.options import CommandGroup
-from nanolm.errors import Interrupted, NanolmError, ToldElsewhere, UsageError
 from nanolm.files import no_room
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
 
-GRACE = 3.0  # seconds in which the first one can tell what is wrong
+ERROR_GRACE = 3.0  # seconds in which the first process can say what is wrong
 VERBS = {  # the module of each, and the command in it where that has another name
     "train": "nanolm.cli.train",
     "sweep": "nanolm.cli.sweep",
@@ -42,14 +41,12 @@ VERBS = {  # the module of each, and the command in it where that has another na
     "bench": "nanolm.cli.bench",
     "doctor": "nanolm.cli.doctor",
 }
-
-
 TRAINING = ("train", "sweep", "finetune", "finetune-sentiment")
 NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
 
 
 class ClosedPipe(Exception):
-    """Whoever read the output has had enough."""
+    """Nobody reads the output any more."""
 
 
 class Verbs(CommandGroup):
@@ -70,17 +67,14 @@ class Verbs(CommandGroup):
             return super().invoke(context)
         except BrokenPipeError:
             raise ClosedPipe from None  # click would make it exit code 1
-        except (KeyboardInterrupt, click.Abort):
-            raise Interrupted(self.stopped(context)) from None
-        except Exception as error:
+        except (KeyboardInterrupt, Exception) as error:
+            stopped = isinstance(error, KeyboardInterrupt | click.Abort)
+            known = isinstance(error, errors.NanolmError | click.ClickException)
             # What was being called may have taken Ctrl-C for an error of its own.
-            if not StopRequest.missed or isinstance(error, NanolmError | click.ClickException):
+            if not stopped and (known or not StopRequest.missed):
                 raise
-            raise Interrupted(self.stopped(context)) from None
-
-    def stopped(self, context: click.Context) -> str:
-        before = context.invoked_subcommand in TRAINING and not StopRequest.used
-        return NOTHING_SAVED if before else "stopped"
+            unsaved = context.invoked_subcommand in TRAINING and not StopRequest.used
+            raise errors.Interrupted(NOTHING_SAVED if unsaved else "stopped") from None
 
 
 @click.group(
@@ -117,7 +111,7 @@ def cli(context: click.Context) -> None:
     """
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise UsageError(
+        raise errors.UsageError(
             f"{count} processes were started, and {verb} is for one: leave out torchrun (only "
             "`nanolm train` shares its work)"
         )
@@ -139,8 +133,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     code = run()
-    if process()[0] and code not in (0, 75):  # a launcher ends all of them when one has ended,
-        time.sleep(GRACE)
+    if process()[0] and code not in (0, INTERRUPTED):  # a launcher ends all when one has ended
+        time.sleep(ERROR_GRACE)
     sys.exit(code)
 
 
@@ -149,21 +143,21 @@ def run() -> int:
         code = cli.main(prog_name="nanolm", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return code if isinstance(code, int) else 0
-    except ToldElsewhere as error:
+    except errors.ToldElsewhere as error:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"
         complain(f"{error.format_message()}\n`{where} --help` shows what it takes", common=True)
-        return 2
+        return errors.UsageError.exit_code
     except click.ClickException as error:
         complain(error.format_message())
         return error.exit_code
-    except NanolmError as error:
-        complain(str(error), common=isinstance(error, UsageError))
+    except errors.NanolmError as error:
+        complain(str(error), common=isinstance(error, errors.UsageError))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")
-        return 130
+        return errors.Interrupted.exit_code
     except (ClosedPipe, BrokenPipeError):
         # What is still in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -172,17 +166,17 @@ def run() -> int:
         text = f"{error.filename or 'a file'}: {error.strerror or error}"
         if no_room(error):
             complain(f"the disk is full: {text}; free some space and run the same command again")
-            return 7
+            return errors.DiskFull.exit_code
         complain(text)
-        return 3
+        return errors.DataError.exit_code
     except Exception as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
-            return 6
+            return errors.OutOfMemory.exit_code
         if StopRequest.missed:  # which what was being called took for an error of its own
             complain("stopped")
-            return 130
+            return errors.Interrupted.exit_code
         traceback.print_exc()
         complain("this is a bug in nanolm; please report it with the lines above")
         return 1

@@ -1,7 +1,7 @@
 """Options that several commands share, most of them made from a dataclass of settings."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce
 from pathlib import Path
@@ -14,8 +14,8 @@ from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES, DEVICES, DTYPES, Settings, option
 from nanolm.training.trackers import TRACKERS, known
 
-# heading -> field -> help, or (metavar, help) where the metavar is another than in METAVARS
-Table = Mapping[str, Mapping[str, str | tuple[str, str]]]
+Rows = dict[str, str | tuple[str, str]]  # field -> help, or (metavar, help) if not as in METAVARS
+Table = dict[str, Rows]  # by heading
 
 METAVARS = {  # of settings that are not just numbers
     **{name: "|".join(choices) for name, choices in CHOICES.items()},
@@ -27,23 +27,23 @@ METAVARS = {  # of settings that are not just numbers
     "start_from": "RUN",
     "tokenizer": "|".join([*TRAINABLE, *NAMED, "PATH"]),
 }
-ENCODING = {"encoding": "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."}
-READING = {
+ENCODING: Rows = {"encoding": "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."}
+READING: Rows = {
     "document_separator": "A line that is just TEXT parts documents within a file.",
     **ENCODING,
     "text_field": "Where .jsonl has its text; a.b is b within a.  [default: text]",
     "text_column": "Which column of a table; a number if it has no header.  [default: text]",
 }
-LABEL_COLUMNS = {
+LABEL_COLUMNS: Rows = {
     "label_column": "Where the label is, the same way.  [default: both found]",
     "label_file": "Labels in a file of their own, a line for each line of the texts.",
 }
-LABELLED = {
+LABELLED: Rows = {
     "text_column": "Where the text is: a name, a.b in .jsonl, or a number from 1.",
     **LABEL_COLUMNS,
     **ENCODING,
 }
-MACHINE = {
+MACHINE: Rows = {
     "device": "Where to train.",
     "dtype": "Numbers of the large products.",
     "threads": "CPU threads.  [default: as many as help]",
@@ -91,9 +91,8 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(context)
         if args and not args[0].startswith("-") and args[0] not in known:
-            raise click.UsageError(
-                f"there is no command {args[0]!r}{did_you_mean(args[0], known)}", context
-            )
+            guess = did_you_mean(args[0], known)
+            raise click.UsageError(f"there is no command {args[0]!r}{guess}", context)
         return super().resolve_command(context, args)
 
 
@@ -128,13 +127,8 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
             help=text,
         )
 
-    return combined(
-        *(
-            option_of(name, heading, row)
-            for heading, part in table.items()
-            for name, row in part.items()
-        )
-    )
+    rows = [(name, heading, row) for heading, part in table.items() for name, row in part.items()]
+    return combined(*(option_of(*row) for row in rows))
 
 
 json_option = partial(click.option, "--json", "as_json", is_flag=True)

@@ -26,7 +26,7 @@ class TrainingView:
         self.console = error_console()
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
-        self.expected: float | None = None  # bits per byte, by the plan, when it was last looked
+        self.expected: float | None = None  # bits per byte by the plan, at the last evaluation
         self.last_line = 0.0
         self.phase, self.phase_start = "", 0.0  # of the preparation
 
@@ -38,7 +38,7 @@ class TrainingView:
             self.live.stop()
 
     def show(self, event: Event) -> None:
-        """Show it, if anybody still looks: losing the watcher must not cost the run."""
+        """Show it; a stderr that nobody reads any more must not end the run."""
         try:
             self.show_now(event)
         except BrokenPipeError:
@@ -50,11 +50,12 @@ class TrainingView:
                 self.progressed(event)
             case Preparing():
                 self.preparing(event)
+            case Wrote() if self.live:
+                sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
+                sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
+                self.console.print(sample)
             case Wrote():
-                if self.live:
-                    sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
-                    sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
-                    self.console.print(sample)
+                pass
             case Planned() if self.live:
                 for line in plan_lines(event.choices, self.console.width):
                     self.line(line)
@@ -64,7 +65,7 @@ class TrainingView:
                     self.live.start()
 
     def show_within(self, event: Event) -> None:
-        """What a run that is one of many has to say: how far it is, where that does not stay."""
+        """Of a run that is one of many; its progress only where that does not stay."""
         if not isinstance(event, Progressed):
             self.show(event)
         elif self.live:
@@ -72,11 +73,11 @@ class TrainingView:
             record = {name: value for name, value in event.record.items() if name != "val_loss"}
             self.show(replace(event, record=record))
 
-    def show_end(self, text: str) -> None:
-        """What came of one of many; the next one has values of its own."""
+    def show_result(self, text: str, seconds_left: float) -> None:
+        """Of one of many; the next one has values of its own."""
         self.values.clear()
         self.phase = ""
-        self.show(Note(text))
+        self.show(Note(f"{text}, {clock(max(0, seconds_left))} left"))
 
     def report(self, what: str, done: int, total: int) -> None:
         self.show(Preparing(what, done, total))
@@ -113,18 +114,13 @@ class TrainingView:
             self.last_line = time.monotonic()
 
     def live_line(self, event: Progressed) -> str:
-        """A bar and as much beside it as fits, what matters most staying longest."""
-        elapsed, left = self.times(event)
-        percent, measures = f"{event.progress:4.0%}", self.measures()
-        for parts in (
-            [percent, measures, self.speed(), elapsed, left],
-            [percent, measures, elapsed, left],
-            [percent, measures, left],
-            [percent, left],
-        ):
-            text = "  ".join(part for part in parts if part)
-            if len(text) + 2 <= self.console.width:
+        """A bar and as much beside it as fits."""
+        parts = [f"{event.progress:4.0%}", self.measures(), self.speed(), *self.times(event)]
+        # What matters least goes first: the speed, the time elapsed, the measures.
+        while len(text := "  ".join(filter(None, parts))) + 2 > self.console.width:
+            if len(parts) == 2:
                 break
+            del parts[2 if len(parts) > 3 else 1]
         return self.with_bar(event.progress, text)
 
     def with_bar(self, progress: float, text: str) -> str:
@@ -134,15 +130,14 @@ class TrainingView:
         return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text
 
     def measures(self) -> str:
-        parts = []
-        if "loss" in self.values:
-            parts.append(f"loss {self.values['loss']:.3f}")
-        if "val_bits_per_byte" in self.values:
-            planned = f" (plan {self.expected:.2f})" if self.expected else ""
-            parts.append(f"val {self.values['val_bits_per_byte']:.3f} bits/byte{planned}")
-        if "val_accuracy" in self.values:
-            parts.append(f"val {self.values['val_accuracy']:.1%} right")
-        return "  ".join(parts)
+        planned = f" (plan {self.expected:.2f})" if self.expected else ""
+        shown = {
+            "loss": "loss {:.3f}",
+            "val_bits_per_byte": "val {:.3f} bits/byte" + planned,
+            "val_accuracy": "val {:.1%} right",
+        }
+        known = (name for name in shown if name in self.values)
+        return "  ".join(shown[name].format(self.values[name]) for name in known)
 
     def speed(self) -> str:
         speed = self.values.get("tokens_per_second")

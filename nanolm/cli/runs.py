@@ -118,12 +118,11 @@ def compare(run: tuple[str, ...]) -> None:
     from nanolm.report.page import differing, distinct, summary, summary_columns
     from nanolm.report.run_data import read_run
 
-    runs = [read_run(existing(name)) for name in run]
+    data = [read_run(existing(name)) for name in run]
+    summaries = [summary(each) for each in data]
     table = [["", *distinct(list(run))]]
-    table += [
-        [name, *(summary(one).get(name, "") for one in runs)] for name in summary_columns(runs)
-    ]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(runs)]
+    table += [[name, *(each.get(name, "") for each in summaries)] for name in summary_columns(data)]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data)]
     show_table([[short_name(cell) for cell in row] for row in table], range(len(table[0])))
 
 

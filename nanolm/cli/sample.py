@@ -177,7 +177,7 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
     from nanolm.cli.progress import TrainingView
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
-    from nanolm.model.int8 import to_int8
+    from nanolm.model.fast.int8 import to_int8
 
     where, reason = choose_device(device)
     kind, kind_reason = choose_dtype(dtype, where)

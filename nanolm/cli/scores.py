@@ -9,14 +9,7 @@ import click
 
 from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, styled
-from nanolm.cli.tables import (
-    NARROWEST,
-    cell_width,
-    one_line,
-    shortened,
-    show_table,
-    terminal_width,
-)
+from nanolm.cli.tables import NARROWEST, cell_width, one_line, shortened, show_table, terminal_width
 from nanolm.formats import counted
 
 if TYPE_CHECKING:

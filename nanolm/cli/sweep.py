@@ -98,29 +98,21 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
 
 def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
     """A line for each trial; progress within one only where that does not stay."""
-    from nanolm.cli.progress import clock
     from nanolm.sweep.sweep import TrialEnded
 
     if not isinstance(event, TrialEnded):
         view.show_within(event)
         return
     result = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
-    view.show_end(
-        f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}: "
-        f"{described(event.trial)}: {result}, {clock(max(0, event.seconds_left))} left"
-    )
+    where = f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}"
+    view.show_result(f"{where}: {described(event.trial)}: {result}", event.seconds_left)
 
 
 def described(trial: "SweepTrial") -> str:
     from nanolm.report.sweep import format_value  # which help need not wait for
 
-    return ", ".join(
-        f"{spaced(name)} {format_value(value)}" for name, value in trial.values.items()
-    )
-
-
-def spaced(name: str) -> str:
-    return name.replace("_", " ")
+    values = {name.replace("_", " "): format_value(value) for name, value in trial.values.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def show_outcome(outcome: "SweepResult") -> None:
@@ -131,7 +123,8 @@ def show_outcome(outcome: "SweepResult") -> None:
     combinations = outcome.combinations()
     rounds = max(len(each.rounds()) for each in combinations)
     seeds = max(len(each.trials) for each in combinations) > 1
-    names = [*map(spaced, combinations[0].values), *(["seeds"] if seeds else [])]
+    names = [name.replace("_", " ") for name in combinations[0].values]
+    names += ["seeds"] if seeds else []
     rows = [["", *names, *(f"round {n + 1}" for n in range(rounds)), ""]]
     for rank, each in enumerate(combinations, start=1):
         values = [printable(format_value(value)) for value in each.values.values()]

@@ -10,26 +10,12 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import (
-    MACHINE,
-    READING,
-    Command,
-    Table,
-    options_of,
-    run_option,
-    run_options,
-)
+from nanolm.cli.options import MACHINE, READING, Command, Table, options_of, run_option, run_options
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
 from nanolm.text.sources import EMBEDDED, SCHEME
-from nanolm.training.settings import (
-    ARCHITECTURE,
-    DEFAULT_FAMILY,
-    SIZES,
-    SWITCHES,
-    TrainSettings,
-)
+from nanolm.training.settings import ARCHITECTURE, DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -105,27 +91,14 @@ TABLE: Table = {
 }
 
 BUDGETS = ("steps", "minutes", "epochs", "tokens")
-MEASURED = (
-    "threads",
-    "workers",
-    "attention",
-    "compile",
-    "shard",
-)  # for a model and a machine
+MEASURED = ("threads", "workers", "attention", "compile", "shard")  # for a model and a machine
+SIZED = ("context", "batch", "lr", *MEASURED)  # what goes with the size of a model
 # Given on the command line, these override others from the environment or a --config file.
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
-    "preset": (*SIZES, "context", "batch", "lr", *MEASURED),
+    "preset": (*SIZES, *SIZED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (
-        *ARCHITECTURE,
-        "context",
-        "batch",
-        "lr",
-        *MEASURED,
-        "tokenizer",
-        "vocab_size",
-    ),
+    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size"),
     "tokenizer": ("vocab_size",),
 }
 

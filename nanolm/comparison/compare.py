@@ -1,10 +1,10 @@
-"""The lectures' models side by side, within a time; what is done is kept.
+"""The lectures' models side by side, within a time budget; it resumes after a kill.
 
-    >>> compare(Request(FinetuneSettings(), minutes=10), out=None, watch=print)
+    >>> compare(CompareRequest(FinetuneSettings(), minutes=10), out=None, watch=print)
 
-Every model learns from the same split; with several seeds, all models with the first one, then all
-with the next, so that a comparison that ends early is still one. All that is known is in
-compare.json, so the same request goes on after a kill with the row that it was at.
+Every model is trained on the same split; with several seeds, all models with the first one, then
+all with the next, so that a comparison that ends early is still one. All that is known is in
+compare.json, so the same request resumes after a kill with the row that it was at.
 """
 
 import json
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.comparison.corpus import Corpus
-from nanolm.comparison.labelled import ROWS, Labelled
-from nanolm.comparison.learning import Row, Stopped
-from nanolm.comparison.lengths import step_times
+from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
+from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
+from nanolm.comparison.step_times import step_times
+from nanolm.comparison.training import Interrupted, ModelKind
 from nanolm.errors import DataError, UsageError, did_you_mean
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.pretraining.begin import choose_folder, reports, run_name, with_absolute_paths
@@ -30,14 +30,14 @@ from nanolm.training.events import Event, Note, Preparing, Progressed
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
-FILE = "compare.json"
-LEAST = 1.0  # seconds for a row, however little time is left
-ENDING = 9.0  # seconds, but not more than a tenth, for what comes after the last row has learned
-AGAIN = 0.75  # of the time of a round has to be left for another seed
+STATE_FILE = "compare.json"
+MIN_ROW_SECONDS = 1.0  # however little time is left
+RESERVED_SECONDS = 9.0  # but not more than a tenth, for what comes after the last row is trained
+NEXT_SEED_SHARE = 0.75  # of the time that a seed takes has to be left for another
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareRequest:
     """What is asked for."""
 
     settings: FinetuneSettings | TrainSettings
@@ -48,7 +48,7 @@ class Request:
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
         problems = self.settings.problems()
-        known = list(self.rows())
+        known = list(self.kinds())
         for name in self.only:
             if name == "pretrained" and name not in known:
                 problems.append("--only pretrained needs --from RUN, a trained model")
@@ -62,35 +62,34 @@ class Request:
         if problems:
             raise UsageError("\n".join(problems))
 
-    def rows(self) -> dict[str, Row]:
-        """Those that these settings can have."""
+    def kinds(self) -> dict[str, ModelKind]:
+        """Those that these settings allow."""
         if isinstance(self.settings, TrainSettings):
-            return Corpus(self.settings, lambda event: None).rows
-        without = ("pretrained",) if self.settings.start_from is None else ()
-        return {name: row for name, row in ROWS.items() if name not in without}
+            return LANGUAGE_MODELS
+        return classifier_kinds(self.settings)
 
 
 @dataclass
-class State(LedgerState):
+class CompareState(LedgerState):
     """compare.json"""
 
     data: str = ""  # its fingerprint
-    found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row and seed
+    found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row, seed
     lengths: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A row came to its end."""
+class RowTrained:
+    """A row has been trained with a seed."""
 
-    row: Row
+    row: ModelKind
     seed: int
     result: dict[str, Any]
     seconds_left: float
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRow:
     """A row of the table: means over the seeds, and for what is measured its standard deviation."""
 
     name: str
@@ -103,173 +102,176 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What it came to: what `nanolm compare --json` prints."""
+class CompareResult:
+    """What `nanolm compare --json` prints."""
 
     folder: str
     finished: bool
     measure: str  # accuracy, or bits_per_byte
-    rows: list[Compared]
+    rows: list[ComparedRow]
     lengths: dict[str, list[tuple[int, float]]]  # seconds of a step by family, on a plain text
 
 
-Watch = Callable[[Event | Learned], None]
+Watch = Callable[[Event | RowTrained], None]
 
 
 def compare(
-    request: Request,
+    request: CompareRequest,
     out: str | Path | None = None,
     watch: Watch = lambda event: None,
     started: float | None = None,
-) -> Outcome:
-    """Train all that is to be compared, or go on with what is not finished."""
+) -> CompareResult:
+    """Train all models, or resume a comparison of these settings that is not finished."""
     clock = time.monotonic() if started is None else started
     request.check()
     settings = with_absolute_paths(request.settings)
     device, _ = choose_device(settings.device)
-    choose_dtype(settings.dtype, device)  # one that is not there is better told at once
+    choose_dtype(settings.dtype, device)  # fails early if this machine lacks it
     settings = replace(settings, device=device)
     asked = json.loads(json.dumps({**asdict(request), "settings": settings.to_dict()}))
 
     def fits(folder: Path) -> bool | None:
-        state = read_ledger(folder / FILE, State)
+        state = read_ledger(folder / STATE_FILE, CompareState)
         return None if state is None else state.asked == asked
 
     text = getattr(settings, settings.texts)[0]
     folder = choose_folder(text, "compare", out, fits)
     with working_on(folder), StopRequest() as stop:
-        state = read_ledger(folder / FILE, State) or State(asked)
+        state = read_ledger(folder / STATE_FILE, CompareState) or CompareState(asked)
         request = replace(request, settings=settings)
-        return Comparison(folder, state, request, watch, clock).run(stop)
+        return Comparison(folder, state, request, watch, clock, stop).run()
 
 
-class Comparison(Ledger[State]):
-    """One at work."""
+class Comparison(Ledger[CompareState]):
+    """One in progress."""
 
     def __init__(
-        self, folder: Path, state: State, request: Request, watch: Watch, clock: float
+        self,
+        folder: Path,
+        state: CompareState,
+        request: CompareRequest,
+        watch: Watch,
+        clock: float,
+        stop: StopRequest,
     ) -> None:
-        super().__init__(folder / FILE, state, request.minutes, clock)
-        self.folder, self.request, self.watch = folder, request, watch
-
-    def run(self, stop: StopRequest) -> Outcome:
-        settings = self.request.settings
-        subject: Labelled | Corpus
+        super().__init__(folder / STATE_FILE, state, request.minutes, clock)
+        self.folder, self.request, self.watch, self.stop = folder, request, watch, stop
+        settings = request.settings
+        self.task: ClassifierComparison | LanguageModelComparison
         if isinstance(settings, TrainSettings):
-            subject = Corpus(settings, self.pass_on)
+            self.task = LanguageModelComparison(settings, self.pass_on)
         else:
-            subject = Labelled(settings, self.pass_on, stop)
-        chosen = self.request.only or tuple(subject.rows)
-        rows = {name: row for name, row in subject.rows.items() if name in chosen}
-        if self.state.found:
+            self.task = ClassifierComparison(settings, self.pass_on, stop)
+        chosen = request.only or tuple(self.task.kinds)
+        self.kinds = {name: kind for name, kind in self.task.kinds.items() if name in chosen}
+
+    def run(self) -> CompareResult:
+        settings, state = self.request.settings, self.state
+        if state.found:
             self.watch(Note(f"going on with {self.folder}"))
-        if self.state.data not in ("", data := subject.fingerprint()):
+        if state.data not in ("", data := self.task.fingerprint()):
             raise DataError(f"the data is not what {self.folder} was begun with; try another --out")
-        self.state.data = data
-        if not self.state.finished:
+        state.data = data
+        if not state.finished:
             self.save()
             try:
-                if isinstance(settings, TrainSettings):
-                    self.measure_lengths(settings)
-                self.all_rows(subject, rows, stop)
-            except Stopped:
+                # First, since its time is not known before; the rows share what is left.
+                if isinstance(settings, TrainSettings) and not state.lengths:
+                    families = ["rnn", "lstm", settings.family or "modern"]
+                    state.lengths = step_times(settings.device, families, reports(self.pass_on)[1])
+                    self.save()
+                self.train_rows()
+            except Interrupted:
                 self.save()
-                return self.outcome(subject.measure, rows)
-            self.state.finished = True
+                return self.result()
+            state.finished = True
             self.save()
-        outcome = self.outcome(subject.measure, rows)
-        self.draw(outcome, run_name(getattr(settings, settings.texts)[0]))
-        return outcome
+        result = self.result()
+        draw(result, run_name(getattr(settings, settings.texts)[0]))
+        return result
 
-    def all_rows(self, subject: Labelled | Corpus, rows: dict[str, Row], stop: StopRequest) -> None:
-        first = self.request.settings.seed
-        count = self.request.seeds or subject.seeds()
-        todo = [(seed, name) for seed in range(first, first + count) for name in rows]
-        todo = [(seed, name) for seed, name in todo if str(seed) not in self.results(name)]
+    def train_rows(self) -> None:
+        first, found = self.request.settings.seed, self.state.found
+        count = self.request.seeds or self.task.seeds()
+        todo = [
+            (seed, name)
+            for seed in range(first, first + count)
+            for name in self.kinds
+            if str(seed) not in found.get(name, {})
+        ]
         begin = self.left()
         for place, (seed, name) in enumerate(todo):
-            if seed != first and name == next(iter(rows)):
+            if seed != first and name == next(iter(self.kinds)):
                 took, begin = begin - self.left(), self.left()
-                if self.request.seeds is None and self.left() < AGAIN * took:
+                if self.request.seeds is None and self.left() < NEXT_SEED_SHARE * took:
                     self.watch(Note(f"no time for more than {seed - first} of {count} seeds"))
                     return
-            if stop.requested:
-                raise Stopped
-            ahead = sum(rows[each].share for _, each in todo[place:])
-            left = self.left() - min(ENDING, 6 * self.request.minutes)
-            seconds = max(LEAST, left * rows[name].share / ahead)
-            folder = self.folder / name / f"seed-{seed}"
-            result = subject.learn(name, seed, seconds, folder)
-            self.state.found.setdefault(name, {})[str(seed)] = result
+            if self.stop.requested:
+                raise Interrupted
+            kind = self.kinds[name]
+            left = self.left() - min(RESERVED_SECONDS, 6 * self.request.minutes)
+            share = kind.share / sum(self.kinds[each].share for _, each in todo[place:])
+            seconds = max(MIN_ROW_SECONDS, left * share)
+            result = self.task.train(name, seed, seconds, self.folder / name / f"seed-{seed}")
+            found.setdefault(name, {})[str(seed)] = result
             self.save()
-            self.watch(Learned(rows[name], seed, result, self.left()))
+            self.watch(RowTrained(kind, seed, result, self.left()))
             free_memory()
 
-    def measure_lengths(self, settings: TrainSettings) -> None:
-        """First: what it takes is not known before, and the rows share what is left."""
-        if not self.state.lengths:
-            families = ["rnn", "lstm", settings.family or "modern"]
-            _, report = reports(self.pass_on)
-            self.state.lengths = step_times(settings.device, families, report)
-            self.save()
-
-    def results(self, name: str) -> dict[str, dict[str, Any]]:
-        return self.state.found.get(name, {})
-
     def pass_on(self, event: Event) -> None:
-        """How far a row is; what else it has to say is in the log of its run."""
+        """The progress of a row; its other events are in the log of its run."""
         if isinstance(event, Preparing | Progressed):
             self.watch(event)
 
-    def outcome(self, measure: str, rows: dict[str, Row]) -> Outcome:
-        compared = [
-            summed_up(name, row, list(self.results(name).values()), measure)
-            for name, row in rows.items()
-            if self.results(name)
+    def result(self) -> CompareResult:
+        measure, state = self.task.measure, self.state
+        rows = [
+            averaged(name, kind, list(state.found[name].values()), measure)
+            for name, kind in self.kinds.items()
+            if name in state.found
         ]
-        state = self.state
-        return Outcome(str(self.folder), state.finished, measure, compared, state.lengths)
-
-    def draw(self, outcome: Outcome, name: str) -> None:
-        if outcome.measure == "accuracy":
-            bars = [
-                Bar(row.title, 100 * row.means["accuracy"], 100 * row.spread["accuracy"])
-                for row in outcome.rows
-            ]
-            picture = bars_svg(bars, f"{name}: held-out texts told right", "{:.1f} %".format)
-        else:
-            lines = [Series(row.title, row.results[0]["curve"]) for row in outcome.rows]
-            panel = Panel("bits per byte", lines)
-            picture = curves_svg(Chart(f"{name}: what is learned in the time", [panel], "seconds"))
-        (self.folder / "compare.svg").write_text(picture, encoding="utf-8")
-        if outcome.lengths:
-            lines = [
-                Series(family, [(length, 1000 * each) for length, each in times])
-                for family, times in outcome.lengths.items()
-            ]
-            panel = Panel("milliseconds a step", lines)
-            title = "one sequence a step, the longer it is"
-            picture = curves_svg(Chart(title, [panel], "tokens", logarithmic=True))
-            (self.folder / "lengths.svg").write_text(picture, encoding="utf-8")
+        return CompareResult(str(self.folder), state.finished, measure, rows, state.lengths)
 
 
-def summed_up(name: str, row: Row, results: list[dict[str, Any]], measure: str) -> Compared:
-    """Means over the seeds; of what is measured also the standard deviation."""
+def draw(result: CompareResult, name: str) -> None:
+    """compare.svg and, of language models, lengths.svg."""
+    if result.measure == "accuracy":
+        bars = [
+            Bar(row.title, 100 * row.means["accuracy"], 100 * row.spread["accuracy"])
+            for row in result.rows
+        ]
+        pictures = {
+            "compare": bars_svg(bars, f"{name}: held-out texts told right", "{:.1f} %".format)
+        }
+    else:
+        curves = [Series(row.title, row.results[0]["curve"]) for row in result.rows]
+        panels = [Panel("bits per byte", curves)]
+        chart = Chart(f"{name}: what is learned in the time", panels, "seconds")
+        pictures = {"compare": curves_svg(chart)}
+    if result.lengths:
+        curves = [
+            Series(family, [(length, 1000 * seconds) for length, seconds in times])
+            for family, times in result.lengths.items()
+        ]
+        panels = [Panel("milliseconds a step", curves)]
+        title = "one sequence a step, the longer it is"
+        pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
+    for stem, picture in pictures.items():
+        (Path(result.folder) / f"{stem}.svg").write_text(picture, encoding="utf-8")
+
+
+def averaged(
+    name: str, kind: ModelKind, results: list[dict[str, Any]], measure: str
+) -> ComparedRow:
     numbers = {
         key: [float(result[key]) for result in results]
         for key, value in results[0].items()
         if isinstance(value, int | float)
     }
-    return Compared(
-        name,
-        row.title,
-        row.teaches,
-        len(results),
-        {key: statistics.mean(values) for key, values in numbers.items()},
-        {
-            key: statistics.stdev(values) if len(values) > 1 else 0.0
-            for key, values in numbers.items()
-            if key in (measure, f"test_{measure}")
-        },
-        results,
-    )
+    means = {key: statistics.mean(values) for key, values in numbers.items()}
+    spread = {
+        key: statistics.stdev(values) if len(values) > 1 else 0.0
+        for key, values in numbers.items()
+        if key in (measure, f"test_{measure}")
+    }
+    return ComparedRow(name, kind.title, kind.teaches, len(results), means, spread, results)

@@ -2,8 +2,8 @@
 
     >>> Averaging(words=5000, width=128, labels=2)(ids, lengths).shape  # (texts, labels)
 
-Ids are (texts, time), filled up on the right, and `lengths` says how much of each row is text; what
-a text gives does not depend on what it is filled up with, or by how much.
+Ids are (texts, time), padded on the right, and `lengths` says how much of each row is text; the
+result for a text does not depend on its padding.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ from nanolm.model.config import Pool
 from nanolm.model.rnn import LSTM, Elman
 
 DROPOUT = 0.3
-FILTERS = (3, 4, 5)  # words that a filter looks at
+FILTER_SIZES = (3, 4, 5)  # words
 
 
-class Network(nn.Module, ABC):
+class TextNetwork(nn.Module, ABC):
     """A vector for each text, and from it a score for each label."""
 
     def __init__(self, width: int, labels: int) -> None:
@@ -29,7 +29,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def vector(self, words: Tensor, more: Tensor, /) -> Tensor:
-        """(texts, width), from words and what else is to be known of them."""
+        """(texts, width), from words and their weights, or tokens and their number."""
 
     def forward(self, words: Tensor, more: Tensor) -> Tensor:
         logits: Tensor = self.score(self.dropout(self.vector(words, more)))  # (texts, labels)
@@ -39,22 +39,21 @@ class Network(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-class Perceptron(Network):
+class Perceptron(TextNetwork):
     """Counts of words into a network with one hidden layer: words may matter together."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(width, labels)
-        self.hidden = nn.Embedding(words, width)  # a row of the first matrix for each word
+        self.hidden = embedding(words, width, std=0.1)  # the first matrix, a row for each word
         self.bias = nn.Parameter(torch.zeros(width))
-        nn.init.normal_(self.hidden.weight, std=0.1)
 
     def vector(self, words: Tensor, weights: Tensor) -> Tensor:
-        """`weights` is what each word counts, both (texts, most)."""
+        """`weights` is what each word counts, both (texts, words)."""
         summed = (self.hidden(words) * weights[..., None]).sum(dim=1)  # (texts, width)
         return torch.relu(summed + self.bias)
 
 
-class Averaging(Network):
+class Averaging(TextNetwork):
     """A deep averaging network: the mean of the words' vectors, and layers above it."""
 
     def __init__(self, words: int, width: int, labels: int, layers: int = 2) -> None:
@@ -69,27 +68,27 @@ class Averaging(Network):
         return x
 
 
-class Convolution(Network):
-    """Filters that look at a few neighbouring words; each keeps the place where it fits best."""
+class Convolution(TextNetwork):
+    """Filters over a few neighbouring words; each keeps the place where it fits best."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
-        super().__init__(len(FILTERS) * width, labels)
+        super().__init__(len(FILTER_SIZES) * width, labels)
         self.embedding = embedding(words, width)
         self.filters = nn.ModuleList(
-            nn.Conv1d(width, width, size, padding=size - 1) for size in FILTERS
+            nn.Conv1d(width, width, size, padding=size - 1) for size in FILTER_SIZES
         )
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.dropout(self.embedding(ids)).masked_fill(filling(ids, lengths)[..., None], 0)
         x = x.transpose(1, 2)  # (texts, width, time)
-        found = []
-        for size, layer in zip(FILTERS, self.filters, strict=True):
+        best = []
+        for size, layer in zip(FILTER_SIZES, self.filters, strict=True):
             fits = torch.relu(layer(x)).transpose(1, 2)  # (texts, time + size - 1, width)
-            found.append(pooled(fits, lengths + size - 1, "max"))
-        return torch.cat(found, dim=1)
+            best.append(pooled(fits, lengths + size - 1, "max"))
+        return torch.cat(best, dim=1)
 
 
-class Recurrence(Network):
+class Recurrence(TextNetwork):
     """One word after the other into a state; of all states the last, their mean or their max."""
 
     def __init__(
@@ -100,15 +99,16 @@ class Recurrence(Network):
         cell: str = "lstm",
         layers: int = 1,
         pool: Pool = "last",
-        both_ways: bool = False,
+        bidirectional: bool = False,
     ) -> None:
         super().__init__(width, labels)
-        self.pool, self.both_ways = pool, both_ways
+        self.pool, self.bidirectional = pool, bidirectional
         self.embedding = embedding(words, width)
         kind = LSTM if cell == "lstm" else Elman
-        ways = 2 if both_ways else 1
-        self.ways = nn.ModuleList(  # forwards, and if both ways, backwards: a cell for each layer
-            nn.ModuleList(kind(width // ways, width) for _ in range(layers)) for _ in range(ways)
+        directions = 2 if bidirectional else 1
+        self.directions = nn.ModuleList(  # forwards, then backwards: a cell for each layer
+            nn.ModuleList(kind(width // directions, width) for _ in range(layers))
+            for _ in range(directions)
         )
         for module in self.modules():
             if isinstance(module, kind):
@@ -116,17 +116,17 @@ class Recurrence(Network):
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(ids)
-        back = backwards(ids, lengths)
-        for number, (forward, *backward) in enumerate(zip(*self.ways, strict=True)):
+        mirror = mirrored_positions(ids, lengths)
+        for number, (forward, *backward) in enumerate(zip(*self.directions, strict=True)):
             given = self.dropout(x)
-            ways = [self.run(forward, given)]
+            outputs = [self.run(forward, given)]
             for cell in backward:
-                ways.append(turned(self.run(cell, turned(given, back)), back))
-            y = torch.cat(ways, dim=2)  # (texts, time, width)
+                outputs.append(reorder(self.run(cell, reorder(given, mirror)), mirror))
+            y = torch.cat(outputs, dim=2)  # (texts, time, width)
             x = x + y if number else y  # stacked layers add, as in `nanolm.model.rnn`
-        if self.pool != "last" or not self.both_ways:
+        if self.pool != "last" or not self.bidirectional:
             return pooled(x, lengths, self.pool)
-        half = x.shape[2] // 2  # the last that each way comes to
+        half = x.shape[2] // 2  # the last state of each direction
         return torch.cat([pooled(x[..., :half], lengths, "last"), x[:, 0, half:]], dim=1)
 
     def run(self, cell: Elman | LSTM, x: Tensor) -> Tensor:
@@ -135,18 +135,18 @@ class Recurrence(Network):
         return output
 
 
-def embedding(words: int, width: int) -> nn.Embedding:
+def embedding(words: int, width: int, std: float = 0.3) -> nn.Embedding:
     layer = nn.Embedding(words, width)
-    nn.init.normal_(layer.weight, std=0.3)
+    nn.init.normal_(layer.weight, std=std)
     return layer
 
 
-def backwards(ids: Tensor, lengths: Tensor) -> Tensor:
-    """For each position the one that is as far from the other end of its text; filling stays."""
-    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    mirrored = lengths[:, None] - 1 - places
-    return torch.where(mirrored < 0, places, mirrored)
+def mirrored_positions(ids: Tensor, lengths: Tensor) -> Tensor:
+    """For each position the one as far from the other end of its text; padding stays."""
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    mirrored = lengths[:, None] - 1 - positions
+    return torch.where(mirrored < 0, positions, mirrored)
 
 
-def turned(x: Tensor, places: Tensor) -> Tensor:
-    return x.gather(1, places[..., None].expand_as(x))
+def reorder(x: Tensor, positions: Tensor) -> Tensor:
+    return x.gather(1, positions[..., None].expand_as(x))

@@ -42,7 +42,7 @@ class SampledToken(NamedTuple):
     """What was drawn in a row."""
 
     id: int
-    logprob: float  # by the model itself, before any knob
+    logprob: float  # by the model itself, before any filter
     top: list[tuple[int, float]]  # the likeliest, the same way
 
 

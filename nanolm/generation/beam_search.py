@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nanolm.choice import Report
+from nanolm.generation.batch import SampledToken
 from nanolm.generation.decoding import Decoder
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
@@ -25,9 +26,11 @@ class Beam:
     """One beginning of a text."""
 
     score: float  # its log-probability after penalties
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()  # by the model itself
-    top: tuple[list[tuple[int, float]], ...] = ()  # the likeliest at each place
+    tokens: tuple[SampledToken, ...] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
 
     def mean(self) -> float:
         return self.score / len(self.tokens)
@@ -79,13 +82,8 @@ def beam_search(
         for rank, (score, place, logprob) in enumerate(chosen):
             row, id = divmod(place, vocabulary)
             before = running[row]
-            after = replace(
-                before,
-                score=score,
-                tokens=(*before.tokens, id),
-                logprobs=(*before.logprobs, logprob),
-                top=(*before.top, likely[row]),
-            )
+            token = SampledToken(id, logprob, likely[row])
+            after = Beam(score, (*before.tokens, token))
             if (
                 id in tokenizer.stops
                 or step == params.tokens - 1
@@ -106,7 +104,7 @@ def beam_search(
         for part in (decoder, sampler):
             part.select(from_rows)
         ids.copy_(ids[from_rows])
-        ids[:, length] = torch.tensor([beam.tokens[-1] for beam in running], device=device)
+        ids[:, length] = torch.tensor([beam.tokens[-1].id for beam in running], device=device)
         sampler.accept(ids[:, length])
         report("searching", step + 1, params.tokens)
     return finished
@@ -114,4 +112,4 @@ def beam_search(
 
 def stopped(beam: Beam, params: SamplingParams, tokenizer: Tokenizer) -> bool:
     """Has it just written a stop text?"""
-    return bool(params.stop) and transcribed(beam.tokens, params, tokenizer)[1]
+    return bool(params.stop) and transcribed(beam.ids, params, tokenizer)[1]

@@ -139,7 +139,7 @@ class CachedDecoder(Decoder):
 
 def one_token(model: Model, memory: Any, rows: int) -> Callable[[Tensor], Tensor] | None:
     try:
-        from nanolm.model.kernels import OneToken
+        from nanolm.model.fast.decoding import OneToken
     except ImportError:  # triton does not come with every torch
         return None
-    return OneToken(cast(GPT, model), memory, rows) if OneToken.possible(model, memory) else None
+    return OneToken(cast(GPT, model), memory, rows) if OneToken.supports(model, memory) else None

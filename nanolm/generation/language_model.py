@@ -14,18 +14,18 @@ import torch
 from nanolm.choice import Report
 from nanolm.errors import UsageError
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
-from nanolm.generation.beam_search import beam_search
+from nanolm.generation.beam_search import Beam, beam_search
 from nanolm.generation.decoding import CachedDecoder, Decoder, first_visible
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.generation.transcript import Transcript, transcribed
+from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
-# More than fit into so many bytes of what is kept of the tokens behind (on a GPU, into a quarter of
-# what is free), or than so many rows, are written one part after the other.
+# More samples than fit into a cache of this size (on a GPU, into a quarter of what is free), or
+# than so many rows, are written one part after the other.
 KV_CACHE_BYTES = 1 << 30
 MAX_BATCH_ROWS = 256
 
@@ -37,7 +37,7 @@ class Sample:
     prompt: str = ""
     number: int = 0  # of those of the same prompt: each has random numbers of its own
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any knob
+    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any filter
     top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
     text: str = ""  # without the prompt and without a stop text
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
@@ -71,7 +71,7 @@ class TextBuilder:
         return piece
 
 
-class How(NamedTuple):
+class GenerationOptions(NamedTuple):
     """What is the same for all samples that are written together."""
 
     params: SamplingParams
@@ -116,31 +116,28 @@ class LanguageModel:
             raise UsageError("\n".join(problems))
         prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
         # Mistakes are told here, before anything runs.
-        return self._parts(samples, prompts, How(params, top, path, report))
+        return self._parts(samples, prompts, GenerationOptions(params, top, path, report))
 
     def _parts(
-        self, samples: list[Sample], prompts: list[list[int]], how: How
+        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
     ) -> Iterator[tuple[int, str]]:
         """As many rows at a time as fit into memory."""
-        write = self._search if how.params.beams > 1 else self._write
-        length = max(map(len, prompts), default=0) + how.params.tokens
-        room = KV_CACHE_BYTES
-        if self.model.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.model.device)[0] // 4
-        rows = max(1, min(MAX_BATCH_ROWS, room // self.model.cache_bytes(length)))
+        write = self._search if options.params.beams > 1 else self._write
+        length = max(map(len, prompts), default=0) + options.params.tokens
+        rows = max_rows(self.model, length, MAX_BATCH_ROWS)
         done = 0
         with self.model.eval_mode():
             for first in range(0, len(samples), rows):
                 part = slice(first, first + rows)
-                for row, text in write(samples[part], prompts[part], how):
+                for row, text in write(samples[part], prompts[part], options):
                     yield first + row, text
                     done += 1
-                    how.report("writing", done, len(samples) * how.params.tokens)
+                    options.report("writing", done, len(samples) * options.params.tokens)
 
     def _write(
-        self, samples: list[Sample], prompts: list[list[int]], how: How
+        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
     ) -> Iterator[tuple[int, str]]:
-        params, top, path, _ = how
+        params, top, path, _ = options
         device, most = self.model.device, len(samples)
         length = max(map(len, prompts)) + params.tokens
         decoder, sampler = path(self.model, most, length), Sampler(self.tokenizer, most, device)
@@ -164,12 +161,12 @@ class LanguageModel:
                 yield number, piece
 
     def _search(
-        self, samples: list[Sample], prompts: list[list[int]], how: How
+        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
     ) -> Iterator[tuple[int, str]]:
         """By beam search, which knows nothing for certain before the end."""
-        params, top, path, report = how
+        params, top, path, report = options
         device = self.model.device
-        known: dict[str, list[Any]] = {}  # what a prompt gave: several samples may ask for it
+        known: dict[str, list[Beam]] = {}  # what a prompt gave: several samples may ask for it
         for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             if sample.prompt not in known:
                 decoder = path(self.model, params.beams, len(prompt) + params.tokens)
@@ -178,12 +175,18 @@ class LanguageModel:
                 )
             found = known[sample.prompt]
             beam = found[min(sample.number, len(found) - 1)]
-            sample.tokens, sample.logprobs = list(beam.tokens), list(beam.logprobs)
-            sample.top = list(beam.top) if top else []
-            sample.text, stopped = transcribed(beam.tokens, params, self.tokenizer)
-            ended = "end" if beam.tokens[-1] in self.tokenizer.stops else "length"
-            sample.stopped = "stop" if stopped else ended
+            builder = TextBuilder(sample, params, self.tokenizer)
+            for token in beam.tokens:
+                builder.add(token)
             yield row, sample.text
+
+
+def max_rows(model: Model, length: int, most: int) -> int:
+    """How many rows of that length the key-value cache may hold, at least 1."""
+    room = KV_CACHE_BYTES
+    if model.device.type == "cuda":
+        room = torch.cuda.mem_get_info(model.device)[0] // 4
+    return max(1, min(most, room // model.cache_bytes(length)))
 
 
 def load(

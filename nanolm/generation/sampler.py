@@ -167,7 +167,7 @@ class Sampler:
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """From (rows, vocabulary) the ids, (rows,), and what is to be known of them, side by side:
         (rows, 2 + 2 * top), the id and its log-probability, the likeliest ids and theirs. They are
-        the model's own, before any knob. Some models have spare rows that stand for no token.
+        the model's own, before any filter. Some models have spare rows that stand for no token.
         """
         active, rows = self.active, len(logits)
         logits = logits[:, : self.vocab_size]

@@ -50,8 +50,8 @@ class Word:
     top: list[tuple[str, float]] = field(default_factory=list)  # the likeliest in its place
 
 
-class Beam(NamedTuple):
-    """The beginning of a word."""
+class WordPrefix(NamedTuple):
+    """The beginning of a word that is searched for."""
 
     path: tuple[int, ...]
     logprob: float
@@ -217,43 +217,48 @@ class WordScorer:
         special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
         complete: dict[tuple[int, ...], float] = {}
         best = first.topk(self.width)
-        beams = [
-            Beam((id,), logprob, 0)
+        prefixes = [
+            WordPrefix((id,), logprob, 0)
             for id, logprob in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         for row in range(1, self.width):
             self.decoder.move(0, row)
         for depth in range(MAX_WORD_TOKENS):
-            ended = (beam for beam in beams if beam.path[-1] in special)
-            complete |= {beam.path: math.exp(beam.logprob) for beam in ended}
+            ended = (prefix for prefix in prefixes if prefix.path[-1] in special)
+            complete |= {prefix.path: math.exp(prefix.logprob) for prefix in ended}
             least = NEGLIGIBLE * self.least_shown(complete)
-            beams = [
-                beam
-                for beam in beams
-                if beam.path[-1] not in special and math.exp(beam.logprob) > least
+            prefixes = [
+                prefix
+                for prefix in prefixes
+                if prefix.path[-1] not in special and math.exp(prefix.logprob) > least
             ]
-            if not beams:
+            if not prefixes:
                 break
-            # Rows that are not needed repeat the first beam, so that all stay equally long.
-            rows = beams + beams[:1] * (self.width - len(beams))
+            # Rows that are not needed repeat the first prefix, so that all stay equally long.
+            rows = prefixes + prefixes[:1] * (self.width - len(prefixes))
             if depth:
-                self.decoder.select(torch.tensor([beam.row for beam in rows], device=ids.device))
-            paths = torch.tensor([beam.path for beam in rows], device=ids.device)
+                self.decoder.select(
+                    torch.tensor([prefix.row for prefix in rows], device=ids.device)
+                )
+            paths = torch.tensor([prefix.path for prefix in rows], device=ids.device)
             ids[:, length : length + depth + 1] = paths
-            own = self.logprobs(ids, length + depth + 1)[: len(beams)]  # (beams, vocabulary)
+            own = self.logprobs(ids, length + depth + 1)[: len(prefixes)]  # (prefixes, vocabulary)
             continuing = torch.stack(
-                [self.boundaries.continuing(self.extended(before, beam.path)) for beam in beams]
+                [
+                    self.boundaries.continuing(self.extended(before, prefix.path))
+                    for prefix in prefixes
+                ]
             )
             ends = own.exp().masked_fill(continuing, 0).sum(dim=1).tolist()
-            for beam, end in zip(beams, ends, strict=True):
-                complete[beam.path] = math.exp(beam.logprob) * end
-            sums = own + torch.tensor([[beam.logprob] for beam in beams], device=own.device)
+            for prefix, end in zip(prefixes, ends, strict=True):
+                complete[prefix.path] = math.exp(prefix.logprob) * end
+            sums = own + torch.tensor([[prefix.logprob] for prefix in prefixes], device=own.device)
             best = sums.masked_fill(~continuing, -math.inf).flatten().topk(self.width)
             following = []
             for logprob, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 row, id = divmod(place, vocabulary)
-                following.append(Beam((*beams[row].path, id), logprob, row))
-            beams = following
+                following.append(WordPrefix((*prefixes[row].path, id), logprob, row))
+            prefixes = following
         return complete
 
     def least_shown(self, paths: dict[tuple[int, ...], float]) -> float:

@@ -118,4 +118,4 @@ def position_vectors(model: Model) -> tuple[str, Floats]:
         half = config.head_dim // 2
         halves = [table[:, :half] for table in rotation_table(length, config)]
         return "rotary: cosines, then sines", torch.cat(halves, 1).numpy()
-    raise UsageError("--positions: this model has none")
+    raise UsageError("--positions: this model has no vectors for them")

@@ -8,7 +8,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,30 +16,20 @@ from torch import Tensor, nn
 from nanolm.model.config import ModelConfig
 
 
-class Cache(Protocol):
-    """What a model keeps of the tokens behind it, so that each is computed once."""
-
-    def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
-        """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
-
-    def select(self, rows: Tensor) -> None:
-        """Let row i be what row rows[i] was."""
-
-    def use(self, rows: int) -> None:
-        """Let the first `rows` take part from now on."""
-
-    def move(self, source: int, target: int) -> None:
-        """Let one row be what another was."""
-
-    def forget(self, row: int) -> None:
-        """Nothing is behind this row, and it stays so."""
-
-
 class Embedding(nn.Embedding):
     """One that leaves its numbers to the model, which draws them anew or has them from a file."""
 
     def reset_parameters(self) -> None:
         pass
+
+
+class StackedLinear(nn.Linear):
+    """Several linear layers of the same input in one product, which is faster."""
+
+    def __init__(self, inputs: int, rows: list[int], bias: bool) -> None:
+        """`rows` are the outputs of each."""
+        super().__init__(inputs, sum(rows), bias)
+        self.rows = rows
 
 
 class Model(nn.Module, ABC):
@@ -69,15 +59,19 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
-        """An empty `Cache` for `batch` rows of up to `length` tokens.
+        """An empty cache for `batch` rows of up to `length` tokens: a `KVCache`, or one like it.
 
         With `fixed` it stays in one place, so that one step can be captured and repeated.
         """
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The parameters that turn vectors inside the model into others; each with the rows of the
-        matrices that lie in it, one below the other."""
-        return {}
+        """The matrices that turn hidden vectors into others; each with the rows of those that are
+        stacked in it."""
+        return {
+            f"{name}.weight": getattr(layer, "rows", [layer.out_features])
+            for name, layer in self.named_modules()
+            if isinstance(layer, nn.Linear) and layer is not self.head
+        }
 
     @abstractmethod
     def init_weights(self) -> None:

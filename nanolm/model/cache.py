@@ -30,6 +30,11 @@ class KVCache:
         self.host_lengths = [0] * batch  # the lengths, known without asking the device
         self.use(batch)
 
+    @staticmethod
+    def size(config: GPTConfig, length: int) -> int:
+        """Numbers for `length` tokens of one row: keys and values."""
+        return 2 * config.layers * config.kv_heads * config.head_dim * length
+
     def use(self, rows: int) -> None:
         """Let the first `rows` take part from now on."""
         self.rows = rows
@@ -44,31 +49,31 @@ class KVCache:
         lengths = self.lengths[: self.rows, None]
         return lengths if time == 1 else lengths + torch.arange(time, device=lengths.device)
 
-    def visible(self, here: slice | Tensor) -> Tensor | None:
-        """Which places each new token may look at, (batch, 1, time, places); None: all behind."""
-        if isinstance(here, slice):
+    def mask(self, positions: slice | Tensor) -> Tensor | None:
+        """Which keys each new token sees, (batch, 1, time, kv_length); None: all up to its own."""
+        if isinstance(positions, slice):
             return None
-        places = torch.arange(self.kv_length(here), device=here.device)
-        return places <= here[:, None, :, None]
+        keys = torch.arange(self.kv_length(positions), device=positions.device)
+        return keys <= positions[:, None, :, None]
 
-    def kv_length(self, here: slice | Tensor) -> int:
-        """How many places are looked at."""
-        if isinstance(here, slice):
-            return int(here.stop)
-        return self.keys.shape[3] if self.fixed else self.longest + here.shape[1]
+    def kv_length(self, positions: slice | Tensor) -> int:
+        """How many keys and values these tokens look at."""
+        if isinstance(positions, slice):
+            return int(positions.stop)
+        return self.keys.shape[3] if self.fixed else self.longest + positions.shape[1]
 
     def update(
-        self, layer: int, keys: Tensor, values: Tensor, here: slice | Tensor
+        self, layer: int, keys: Tensor, values: Tensor, positions: slice | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put keys and values, (batch, kv_heads, time, head_dim), `here`; all there are so far."""
+        """Store keys and values, (batch, kv_heads, time, head_dim); all there are so far."""
         every = (self.keys[layer, : self.rows], self.values[layer, : self.rows])
         for kept, new in zip(every, (keys, values), strict=True):
-            if isinstance(here, slice):
-                kept[:, :, here] = new
+            if isinstance(positions, slice):
+                kept[:, :, positions] = new
             else:
-                kept.scatter_(2, here[:, None, :, None].expand_as(new), new)
-        reach = self.kv_length(here)
-        return every[0][:, :, :reach], every[1][:, :, :reach]
+                kept.scatter_(2, positions[:, None, :, None].expand_as(new), new)
+        length = self.kv_length(positions)
+        return every[0][:, :, :length], every[1][:, :, :length]
 
     def advance(self, time: int) -> None:
         """The model has gone on by so many tokens."""

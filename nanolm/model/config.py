@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Positions = Literal["learned", "sinusoidal", "rope", "none"]
+Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
@@ -128,6 +128,14 @@ class GPTConfig(ModelConfig):
         return found
 
 
+Switches = dict[str, tuple[object, ...]]  # of a GPTConfig, each with the values it may have
+
+
+def unsupported(config: GPTConfig, switches: Switches) -> list[str]:
+    """The switches whose value in `config` is not among those allowed."""
+    return [name for name, allowed in switches.items() if getattr(config, name) not in allowed]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
     """A stack of recurrent layers: what Transformers are measured against."""
@@ -153,27 +161,19 @@ class ClassifierConfig:
 
 
 # The switches that make a family.
+LLAMA = {
+    "positions": "rope",
+    "norm": "rms",
+    "norm_place": "pre",
+    "feed_forward": "swiglu",
+    "qk_norm": False,
+    "bias": False,
+    "tied": False,
+    "norm_epsilon": 1e-5,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "modern": {  # written as Qwen3
-        "positions": "rope",
-        "norm": "rms",
-        "norm_place": "pre",
-        "feed_forward": "swiglu",
-        "qk_norm": True,
-        "bias": False,
-        "tied": False,
-        "norm_epsilon": 1e-6,
-    },
-    "llama": {
-        "positions": "rope",
-        "norm": "rms",
-        "norm_place": "pre",
-        "feed_forward": "swiglu",
-        "qk_norm": False,
-        "bias": False,
-        "tied": False,
-        "norm_epsilon": 1e-5,
-    },
+    "modern": {**LLAMA, "qk_norm": True, "norm_epsilon": 1e-6},  # written as Qwen3
+    "llama": LLAMA,
     "gpt2": {
         "positions": "learned",
         "norm": "layer",

@@ -24,10 +24,12 @@ from nanolm.model.config import (
     Pool,
     RecurrentConfig,
     RopeScaling,
+    Switches,
+    unsupported,
 )
 
 # What each family at Hugging Face can express: the values that a switch may have.
-EXPRESSED: dict[str, dict[str, tuple[object, ...]]] = {
+EXPRESSED: dict[str, Switches] = {
     "gpt2": {
         "positions": ("learned",),
         "norm": ("layer",),
@@ -44,15 +46,8 @@ EXPRESSED: dict[str, dict[str, tuple[object, ...]]] = {
         "feed_forward": ("swiglu",),
         "qk_norm": (False,),
     },
-    "qwen3": {
-        "positions": ("rope",),
-        "norm": ("rms",),
-        "norm_place": ("pre",),
-        "feed_forward": ("swiglu",),
-        "qk_norm": (True,),
-        "bias": (False,),
-    },
 }
+EXPRESSED["qwen3"] = {**EXPRESSED["llama"], "qk_norm": (True,), "bias": (False,)}
 ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -64,6 +59,23 @@ CLASSIFIERS = {  # how they are called with a score for each label instead of ea
     "qwen3": "Qwen3ForSequenceClassification",
 }
 BODIES = ("GPT2Model", "LlamaModel", "Qwen3Model")  # how their parts without a head are called
+# Sizes, by their names there.
+GPT2_SIZES = {
+    "n_positions": "context",
+    "n_embd": "dim",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_inner": "hidden",
+}
+LLAMA_SIZES = {
+    "max_position_embeddings": "context",
+    "hidden_size": "dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "hidden",
+}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
 SCALINGS = {  # of rotary positions, with what belongs to each
     "default": (),
@@ -95,11 +107,7 @@ def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
         return "nanolm", "it is recurrent"
     reasons = []
     for family, switches in EXPRESSED.items():
-        missing = [
-            as_option(name, getattr(config, name))
-            for name, allowed in switches.items()
-            if getattr(config, name) not in allowed
-        ]
+        missing = [as_option(name, getattr(config, name)) for name in unsupported(config, switches)]
         if family == "gpt2" and config.kv_heads != config.heads:
             missing.append(as_option("kv_heads", config.kv_heads))
         if not missing:
@@ -152,11 +160,7 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
         activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
         return {
             **shared,
-            "n_positions": config.context,
-            "n_embd": config.dim,
-            "n_layer": config.layers,
-            "n_head": config.heads,
-            "n_inner": config.hidden,
+            **{theirs: getattr(config, ours) for theirs, ours in GPT2_SIZES.items()},
             "activation_function": activations[config.feed_forward],
             "layer_norm_epsilon": config.norm_epsilon,
             "resid_pdrop": config.dropout,
@@ -166,13 +170,7 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     rope = rope_to_json(config)
     written = {
         **shared,
-        "max_position_embeddings": config.context,
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.hidden,
+        **{theirs: getattr(config, ours) for theirs, ours in LLAMA_SIZES.items()},
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_epsilon,
         "rope_parameters": rope,
@@ -289,25 +287,26 @@ def read_gpt2(values: Values) -> GPTConfig:
     values.only("scale_attn_by_inverse_layer_idx", [False], False, "attention scaled by layer")
     what = "a nonlinearity of its own"
     activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
-    dim = values.count("n_embd")
+    defaults = {"n_positions": 1024, "n_inner": 4 * values.count("n_embd")}
+    sizes = read_sizes(values, GPT2_SIZES, defaults)
     return GPTConfig(
+        **sizes,
+        **only_values("gpt2") | {"feed_forward": ACTIVATIONS[activation]},
         vocab_size=values.count("vocab_size"),
-        layers=values.count("n_layer"),
-        heads=values.count("n_head"),
-        kv_heads=values.count("n_head"),
-        dim=dim,
-        context=values.count("n_positions", 1024),
-        hidden=values.count("n_inner", 4 * dim),
-        positions="learned",
-        norm="layer",
-        norm_place="pre",
-        feed_forward=ACTIVATIONS[activation],  # type: ignore[arg-type]
-        qk_norm=False,
-        bias=True,
+        kv_heads=sizes["heads"],
         tied=values.flag("tie_word_embeddings", True),
         dropout=values.number("resid_pdrop", 0.1),
         norm_epsilon=values.number("layer_norm_epsilon", 1e-5),
     )
+
+
+def read_sizes(values: Values, names: dict[str, str], defaults: dict[str, int]) -> dict[str, Any]:
+    return {ours: values.count(theirs, defaults.get(theirs)) for theirs, ours in names.items()}
+
+
+def only_values(family: str) -> dict[str, Any]:
+    """Of the switches that a family leaves no choice."""
+    return {name: values[0] for name, values in EXPRESSED[family].items() if len(values) == 1}
 
 
 def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
@@ -322,24 +321,19 @@ def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
             raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
     bias = values.only("attention_bias", biases, False, "biases in some layers and not in others")
     dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    context = values.count("max_position_embeddings", 2048 if family == "llama" else 32768)
-    head_dim = values.count("head_dim", max(1, dim // heads) if family == "llama" else 128)
-    base, scaling = read_rope(values, context)
+    defaults = {  # as transformers has them
+        "max_position_embeddings": 2048 if family == "llama" else 32768,
+        "num_key_value_heads": heads if family == "llama" else 32,
+        "head_dim": max(1, dim // heads) if family == "llama" else 128,
+    }
+    sizes = read_sizes(values, LLAMA_SIZES, defaults)
+    head_dim = sizes.pop("head_dim")
+    base, scaling = read_rope(values, sizes["context"])
     return GPTConfig(
+        **sizes,
+        **only_values(family) | {"bias": bool(bias)},
         vocab_size=values.count("vocab_size"),
-        layers=values.count("num_hidden_layers"),
-        heads=heads,
-        kv_heads=values.count("num_key_value_heads", heads if family == "llama" else 32),
         head_width=None if head_dim * heads == dim else head_dim,
-        dim=dim,
-        context=context,
-        hidden=values.count("intermediate_size"),
-        positions="rope",
-        norm="rms",
-        norm_place="pre",
-        feed_forward="swiglu",
-        qk_norm=family == "qwen3",
-        bias=bool(bias),
         tied=values.flag("tie_word_embeddings", False),
         dropout=values.number("dropout", 0.0),
         norm_epsilon=values.number("rms_norm_eps", 1e-6),

@@ -49,7 +49,7 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
 def has_float8() -> bool:
     """Whether the GPU multiplies such numbers, and there are kernels for it."""
     try:
-        from nanolm.model import float8
+        from nanolm.model.fast import float8
     except ImportError:  # no Triton
         return False
     return float8.available()

@@ -39,15 +39,15 @@ from nanolm.model.stored import (
     SCORE,
     TRAINED,
     WEIGHTS,
-    Row,
-    Stored,
+    StoredTensor,
+    TensorMapping,
     checked_tensors,
     is_partial,
     load_any_config,
     load_classifier_config,
     load_config,
     read_json,
-    rows,
+    tensor_mappings,
     weight_files,
     write_json,
 )
@@ -180,11 +180,11 @@ def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
     """Each tensor on disk with its name there."""
     prefix = PREFIX[model_type(model.config)[0]]
     parameters = dict(model.named_parameters())
-    for row in rows(model.config):
-        parts = parameters[row.inside].detach().cpu().split(row.sizes)
-        for name, part in zip(row.outside, parts, strict=True):
+    for mapping in tensor_mappings(model.config):
+        parts = parameters[mapping.name].detach().cpu().split(mapping.sizes)
+        for name, part in zip(mapping.stored_names, parts, strict=True):
             there = name if name in (HEAD, SCORE) else prefix + name
-            yield there, (part.T if row.transposed else part).contiguous()
+            yield there, (part.T if mapping.transposed else part).contiguous()
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
@@ -194,7 +194,7 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
         config = replace(config, dropout=dropout)
     with checked(folder, config) as (model, tensors):
         assert isinstance(model, Model)
-        state = {row.inside: joined(row, tensors) for row in rows(config)}
+        state = {mapping.name: joined(mapping, tensors) for mapping in tensor_mappings(config)}
         # Kept from before the weights were tied: transformers passes over it, we make sure.
         if config.tied and HEAD in tensors:
             head = read_tensor(tensors[HEAD])
@@ -215,7 +215,7 @@ def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
         return load_partial(folder, config)
     with checked(folder, config) as (model, tensors):
         assert isinstance(model, Classifier)
-        state = {row.inside: joined(row, tensors) for row in rows(config)}
+        state = {mapping.name: joined(mapping, tensors) for mapping in tensor_mappings(config)}
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -280,7 +280,7 @@ def weights_fingerprint(folder: Path) -> str:
 @contextmanager
 def checked(
     folder: Path, config: ModelConfig | ClassifierConfig
-) -> Iterator[tuple[Model | Classifier, dict[str, Stored]]]:
+) -> Iterator[tuple[Model | Classifier, dict[str, StoredTensor]]]:
     """A model of `config` without its numbers, and where in `folder` they are: all that it needs,
     of the right shape, and nothing else. In a partial checkpoint, those that were trained."""
     with ExitStack() as stack:
@@ -293,7 +293,7 @@ def checked(
         yield model, tensors
 
 
-def read_tensor(stored: Stored) -> Tensor:
+def read_tensor(stored: StoredTensor) -> Tensor:
     tensor: Tensor = stored.file.get_tensor(stored.name).to(torch.float32)
     # The sum is quick to have, and where it is not finite, one of them may be to blame.
     if not tensor.sum().isfinite() and not tensor.isfinite().all():
@@ -301,7 +301,7 @@ def read_tensor(stored: Stored) -> Tensor:
     return tensor
 
 
-def joined(row: Row, tensors: dict[str, Stored]) -> Tensor:
-    parts = [read_tensor(tensors[name]) for name in row.outside]
+def joined(mapping: TensorMapping, tensors: dict[str, StoredTensor]) -> Tensor:
+    parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return (whole.T if row.transposed else whole).contiguous()
+    return (whole.T if mapping.transposed else whole).contiguous()

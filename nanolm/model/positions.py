@@ -5,7 +5,8 @@
 
 Attention and feed-forward layers are blind to order. Sine/cosine positions add a pattern of waves
 to each token, one vector per index. Rotary positions turn queries and keys by an angle that grows
-with the index, so that their product depends on how far apart they are.
+with the index, so that their product depends on how far apart they are. ALiBi (Press et al., 2022)
+subtracts from each attention score what grows with the distance, in each head at another rate.
 """
 
 import math
@@ -14,9 +15,40 @@ import torch
 from torch import Tensor
 
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.cpu_ops import RoPEFunction
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
+TABLE_STEP = 1024  # tables grow by so many positions at a time
+
+
+class PositionTables:
+    """The tables of a model's computed positions, made when they are needed."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        self.config = config
+        self.tables: tuple[Tensor, ...] = ()
+
+    def at_least(self, length: int, device: torch.device) -> tuple[Tensor, ...]:
+        """For the first `length` positions or more."""
+        if not self.tables or length > len(self.tables[0]) or self.tables[0].device != device:
+            length = -(-length // TABLE_STEP) * TABLE_STEP
+            with torch.inference_mode(False):  # they may be made while sampling, and trained with
+                if self.config.positions == "rope":
+                    tables: tuple[Tensor, ...] = rotation_table(length, self.config)
+                else:
+                    tables = (sinusoidal_table(length, self.config.dim),)
+                self.tables = tuple(table.to(device) for table in tables)
+        return self.tables
+
+    def rotation(
+        self, positions: slice | Tensor, length: int, device: torch.device
+    ) -> Rotation | None:
+        """Where positions are rotary, those at `positions`, which are below `length`."""
+        if self.config.positions != "rope":
+            return None
+        cosines, sines = (table[positions] for table in self.at_least(length, device))
+        if isinstance(positions, Tensor):  # (batch, 1, time, head_dim): the same for all heads
+            return cosines[:, None], sines[:, None]
+        return cosines, sines
 
 
 def sinusoidal_table(length: int, dim: int) -> Tensor:
@@ -63,12 +95,29 @@ def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
     return kept * frequencies + (1 - kept) * slowed
 
 
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """2^(-8 i / heads) for head i from 1 on; where their number is no power of two, those of the
+    next lower one, then every other one of twice as many."""
+    lower = 1 << (heads.bit_length() - 1)
+    slopes = torch.arange(1, lower + 1, device=device) / lower
+    between = torch.arange(1, 2 * lower, 2, device=device)[: heads - lower] / (2 * lower)
+    return torch.exp2(-8 * torch.cat([slopes, between]))
+
+
+def alibi_mask(positions: slice | Tensor, kv_length: int, heads: int, like: Tensor) -> Tensor:
+    """-slope * distance where a query sees a key, else -inf: (batch or 1, heads, time, kv_length),
+    to be added to the scores."""
+    if isinstance(positions, slice):
+        positions = torch.arange(positions.start, positions.stop, device=like.device)[None]
+    keys = torch.arange(kv_length, device=like.device)
+    distances = positions[:, None, :, None] - keys  # (batch or 1, 1, time, kv_length)
+    biases = -alibi_slopes(heads, like.device)[:, None, None] * distances
+    return biases.masked_fill(distances < 0, -torch.inf).to(like.dtype)
+
+
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn component i and its partner i + head_dim / 2 by the angle of their position."""
+    """RoPE: turn component i and its partner i + head_dim / 2 by the angle of their position."""
     cosines, sines = rotation
-    if x.dtype == cosines.dtype and not torch.compiler.is_compiling():
-        y: Tensor = RoPEFunction.apply(x, cosines, sines)  # type: ignore[no-untyped-call]
-        return y
     left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
-    turned = torch.cat([-right, left], dim=-1)
-    return (x * cosines + turned * sines).to(x.dtype)
+    partner = torch.cat([-right, left], dim=-1)  # (batch, heads, time, head_dim)
+    return (x * cosines + partner * sines).to(x.dtype)

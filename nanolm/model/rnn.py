@@ -81,7 +81,7 @@ class Recurrent(Model):
 
 
 class RecurrentState:
-    """The state of every layer after the tokens behind."""
+    """The state of every layer after the tokens so far, with the methods of a `KVCache`."""
 
     def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
         parts = 1 if config.cell == "rnn" else 2

@@ -87,11 +87,11 @@ SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorMapping:
     """One parameter here, and the tensors it is on disk: stacked in this order."""
 
-    inside: str
-    outside: tuple[str, ...]
+    name: str
+    stored_names: tuple[str, ...]
     sizes: tuple[int, ...]  # rows of each
     transposed: bool = False  # GPT-2 stores (in, out)
 
@@ -195,7 +195,7 @@ def norm_shapes(config: GPTConfig, name: str, dim: int) -> dict[str, Shape]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in an open file; nothing of it is read yet."""
 
     file: Any
@@ -206,7 +206,7 @@ class Stored:
 
 def checked_tensors(
     folder: Path, config: Config, stack: ExitStack, framework: str = "numpy"
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """The tensors in `folder`: all that `config` needs, of the right shape, and nothing else. In a
     partial checkpoint, those that were trained."""
     partial = is_partial(folder)
@@ -215,16 +215,18 @@ def checked_tensors(
     layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
     if layers > len(tensors) and not partial:  # before anything is built for so many
         raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
-    if problems := partial_misfits(config, tensors) if partial else misfits(config, tensors):
+    if problems := partial_mismatches(config, tensors) if partial else mismatches(config, tensors):
         shown = [problem[:200] for problem in problems[:20]]
         shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
         raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
     return tensors
 
 
-def open_weights(folder: Path, stack: ExitStack, prefix: str, framework: str) -> dict[str, Stored]:
+def open_weights(
+    folder: Path, stack: ExitStack, prefix: str, framework: str
+) -> dict[str, StoredTensor]:
     """Every tensor of the folder by its name without `prefix`."""
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
         try:
             with file.open("rb") as stream:
@@ -234,7 +236,7 @@ def open_weights(folder: Path, stack: ExitStack, prefix: str, framework: str) ->
             opened = stack.enter_context(safe_open(file, framework=framework))
             for name in opened.keys():  # noqa: SIM118
                 part = opened.get_slice(name)
-                stored = Stored(opened, name, tuple(part.get_shape()), part.get_dtype())
+                stored = StoredTensor(opened, name, tuple(part.get_shape()), part.get_dtype())
                 short = name.removeprefix(prefix)
                 if short in tensors:
                     raise ModelError(f"{file}: {name[:200]} is there twice")
@@ -272,7 +274,7 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
-def partial_misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
+def partial_mismatches(config: Config, tensors: dict[str, StoredTensor]) -> list[str]:
     """Tensors that a partial checkpoint has in vain: their names and shapes are those in memory."""
     shapes = parameter_shapes(config)
     return [
@@ -282,15 +284,15 @@ def partial_misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
     ]
 
 
-def misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
+def mismatches(config: Config, tensors: dict[str, StoredTensor]) -> list[str]:
     """Tensors that are missing, of another shape or kind of number, or too many."""
     shapes = parameter_shapes(config)
     expected: dict[str, Shape] = {}
-    for row in rows(config):
-        shape = shapes[row.inside]
-        for name, size in zip(row.outside, row.sizes, strict=True):
+    for mapping in tensor_mappings(config):
+        shape = shapes[mapping.name]
+        for name, size in zip(mapping.stored_names, mapping.sizes, strict=True):
             part = (size, *shape[1:])
-            expected[name] = part[::-1] if row.transposed else part
+            expected[name] = part[::-1] if mapping.transposed else part
     found = [f"{name}: missing" for name in expected if name not in tensors]
     for name, stored in tensors.items():
         if name not in expected:
@@ -303,22 +305,24 @@ def misfits(config: Config, tensors: dict[str, Stored]) -> list[str]:
     return found
 
 
-def rows(config: Config) -> list[Row]:
+def tensor_mappings(config: Config) -> list[TensorMapping]:
     """Every parameter of a model with its names on disk, the prefix of the family aside."""
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
-        table = [replace(row, inside=f"base.{row.inside}") for row in base_rows(base, family)]
-        return [*table, Row(SCORE, (SCORE,), (len(config.labels),))]
-    return base_rows(config, family)
+        table = [
+            replace(mapping, name=f"base.{mapping.name}") for mapping in base_mappings(base, family)
+        ]
+        return [*table, TensorMapping(SCORE, (SCORE,), (len(config.labels),))]
+    return base_mappings(config, family)
 
 
-def base_rows(config: ModelConfig, family: str) -> list[Row]:
+def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
     table = []
     for name, shape in parameter_shapes(config).items():
         module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
         if family == "nanolm":
-            table.append(Row(name, (name,), shape[:1]))
+            table.append(TensorMapping(name, (name,), shape[:1]))
             continue
         assert isinstance(config, GPTConfig)
         layer = ""
@@ -333,7 +337,7 @@ def base_rows(config: ModelConfig, family: str) -> list[Row]:
         elif len(outside) == 2:  # gate, up
             sizes = (config.hidden, config.hidden)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"
-        table.append(Row(name, outside, sizes, transposed))
+        table.append(TensorMapping(name, outside, sizes, transposed))
     return table
 
 

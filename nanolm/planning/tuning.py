@@ -25,8 +25,8 @@ from nanolm.errors import UsageError
 from nanolm.formats import readable
 from nanolm.machine import available_threads, cache_folder, is_busy, keep_memory
 from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig
-from nanolm.model.gpt import GPT
+from nanolm.model.config import GPTConfig, unsupported
+from nanolm.model.fast.training import FUSED_BLOCKS, speed_up, training_kernels
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizers
@@ -85,7 +85,7 @@ def fit_to_machine(
 
 def refuse_float8(model: Model) -> None:
     """Products in it are part of kernels that not all models can go through."""
-    if not isinstance(model.config, GPTConfig) or model.config.norm_place != "pre":
+    if not isinstance(model.config, GPTConfig) or unsupported(model.config, FUSED_BLOCKS):
         raise UsageError(
             "--dtype float8: only for Transformers with norms before their layers; "
             "try --dtype bfloat16"
@@ -193,9 +193,8 @@ def step_seconds(
 def use_attention(model: Model, settings: Settings) -> None:
     """On a CPU, let it be done as the settings say, and where products are in bfloat16: with them,
     torch's own kernel is slow."""
-    if isinstance(model, GPT) and settings.device == "cpu":
-        asked = getattr(settings, "attention", None) == "math"
-        model.use_written_attention(asked or settings.dtype == "bfloat16")
+    asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
+    speed_up(model, math_attention=asked and settings.device == "cpu")
 
 
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:
@@ -296,21 +295,14 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
 def with_kernels(model: Model, settings: TrainSettings) -> None:
     """Let a model on a GPU be trained through kernels made for it; on the way back they add up in
     whatever order the GPU comes to it."""
-    if isinstance(model, GPT) and model.device.type == "cuda" and not settings.deterministic:
-        with contextlib.suppress(ImportError):  # no Triton
-            from nanolm.model import float8, fused
-
-            if fused.available():
-                model.use_kernels(float8 if settings.dtype == "float8" else fused)
+    if model.device.type == "cuda" and not settings.deterministic:
+        speed_up(model, kernels=training_kernels(settings.dtype == "float8"))
 
 
 def compile_model(model: Model, device: str) -> None:
     """Let it be compiled when it is next trained; the model itself stays as it is."""
-    assert isinstance(model, GPT)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    model.use_kernels(None)  # torch makes its own
-    # Blocks are all alike: one is compiled for all.
-    model.compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
+    speed_up(model, compiled=True)
 
 
 def missing_compiler(device: str) -> str | None:

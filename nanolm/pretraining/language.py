@@ -11,6 +11,7 @@ from nanolm.evaluation import Score, evaluate
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
+from nanolm.model.fast.training import speed_up, speedups_of
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model, save_model, snapshot
 from nanolm.model.size import non_embedding_parameters
@@ -156,17 +157,15 @@ class NextToken(Task):
         return next_token_loss(self.network.head, x, ids[:, 1:]), {}
 
     def compile(self, wanted: bool) -> None:
-        assert isinstance(self.network, GPT)
-        self.network.compiled = ()
         if wanted:
             compile_model(self.network, self.settings.device)
         else:
-            with_kernels(self.network, self.settings)
+            speed_up(self.network, compiled=False)
 
     def save_memory(self) -> bool:
-        if not isinstance(self.network, GPT) or self.network.recompute:
+        if not isinstance(self.network, GPT) or speedups_of(self.network).recompute:
             return False
-        self.network.recompute = True
+        speed_up(self.network, recompute=True)
         self.notify(Note("still not enough memory: computing every layer twice"))
         return True
 

@@ -77,11 +77,12 @@ def summary(data: RunData) -> dict[str, str]:
     facts = {"text": ", ".join(data.settings.get("corpus") or data.settings.get("data") or ())}
     if count := data.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
-    steps = data.total("steps", "step")
+    last = {key: value for row in data.metrics for key, value in row.items()}
+    steps = result.get("steps") or last.get("step", 0)
     facts["steps"] = f"{steps:,}"
     if data.steps_per_epoch:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
-    facts["time"] = f"{data.total('seconds', 'seconds') / 60:.1f} minutes"
+    facts["time"] = f"{(result.get('seconds') or last.get('seconds', 0)) / 60:.1f} minutes"
     if (bits := result.get("val_bits_per_byte")) is not None:
         facts["held-out text"] = f"{bits:.3f} bits per byte"
     for key, name in SPLITS.items():
@@ -249,12 +250,10 @@ def mistakes(data: RunData) -> str:
     parts = []
     for key, name in (("mistakes", "validation"), ("test_mistakes", "test")):
         rows = [
-            (
+            [
                 f"{each['probability']:.3f}",
-                each["predicted"],
-                each["label"],
-                each["text"][:MAX_LETTERS],
-            )
+                *(each[column][:MAX_LETTERS] for column in ("predicted", "label", "text")),
+            ]
             for each in (data.result.get(key) or [])[:MAX_MISTAKES]
         ]
         if rows:

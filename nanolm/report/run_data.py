@@ -50,13 +50,6 @@ class RunData:
         rows = [row for row in self.metrics if key in row]
         return Series(name, [(row.get(x), row[key]) for row in rows])
 
-    def total(self, key: str, metric: str) -> float:
-        """A count that only grows: from the result, or as far as the metrics go."""
-        total: float = self.result.get(key) or max(
-            (row.get(metric, 0) for row in self.metrics), default=0
-        )
-        return total
-
 
 def read_run(run: Run) -> RunData:
     metrics = read_metrics(run.metrics) if run.metrics.exists() else []

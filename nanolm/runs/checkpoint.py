@@ -1,8 +1,8 @@
-"""The checkpoints of a run: which there are, which to go on from, which to keep.
+"""The checkpoints of a run: listing, verifying, pruning, and the links `best` and `last`.
 
     >>> newest_valid(Path("runs/x/checkpoints"), report=print)
 
-How a checkpoint comes to be whole or not there is the matter of `nanolm.files`.
+`nanolm.files` sees to it that a checkpoint is either whole or not there.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def prune(parent: Path, keep: set[str]) -> None:
 
 
 def point(link: Path, target: Path) -> None:
-    """Make `link` lead to `target`, in one step; a small file where links cannot be made."""
+    """Make `link` lead to `target`, atomically; a small file where links cannot be made."""
     relative = os.path.relpath(target, link.parent)
     temporary = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):

@@ -31,7 +31,7 @@ class Diagnosis:
     state: str  # "finished", "unfinished", or "a model folder"
     problems: tuple[str, ...]  # with the run's own files
     checkpoints: tuple[CheckpointHealth, ...]
-    to_go_on: str | None  # the checkpoint that training would go on from
+    to_go_on: str | None  # the checkpoint that training would resume from
     to_use: str | None  # the one that `sample`, `classify` and all others would take
     left_behind: tuple[str, ...]  # by what was killed; the next start removes it
 

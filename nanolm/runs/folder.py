@@ -1,4 +1,4 @@
-"""The run folder: what a training run leaves behind, and how it is found again.
+"""The run folder: what a training run writes, and how RUN on the command line is resolved.
 
 runs/NAME/
   config.toml     every resolved setting: `nanolm train --config` repeats the run
@@ -52,26 +52,24 @@ class Run:
         return self.facts_file.is_file()
 
     def free(self) -> bool:
-        """Nothing is there, or only what a start that failed before the run existed left."""
-        if self.exists() or (self.path.exists() and not self.path.is_dir()):
-            return False
+        """Whether nothing is there, or only what a start that failed before the first step left."""
+        if not self.path.is_dir():
+            return not self.path.exists()
         left = {".lock", self.log.name, self.config_file.name}
-        return not self.path.exists() or all(
-            entry.name in left or entry.name.startswith(files.TEMPORARY)
-            for entry in self.path.iterdir()
-        )
+        names = [entry.name for entry in self.path.iterdir()]
+        return all(name in left or name.startswith(files.TEMPORARY) for name in names)
 
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
 
     def too_short(self) -> bool:
-        """Did it end before it could learn anything, for lack of time?"""
+        """Whether time was up before it could learn anything."""
         stopped = self.facts().get("result", {}).get("stopped")
         return bool(stopped == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Let it be as if the run had not begun; all but its log is removed."""
-        self.facts_file.unlink()  # which makes the run exist
+        """Remove all but the log, as if the run had not begun."""
+        self.facts_file.unlink()  # first: it is what makes the run exist
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 files.discard(entry)
@@ -166,8 +164,8 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
 
-    A checkpoint of ours is verified first; where it is damaged, that is reported and the newest
-    whole one is taken.
+    A checkpoint of ours is verified first; a damaged one is reported, and the newest whole one is
+    used instead.
     """
     path = Path(path)
     if not path.is_dir():

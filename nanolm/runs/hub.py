@@ -4,7 +4,7 @@
     >>> hub_model("gpt2", quiet)            # or "hf://gpt2", "owner/name", "hf://owner/name"
 
 Where the Hugging Face tools have it already, their copy is used. Else what a model needs is
-downloaded once (`nanolm.download`); from then on no network is asked.
+downloaded once (`nanolm.download`); after that no network is needed.
 """
 
 import json
@@ -58,7 +58,7 @@ def hub_model(name: str, report: Report) -> Path:
 
 
 def _choose(name: str, paths: list[str]) -> list[str]:
-    """What a model needs of all that its repository holds, the weights last."""
+    """The files of a repository that a model needs, the weights last."""
     shards = sorted({path for path in paths if SHARD_NAME.fullmatch(path)})
     if WEIGHTS in paths:
         weights = [WEIGHTS]

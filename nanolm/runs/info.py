@@ -13,15 +13,10 @@ from typing import Any
 from nanolm.errors import DataError, ModelError
 from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import model_type
-from nanolm.model.stored import (
-    checked_tensors,
-    load_any_config,
-    parameters_by_part,
-    read_json,
-)
+from nanolm.model.stored import checked_tensors, load_any_config, parameters_by_part, read_json
 from nanolm.runs.folder import Run, find_model, model_tokenizer
 
-TRIED = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
+TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # what other hands may have written
 
 
@@ -60,7 +55,7 @@ class Info:
 
 
 def describe(name: str, note: Callable[[str], None]) -> Info:
-    """Look at everything but the weights themselves."""
+    """Read everything but the weights themselves."""
     folder = find_model(name, note)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
@@ -83,7 +78,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
             file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()
         },
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TRIED.format(loader)],
+        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
         why_only=why,
     )
 
@@ -91,8 +86,9 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
 def architecture(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     if isinstance(config, ModelConfig):
         return asdict(config)
-    rest = {"labels": list(config.labels), "pool": config.pool}
-    return {**rest, "window": config.window, "long": config.long, **asdict(config.base)}
+    values = asdict(config)
+    base = values.pop("base")
+    return {**values, "labels": list(config.labels), **base}
 
 
 def read_history(path: Path, folder: Path) -> History | None:
@@ -107,7 +103,7 @@ def read_history(path: Path, folder: Path) -> History | None:
             try:
                 settings, facts = run.settings(), run.facts()
                 result = facts.get("result", {})
-                score = result.get("val_bits_per_byte")
+                bits = result.get("val_bits_per_byte")
                 accuracy = result["val"]["accuracy"] if "val" in result else None
                 return replace(
                     known,
@@ -118,7 +114,7 @@ def read_history(path: Path, folder: Path) -> History | None:
                     batch=int(settings["batch"]),
                     context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,
-                    val_bits_per_byte=None if score is None else float(score),
+                    val_bits_per_byte=None if bits is None else float(bits),
                     val_accuracy=None if accuracy is None else float(accuracy),
                 )
             except (DataError, *UNREADABLE):

@@ -8,7 +8,6 @@ import contextlib
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -38,8 +37,8 @@ from nanolm.serve.request_models import (
     checked,
 )
 from nanolm.text.page import SURPRISE_STYLE
+from nanolm.webpage import beside
 
-HERE = Path(__file__).parent / "page"
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -63,7 +62,7 @@ class Server:
         self.models, self.limits, self.note = models, limits, note
         self.engine = Engine(limits, note)
         self.workers: dict[str, ModelWorker] = {
-            name: self.engine.add(model.found)
+            name: self.engine.add(model.loaded)
             for name, model in models.items()
             if isinstance(model, ServedLanguageModel)
         }
@@ -81,7 +80,7 @@ class Server:
 
     def routes(self) -> list[Route]:
         files = {
-            path: (HERE.joinpath(name).read_text(encoding="utf-8"), kind)
+            path: (beside(__file__, f"page/{name}"), kind)
             for path, (name, kind) in PAGE_FILES.items()
         }
         style, kind = files["/page.css"]

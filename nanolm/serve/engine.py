@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import torch
 from nanolm.errors import NanolmError
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
-from nanolm.generation.language_model import KV_CACHE_BYTES, LanguageModel, Sample, TextBuilder
+from nanolm.generation.language_model import LanguageModel, Sample, TextBuilder, max_rows
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.device import use_fitting_threads
@@ -173,11 +174,8 @@ class ModelWorker:
         self.engine, self.writer, self.limits = engine, writer, limits
         model = writer.model.eval()  # once: it goes through all of its parts
         length = limits.longest(model.window()) + limits.tokens
-        room = KV_CACHE_BYTES
         self.on_a_gpu = model.device.type == "cuda"
-        if self.on_a_gpu:
-            room = torch.cuda.mem_get_info(model.device)[0] // 4
-        self.most = max(1, min(limits.rows, room // model.cache_bytes(length)))
+        self.most = max_rows(model, length, limits.rows)
         self.length = length
         self.queue = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}
@@ -283,7 +281,7 @@ class Engine:
         self.limits, self.note = limits, note
         self.workers: list[ModelWorker] = []
         self.requests: deque[GenerationRequest] = deque()
-        self.tasks: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+        self.tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self.pending: dict[GenerationRequest, None] = {}  # requests with events that were not told
         self.tellings = 0.0  # when something was told
         self.wake = threading.Event()
@@ -333,10 +331,10 @@ class Engine:
         """The result of something short, computed between two tokens."""
         if self.closed or len(self.tasks) > self.limits.queue:  # one is at hand, not waiting
             raise QueueFull(1)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: Future[Any] = Future()
         self.tasks.append((future, task))
         self.wake.set()
-        return await future
+        return await asyncio.wrap_future(future)
 
     # Called by the thread.
 
@@ -352,7 +350,7 @@ class Engine:
                 for request, row in [*pairs, *worker.queue.drop(lambda request: True)]:
                     worker.end(request, row)
             for future, _ in self.tasks:
-                self.later(self.settle, future, None, QueueFull(1))
+                self.perform(future, refuse)
             self.tell(everything=True)
 
     def work(self) -> None:
@@ -381,23 +379,12 @@ class Engine:
             with contextlib.suppress(OSError):  # a terminal that is gone
                 self.note(f"writing failed: {error!r}")
 
-    def perform(self, future: "asyncio.Future[Any]", task: Callable[[], Any]) -> None:
-        result, failed = None, None
-        if not future.cancelled():
+    def perform(self, future: "Future[Any]", task: Callable[[], Any]) -> None:
+        if future.set_running_or_notify_cancel():
             try:
-                result = task()
+                future.set_result(task())
             except Exception as error:
-                failed = error
-        self.later(self.settle, future, result, failed)
-
-    @staticmethod
-    def settle(future: "asyncio.Future[Any]", result: Any, failed: Exception | None) -> None:
-        if future.done():  # nobody waits any more
-            return
-        if failed:
-            future.set_exception(failed)
-        else:
-            future.set_result(result)
+                future.set_exception(error)
 
     def tell(self, everything: bool = False) -> None:
         """Wake those who have events: at once if few are written, and not too often if many are."""
@@ -430,3 +417,8 @@ class Engine:
         assert self.loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(call, *values)
+
+
+def refuse() -> None:
+    """What a task does when the thread has ended."""
+    raise QueueFull(1)

@@ -20,6 +20,7 @@ from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import inspection_page
 from nanolm.model.base import Model
+from nanolm.model.classifier import Classifier
 from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import Tokenizer
@@ -34,15 +35,17 @@ class ServedModel:
 
     name: str
     created: int  # seconds since 1970
+    loaded: LanguageModel | TextClassifier
 
     @property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
+        return self.loaded.tokenizer
 
     @property
     def base(self) -> Model:
-        """What it is built on."""
-        raise NotImplementedError
+        """The model without a classifier's head."""
+        model = self.loaded.model
+        return model.base if isinstance(model, Classifier) else model
 
     @property
     def attention(self) -> bool:
@@ -73,15 +76,7 @@ class ServedModel:
 class ServedLanguageModel(ServedModel):
     """A language model."""
 
-    found: LanguageModel
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.found.tokenizer
-
-    @property
-    def base(self) -> Model:
-        return self.found.model
+    loaded: LanguageModel
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
         """The ids of a conversation (role, content) up to the answer, and where that stops."""
@@ -98,8 +93,8 @@ class ServedLanguageModel(ServedModel):
         return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
 
     def look(self, ids: list[int]) -> Callable[[], str]:
-        ids = ids[-min(MAX_INSPECTED_TOKENS, self.found.model.window() or MAX_INSPECTED_TOKENS) :]
-        seen = inspect_text(self.found.model, ids)
+        ids = ids[-min(MAX_INSPECTED_TOKENS, self.loaded.model.window() or MAX_INSPECTED_TOKENS) :]
+        seen = inspect_text(self.loaded.model, ids)
 
         def page() -> str:
             heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
@@ -112,41 +107,33 @@ class ServedLanguageModel(ServedModel):
 class ServedClassifier(ServedModel):
     """A classifier."""
 
-    found: TextClassifier
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.found.tokenizer
-
-    @property
-    def base(self) -> Model:
-        return self.found.model.base
+    loaded: TextClassifier
 
     def facts(self) -> dict[str, Any]:
-        labels = list(self.found.labels)
-        parameters = self.found.model.parameter_count()
+        labels = list(self.loaded.labels)
+        parameters = self.loaded.model.parameter_count()
         about = {"kind": "classifier", "parameters": parameters, "labels": labels}
         return {**super().facts(), **about}
 
     def classify(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, the likeliest first."""
-        if self.found.model.device.type == "cpu":
-            use_fitting_threads(self.found.model)
+        if self.loaded.model.device.type == "cpu":
+            use_fitting_threads(self.loaded.model)
         return [
-            dict(sorted(zip(self.found.labels, row, strict=True), key=lambda pair: -pair[1]))
-            for row in softmax(self.found.logits(texts)).tolist()
+            dict(sorted(zip(self.loaded.labels, row, strict=True), key=lambda pair: -pair[1]))
+            for row in softmax(self.loaded.logits(texts)).tolist()
         ]
 
     def look(self, ids: list[int]) -> Callable[[], str]:
-        config = self.found.model.config
-        window = min(self.found.model.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
+        config = self.loaded.model.config
+        window = min(self.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
         ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
-        what = attribute(self.found.model, ids)
+        what = attribute(self.loaded.model, ids)
         seen = Inspection(ids, what.attention, [])
 
         def page() -> str:
             heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
-            both = (what, self.found.labels)
+            both = (what, self.loaded.labels)
             return inspection_page(self.tokenizer, seen, heads, facts, attribution=both)
 
         return page

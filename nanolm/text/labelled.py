@@ -12,8 +12,7 @@ repeats) or end with `@label`. Labels may stand in a file of their own, or be th
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -97,10 +96,18 @@ def read_labelled(
     """Every row, or the first `limit`, of the files that `names` stand for."""
     log = _Log()
     rows = islice(_labelled_rows(names, reading, report, log), limit)
-    pairs = [(text.strip(), label_value(label)) for text, label in _with_both(rows, log)]
-    if not pairs:
+    texts: list[str] = []
+    labels: list[str] = []
+    for text, label in rows:
+        if not text or text.isspace():
+            log.left_out["text"] += 1
+        elif not label or label.isspace():
+            log.left_out["a label"] += 1
+        else:
+            texts.append(text.strip())
+            labels.append(label_value(label))
+    if not texts:
         raise DataError(f"{', '.join(names[:5])}: no rows with a text and a label in there")
-    texts, labels = [text for text, _ in pairs], [label for _, label in pairs]
     return Labelled(texts, labels, log.summary(), log.all_notes())
 
 
@@ -118,7 +125,7 @@ def read_texts(
     """
     files = find_sources(names, cache_folder(), report, reading.encoding).files
     for source in _reported(files, report):
-        with _opened(source) as stream:
+        with blamed_on(source.name), source.open() as stream:
             text_lines = _text_lines(source, stream, reading, _Log())
             table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
             if table.sample:
@@ -138,16 +145,6 @@ def _values(rows: list[Row], column: int) -> set[str]:
     return {label_value(cell) for cell in cells if cell.strip()}
 
 
-def _with_both(rows: Iterable[tuple[str, str]], log: _Log) -> Iterator[tuple[str, str]]:
-    for text, label in rows:
-        if not text or text.isspace():
-            log.left_out["text"] += 1
-        elif not label or label.isspace():
-            log.left_out["a label"] += 1
-        else:
-            yield text, label
-
-
 def _labelled_rows(
     names: Sequence[str], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
@@ -165,7 +162,7 @@ def _labelled_rows(
             classes |= inside
     files = _by_turns(sources.files, classes, log) if classes else sources.files
     for source in _reported(files, report):
-        with _opened(source) as stream:
+        with blamed_on(source.name), source.open() as stream:
             text_lines = _text_lines(source, stream, reading, log)
             if source.path in classes:
                 yield "\n".join(text_lines), classes[source.path]
@@ -189,12 +186,6 @@ def _reported(files: list[TextSource], report: Report) -> Iterator[TextSource]:
         report("reading", done, total)
 
 
-@contextmanager
-def _opened(source: TextSource) -> Iterator[IO[bytes]]:
-    with blamed_on(source.name), source.open() as stream:
-        yield stream
-
-
 def _text_lines(
     source: TextSource, stream: IO[bytes], reading: LabelReading, log: _Log
 ) -> Iterator[str]:
@@ -213,11 +204,11 @@ def _side_by_side(
     log.how[name] = f"a text a line, their labels in {name}"
     labels: list[str] = []
     for source in find_sources([name], cache_folder(), report, reading.encoding).files:
-        with _opened(source) as stream:
+        with blamed_on(source.name), source.open() as stream:
             labels += _text_lines(source, stream, reading, log)
     count = 0
     for source in _reported(files, report):
-        with _opened(source) as stream:
+        with blamed_on(source.name), source.open() as stream:
             for line in _text_lines(source, stream, reading, log):
                 yield line, labels[count] if count < len(labels) else ""
                 count += 1

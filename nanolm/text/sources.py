@@ -87,18 +87,23 @@ def _expand(
     if name == STDIN:
         yield _copied("stdin", 0, cache, sources)
     elif name.startswith(SCHEME):
-        yield _embedded(name.removeprefix(SCHEME))
+        name = name.removeprefix(SCHEME)
+        if name not in EMBEDDED:
+            known = ", ".join(SCHEME + name for name in EMBEDDED)
+            raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
+        file, separator, _ = EMBEDDED[name]
+        yield TextSource(SCHEME + name, embedded_file(file), separator)
     elif name.startswith("hf://"):
         from nanolm.text.datasets import dataset_files  # takes a while to import
 
-        for file in dataset_files(name, cache / "downloads", report):
-            yield TextSource(f"{name} ({file.name})", file)
+        for path in dataset_files(name, cache / "downloads", report):
+            yield TextSource(f"{name} ({path.name})", path)
     elif name.startswith(ADDRESSES):
         from nanolm.download import checksum, fetch
 
-        file = fetch(name, cache / "downloads", report)
-        sources.notes.append(f"{name}: {file} (SHA-256 {checksum(file)})")
-        yield TextSource(name, file)
+        path = fetch(name, cache / "downloads", report)
+        sources.notes.append(f"{name}: {path} (SHA-256 {checksum(path)})")
+        yield TextSource(name, path)
     elif not name.isprintable():
         raise UsageError(f"{name!r}: rename the file; its name is not plain text")
     elif os.path.isdir(name):
@@ -151,14 +156,6 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
         copy.write(part)
     copy.flush()
     return TextSource(name, Path(name), copy=copy)
-
-
-def _embedded(name: str) -> TextSource:
-    if name not in EMBEDDED:
-        known = ", ".join(SCHEME + name for name in EMBEDDED)
-        raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
-    file, separator, _ = EMBEDDED[name]
-    return TextSource(SCHEME + name, embedded_file(file), separator)
 
 
 def embedded_file(name: str) -> Path:

@@ -52,7 +52,11 @@ def read_table(
         return _table(source, "lines that begin with __label__", ["label", "text"], rows, True)
     separator = _separator(source, sample, cut, 5 if cautious else 2, certain)
     if separator:
-        return _separated_table(source, *separator, everything)
+        delimiter, quoted = separator
+        kinds = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}
+        kind = kinds.get(delimiter, f"{delimiter!r} csv")
+        rows = _separated_rows(source, everything, delimiter, quoted)
+        return _with_header(_table(source, kind, None, rows))
     return _line_table(source, sample, everything, cautious)
 
 
@@ -186,15 +190,6 @@ def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool
         return True
     columns = table.columns() if table.sample else []
     return any(column.is_label(times) and len(column.filled) > 1 for column in columns)
-
-
-def _separated_table(
-    source: TextSource, delimiter: str, quoted: bool, text_lines: Iterable[str]
-) -> Table:
-    kinds = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}
-    kind = kinds.get(delimiter, f"{delimiter!r} csv")
-    rows = _separated_rows(source, text_lines, delimiter, quoted)
-    return _with_header(_table(source, kind, None, rows))
 
 
 def _with_header(table: Table) -> Table:

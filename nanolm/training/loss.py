@@ -98,7 +98,7 @@ def kernels_for(x: Tensor) -> Any:
     """Those for training on a GPU, if they can be had."""
     if x.is_cuda:
         with contextlib.suppress(ImportError):  # no Triton
-            from nanolm.model import fused
+            from nanolm.model.fast import fused
 
             return fused if fused.available() else None
     return None

@@ -9,7 +9,7 @@ from conftest import Cli
 
 import nanolm
 from nanolm.errors import ModelError
-from nanolm.runs.info import TRIED, describe
+from nanolm.runs.info import TESTED_READER, describe
 
 
 def test_a_run_is_described(cli: Cli, trained: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_run_is_described(cli: Cli, trained: Path) -> None:
         assert sum(found["parts"].values()) == found["parameters"]
         assert found["architecture"]["heads"] == 2
         assert found["history"]["corpus"] == ["embedded:tiny"]
-        assert found["readers"] == ["nanolm", TRIED.format("AutoModelForCausalLM")]
+        assert found["readers"] == ["nanolm", TESTED_READER.format("AutoModelForCausalLM")]
 
 
 def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
@@ -74,5 +74,5 @@ def test_what_stands_beside_the_model_cannot_break_it(
 
 def test_what_was_tried_is_what_is_tested_with() -> None:
     constraints = (Path(__file__).parents[2] / "constraints.txt").read_text()
-    version = TRIED.split()[1]
+    version = TESTED_READER.split()[1]
     assert f"\ntransformers=={version}." in constraints

@@ -13,15 +13,15 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from nanolm.classification.bag_of_words import LogisticModel, Vocabulary
-from nanolm.comparison.learning import Recipe, Stopped, learn
 from nanolm.comparison.networks import (
-    FILTERS,
+    FILTER_SIZES,
     Averaging,
     Convolution,
-    Network,
     Perceptron,
     Recurrence,
+    TextNetwork,
 )
+from nanolm.comparison.training import Interrupted, train_network
 from nanolm.training.interrupt import StopRequest
 
 TEXTS = [
@@ -91,7 +91,7 @@ def test_convolution_is_that_of_torch() -> None:
     for text, row in alone():
         x = network.embedding(text).transpose(1, 2)  # (1, width, time)
         found = []
-        for size, mine in zip(FILTERS, network.filters, strict=True):
+        for size, mine in zip(FILTER_SIZES, network.filters, strict=True):
             theirs = nn.Conv1d(WIDTH, WIDTH, size, padding=size - 1)
             theirs.load_state_dict(mine.state_dict())
             found.append(nn.AdaptiveMaxPool1d(1)(torch.relu(theirs(x)))[..., 0])
@@ -100,19 +100,21 @@ def test_convolution_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm"])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("pool", ["last", "mean", "max"])
-def test_recurrence_is_that_of_torch(cell: str, layers: int, both_ways: bool, pool: str) -> None:
-    network = Recurrence(WORDS, WIDTH, LABELS, cell, layers, pool, both_ways).eval()  # type: ignore[arg-type]
+def test_recurrence_is_that_of_torch(
+    cell: str, layers: int, bidirectional: bool, pool: str
+) -> None:
+    network = Recurrence(WORDS, WIDTH, LABELS, cell, layers, pool, bidirectional).eval()  # type: ignore[arg-type]
     kind = nn.LSTM if cell == "lstm" else nn.RNN
-    hidden = WIDTH // 2 if both_ways else WIDTH
+    hidden = WIDTH // 2 if bidirectional else WIDTH
     names = {"weight_ih": "input_weight", "weight_hh": "state_weight", "bias_ih": "bias"}
     x = network.embedding(IDS)
     for number in range(layers):
-        theirs = kind(WIDTH, hidden, batch_first=True, bidirectional=both_ways)
-        for way, suffix in zip(range(len(network.ways)), ("", "_reverse"), strict=False):
+        theirs = kind(WIDTH, hidden, batch_first=True, bidirectional=bidirectional)
+        for way, suffix in zip(range(len(network.directions)), ("", "_reverse"), strict=False):
             for name, mine in names.items():
-                value = network.get_parameter(f"ways.{way}.{number}.{mine}")
+                value = network.get_parameter(f"directions.{way}.{number}.{mine}")
                 getattr(theirs, f"{name}_l0{suffix}").data = value.data
             nn.init.zeros_(getattr(theirs, f"bias_hh_l0{suffix}"))
         packed = nn.utils.rnn.pack_padded_sequence(
@@ -136,10 +138,12 @@ def same(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-NETWORKS: dict[str, Callable[[], Network]] = {
+NETWORKS: dict[str, Callable[[], TextNetwork]] = {
     "averaging": lambda: Averaging(WORDS, WIDTH, LABELS),
     "convolution": lambda: Convolution(WORDS, WIDTH, LABELS),
-    "recurrence": lambda: Recurrence(WORDS, WIDTH, LABELS, layers=2, pool="max", both_ways=True),
+    "recurrence": lambda: Recurrence(
+        WORDS, WIDTH, LABELS, layers=2, pool="max", bidirectional=True
+    ),
 }
 
 
@@ -170,14 +174,13 @@ def test_learning_keeps_the_best_and_stops_when_asked() -> None:
     network, stop = Averaging(WORDS, WIDTH, LABELS), StopRequest()
     found: list[float] = []
 
-    def look() -> tuple[float, float]:
+    def evaluate() -> tuple[float, float]:
         found.append(right())
         return 1 - found[-1], 0.0
 
-    recipe = Recipe(lr=1e-2, batch=10)
-    steps = learn(network, np.full(60, 4), rows, look, recipe, 60, 1, stop)
+    steps = train_network(network, np.full(60, 4), rows, evaluate, 1e-2, 60, 1, stop, batch=10)
     assert steps <= 120
     assert right() == max(found) == 1.0
     stop.requested = True
-    with pytest.raises(Stopped):
-        learn(network, np.full(60, 4), rows, look, recipe, 60, 1, stop)
+    with pytest.raises(Interrupted):
+        train_network(network, np.full(60, 4), rows, evaluate, 1e-2, 60, 1, stop, batch=10)

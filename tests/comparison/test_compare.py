@@ -10,8 +10,8 @@ import pytest
 from journeys import journeys
 
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.comparison import lengths
-from nanolm.comparison.compare import Learned, Request, compare
+from nanolm.comparison import step_times
+from nanolm.comparison.compare import CompareRequest, RowTrained, compare
 from nanolm.errors import DataError, UsageError
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
@@ -27,10 +27,10 @@ def labelled(tmp_path: Path) -> FinetuneSettings:
 
 def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(**{**vars(labelled), "start_from": str(trained)})
-    outcome = compare(Request(settings, minutes=0.4, seeds=1), tmp_path / "all")
+    outcome = compare(CompareRequest(settings, minutes=0.4, seeds=1), tmp_path / "all")
     assert outcome.finished
     assert outcome.measure == "accuracy"
-    assert [row.name for row in outcome.rows] == list(Request(settings).rows())
+    assert [row.name for row in outcome.rows] == list(CompareRequest(settings).kinds())
     found = {row.name: row.means["accuracy"] for row in outcome.rows}
     assert found["majority"] == 0.5
     assert found["bag"] == found["pairs"] == 1.0  # one word says it all
@@ -43,10 +43,10 @@ def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Pat
 
 
 def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    request = Request(labelled, minutes=0.2, only=QUICK, seeds=2)
+    request = CompareRequest(labelled, minutes=0.2, only=QUICK, seeds=2)
 
     def press(event: Any) -> None:
-        if isinstance(event, Learned) and event.row.title == "bag of words, linear":
+        if isinstance(event, RowTrained) and event.row.title == "bag of words, linear":
             os.kill(os.getpid(), signal.SIGINT)
 
     stopped = compare(request, tmp_path / "run", press)
@@ -55,7 +55,7 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
     learned: list[tuple[str, int]] = []
 
     def note(event: Any) -> None:
-        if isinstance(event, Learned):
+        if isinstance(event, RowTrained):
             learned.append((event.row.title, event.seed))
 
     whole = compare(request, tmp_path / "run", note)
@@ -71,13 +71,13 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
         file.write("one more\tgood\n")
     with pytest.raises(DataError, match="the data is not what"):
         compare(request, tmp_path / "run")
-    other = Request(labelled, minutes=0.3, only=QUICK, seeds=2)
+    other = CompareRequest(labelled, minutes=0.3, only=QUICK, seeds=2)
     with pytest.raises(DataError, match="no unfinished compare of these settings"):
         compare(other, tmp_path / "run")
 
 
 def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    request = Request(labelled, minutes=0.1, only=("transformer",), seeds=1)
+    request = CompareRequest(labelled, minutes=0.1, only=("transformer",), seeds=1)
 
     def press(event: Any) -> None:
         if isinstance(event, Progressed):
@@ -95,7 +95,7 @@ def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> 
 
 
 def test_seeds_end_with_the_time(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    asked = Request(labelled, minutes=0.003, only=QUICK)
+    asked = CompareRequest(labelled, minutes=0.003, only=QUICK)
     notes: list[str] = []
     outcome = compare(asked, tmp_path / "run", lambda event: notes.append(str(event)))
     assert outcome.finished
@@ -105,14 +105,14 @@ def test_seeds_end_with_the_time(labelled: FinetuneSettings, tmp_path: Path) -> 
 
 @pytest.fixture
 def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "LENGTHS", (8, 32))
-    monkeypatch.setattr(lengths, "SECONDS", 0.01)
+    monkeypatch.setattr(step_times, "SEQUENCE_LENGTHS", (8, 32))
+    monkeypatch.setattr(step_times, "MIN_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("short_lengths")
 def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     settings = TrainSettings((str(corpus),), device="cpu", threads=1)
-    outcome = compare(Request(settings, minutes=0.15), tmp_path / "run")
+    outcome = compare(CompareRequest(settings, minutes=0.15), tmp_path / "run")
     assert outcome.finished
     assert [row.name for row in outcome.rows] == ["ngram", "rnn", "lstm", "transformer"]
     for row in outcome.rows:
@@ -128,7 +128,7 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared(labelled: FinetuneSettings) -> None:
     with pytest.raises(UsageError) as raised:
-        Request(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
+        CompareRequest(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("--only lstn: there is majority, bag, ")
     assert lines[0].endswith("did you mean lstm?")

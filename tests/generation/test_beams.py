@@ -59,10 +59,10 @@ def test_as_transformers(
         for beam, row, score in zip(
             found, expected.sequences[:, 3:].tolist(), expected.sequences_scores, strict=True
         ):
-            assert list(beam.tokens) == row[: len(beam.tokens)]
+            assert beam.ids == row[: len(beam.tokens)]
             assert set(row[len(beam.tokens) :]) <= {tokenizer.padding}
             assert beam.mean() == pytest.approx(score.item(), abs=1e-4)
-            ended += beam.tokens[-1] == tokenizer.end_of_text
+            ended += beam.ids[-1] == tokenizer.end_of_text
     assert ended  # some do, or half of it was not tried
 
 
@@ -76,7 +76,7 @@ def test_cached_and_naive_agree_past_the_context(family: str) -> None:
         beam_search(path(model, 3, 29), tokenizer, [1, 2, 3, 4, 5], params, CPU)
         for path in (CachedDecoder, NaiveDecoder)
     ]
-    assert [beam.tokens for beam in found[0]] == [beam.tokens for beam in found[1]]
+    assert [beam.ids for beam in found[0]] == [beam.ids for beam in found[1]]
 
 
 def test_several_and_likelier_than_greedy(trained: Path) -> None:

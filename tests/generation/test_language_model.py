@@ -97,7 +97,7 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
         assert (sample.text, sample.stopped) == ("a" * least, "end")
 
 
-def test_a_wrong_knob_is_told_before_anything_is_written() -> None:
+def test_a_wrong_parameter_is_reported_before_anything_is_written() -> None:
     with pytest.raises(UsageError, match="--top-k"):
         untrained().stream([Sample("a")], SamplingParams(top_k=0))
 

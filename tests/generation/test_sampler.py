@@ -1,4 +1,4 @@
-"""Every knob held to `transformers`, and draws to the distribution they should come from."""
+"""Every filter held to `transformers`, and draws to the distribution they should come from."""
 
 import itertools
 import math
@@ -225,7 +225,7 @@ def test_what_is_known_of_a_draw_is_the_models_own() -> None:
     torch.testing.assert_close(known[:, 8:].float(), best.values)
 
 
-def test_all_wrong_knobs_are_named_at_once() -> None:
+def test_all_wrong_parameters_are_named_at_once() -> None:
     wrong = SamplingParams(
         tokens=0,
         stop=("",),
@@ -298,7 +298,7 @@ def test_nothing_waits_for_the_cpu() -> None:
         sampler.sample(torch.randn(1, SIZE))
 
 
-def test_every_row_has_knobs_of_its_own() -> None:
+def test_every_row_has_parameters_of_its_own() -> None:
     """Whatever is beside it, a row draws what it draws alone."""
     every = [
         SamplingParams(**values, seed=number) for number, values in enumerate(FILTERS.values())

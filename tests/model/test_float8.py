@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from triton_here import DEVICE, GPU
 
-from nanolm.model import float8, fused
 from nanolm.model.config import configure
+from nanolm.model.fast import float8, fused
+from nanolm.model.fast.training import speedups_of
 from nanolm.planning.trial import SpeedTrial
 from nanolm.training import loss
 
@@ -140,7 +141,7 @@ def test_a_model_learns_the_same_in_float8(family: str) -> None:
     for dtype in ("bfloat16", "float8"):
         torch.manual_seed(3)
         trial = SpeedTrial(configure(family, **shape), rows=16, device="cuda", dtype=dtype)
-        assert getattr(trial.model, "kernels", None) is (float8 if dtype == "float8" else fused)
+        assert speedups_of(trial.model).kernels is (float8 if dtype == "float8" else fused)
         trial.batches = trial.batches % 7  # something to learn
         numbers = [trial.update((trial.batches[i % 4],), 1e-3)[1].item() for i in range(60)]
         losses[dtype] = sum(numbers[-10:]) / 10

@@ -11,10 +11,11 @@ from models import every_gpt, gpt_config, lively
 from torch import Tensor
 from triton_here import DEVICE, GPU
 
-from nanolm.model import fused
 from nanolm.model.config import GPTConfig
-from nanolm.model.fused import launch
-from nanolm.model.gpt import GPT, RMSNorm, nonlinearity
+from nanolm.model.fast import fused
+from nanolm.model.fast.fused import launch
+from nanolm.model.fast.training import speed_up
+from nanolm.model.gpt import NONLINEARITIES, RMSNorm
 from nanolm.model.positions import rotate, rotation_table
 from nanolm.training.loss import next_token_loss
 
@@ -60,7 +61,7 @@ def alike(
 @every_dtype
 @pytest.mark.parametrize("hidden", [128, 48, 1100])
 def test_swiglu(hidden: int, dtype: torch.dtype) -> None:
-    alike(fused.swiglu, lambda x: nonlinearity("swiglu", x), [some(3, 2, 2 * hidden, dtype=dtype)])
+    alike(fused.swiglu, NONLINEARITIES["swiglu"], [some(3, 2, 2 * hidden, dtype=dtype)])
 
 
 @every_dtype
@@ -73,7 +74,7 @@ def test_turned(heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: tor
 
     def ours(qkv: Tensor, *weights: Tensor) -> Any:
         query, key = weights or (None, None)
-        return fused.turned(qkv, query, key, cosines, sines, heads, kv_heads, EPSILON)
+        return fused.qk_norm_rope(qkv, query, key, cosines, sines, heads, kv_heads, EPSILON)
 
     def plain(qkv: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         parts = [heads, kv_heads, kv_heads]
@@ -94,9 +95,11 @@ def test_tables_that_are_views() -> None:
     qkv = some(1, 5, 4 * 8)
     cosines, sines = rotation_table(5, gpt_config(heads=2, kv_heads=1, dim=16))
     both = torch.stack([cosines, sines], dim=1).to(DEVICE)  # (time, 2, head_dim)
-    views = fused.turned(qkv, None, None, both[:, 0], both[:, 1], 2, 1, EPSILON)
+    views = fused.qk_norm_rope(qkv, None, None, both[:, 0], both[:, 1], 2, 1, EPSILON)
     tables = (cosines.to(DEVICE), sines.to(DEVICE))
-    for a, b in zip(views, fused.turned(qkv, None, None, *tables, 2, 1, EPSILON), strict=True):
+    for a, b in zip(
+        views, fused.qk_norm_rope(qkv, None, None, *tables, 2, 1, EPSILON), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -166,7 +169,7 @@ def test_cross_entropy(rows: int, columns: int, dtype: torch.dtype) -> None:
 @every_dtype
 @pytest.mark.parametrize("count", [3, 1024, 2500])
 def test_gelu(count: int, dtype: torch.dtype) -> None:
-    alike(fused.gelu_tanh, lambda x: nonlinearity("gelu_tanh", x), [some(2, count, dtype=dtype)])
+    alike(fused.gelu_tanh, NONLINEARITIES["gelu_tanh"], [some(2, count, dtype=dtype)])
 
 
 @pytest.mark.skipif(not GPU, reason="products with another precision of the result are for GPUs")
@@ -204,11 +207,10 @@ def test_whole_models(config: GPTConfig, low: bool) -> None:
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         return {"loss": loss.detach(), **grads}
 
-    assert isinstance(model, GPT)
     exact, plain = run(False), run(low)
-    model.use_kernels(fused)
+    speed_up(model, kernels=fused)
     ours = run(low)
-    model.recompute = True
+    speed_up(model, recompute=True)
     for found in (ours, run(low)):
         assert set(found) == set(exact)
         for name, wanted in exact.items():

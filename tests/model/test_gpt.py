@@ -13,10 +13,16 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, PRESETS, GPTConfig, ModelConfig, RopeScaling, configure
 from nanolm.model.gpt import GPT, Attention, causal_attention, naive_attention
-from nanolm.model.positions import rotate, rotation_table, sinusoidal_table
+from nanolm.model.positions import (
+    alibi_mask,
+    alibi_slopes,
+    rotate,
+    rotation_table,
+    sinusoidal_table,
+)
 
 families = pytest.mark.parametrize("family", FAMILIES)
-parts = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "none"])
+parts = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "none"])
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
 
 TIME = SHAPE["context"]
@@ -167,8 +173,22 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     assert (scores[20, 20] - scores[20, 13]).abs() > 1e-3
 
 
+def test_alibi_is_that_of_the_paper() -> None:
+    torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
+    # Six heads: the four of a model with four, and the first two that eight would have between.
+    torch.testing.assert_close(
+        alibi_slopes(6), torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
+    )
+    mask = alibi_mask(slice(2, 4), 4, 2, torch.zeros(1))  # the last two of four tokens, two heads
+    first = torch.tensor([[-2.0, -1.0, 0.0, -torch.inf], [-3.0, -2.0, -1.0, 0.0]])
+    torch.testing.assert_close(mask, torch.stack([first / 16, first / 256])[None])
+    rows = alibi_mask(torch.tensor([[3], [1]]), 4, 2, torch.zeros(1))  # rows of different lengths
+    torch.testing.assert_close(rows[0], mask[0, :, 1:])
+    assert rows[1, 0, 0].tolist() == [-1 / 16, 0.0, -torch.inf, -torch.inf]
+
+
 def test_computed_positions_have_no_end_and_can_be_trained_after_sampling() -> None:
-    for positions in ("rope", "sinusoidal", "none"):
+    for positions in ("rope", "sinusoidal", "alibi", "none"):
         model = lively(gpt_config(positions=positions))
         with torch.inference_mode():
             assert model(torch.zeros(1, 2000, dtype=torch.long)).shape[1] == 2000

@@ -6,7 +6,7 @@ from models import lively
 from torch import nn
 
 from nanolm.model.config import configure
-from nanolm.model.int8 import FEW_ROWS, MULTIPLE, Int8Linear, to_int8
+from nanolm.model.fast.int8 import FEW_ROWS, MULTIPLE, Int8Linear, to_int8
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 40])

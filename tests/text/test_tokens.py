@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolm.text.tokens import Batches, permuted
@@ -13,6 +13,7 @@ def test_a_permutation_hits_everything_once(size: int, key: int) -> None:
     assert sorted(order.tolist()) == list(range(size))
 
 
+@settings(deadline=None)
 @given(st.integers(2, 400), st.integers(1, 40), st.integers(0, 9))
 def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int) -> None:
     context = min(context, length - 1)

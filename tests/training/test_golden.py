@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import nanolm
-from nanolm.model import gpt
+from nanolm.model import positions
 from nanolm.model.positions import rotation_table
 from nanolm.planning import tuning
 from nanolm.pretraining import language
@@ -49,7 +49,7 @@ def losses(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     def table(*rest: Any) -> tuple[Tensor, ...]:
         return tuple(coarse(part) for part in rotation_table(*rest))
 
-    monkeypatch.setattr(gpt, "rotation_table", table)
+    monkeypatch.setattr(positions, "rotation_table", table)
     monkeypatch.setattr(language.NextToken, "__init__", in_float64)
     monkeypatch.setattr(tuning, "available_threads", lambda: 1)
     nanolm.train(

@@ -50,7 +50,10 @@ def test_everything_wrong_is_named_at_once() -> None:
         ({"layers": 0, "dropout": 1.0}, "--layers 0.*\n.*--dropout 1.0"),
         ({"threads": 10**9}, "--threads"),
         ({"weight_decay": float("inf")}, "--weight-decay inf"),
-        ({"positions": "rotary"}, "--positions rotary: there is learned, sinusoidal, rope, none"),
+        (
+            {"positions": "rotary"},
+            "--positions rotary: there is learned, sinusoidal, rope, alibi, none",
+        ),
         ({"family": "rnn", "heads": 3, "qk_norm": False}, "--heads is for .*\n--qk-norm is for"),
         ({"family": "gpt2", "rope_base": 500.0}, "--rope-base is for --positions rope"),
         ({"heads": 5, "dim": 48}, "--dim 48 is not a .* --heads 5; try --dim 50 or --heads 6"),

@@ -406,7 +406,7 @@ def test_speed_is_that_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_final_score_on_more_text_is_said(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language, "LEAST_LOOK", 32)
+    monkeypatch.setattr(language, "LEAST_EVALUATED_TOKENS", 32)
     monkeypatch.setattr(language, "EVALUATION_SHARE", 0.0)
     told: list[str] = []
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanolm.model.fused.launch import warps, width
+from nanolm.model.fast.fused.launch import warps, width
 
 CHUNK = 4096  # logits looked at together, measured on an H200
 

@@ -38,6 +38,6 @@ def for_row(block: int) -> int:
     return max(1, min(8, block // 2048))
 
 
-def for_turned_backward(numbers: int) -> tuple[int, int]:
+def for_qk_norm_rope_backward(numbers: int) -> tuple[int, int]:
     """Warps, and programs for each processor."""
     return max(2, min(16, numbers // 512)), 8

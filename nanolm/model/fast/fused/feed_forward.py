@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanolm.model.fused.launch import for_row, warps, width
-from nanolm.model.fused.rounding import (
+from nanolm.model.fast.fused.launch import for_row, warps, width
+from nanolm.model.fast.fused.rounding import (
     in_float8,
     room_for_rounded,
     round_again,

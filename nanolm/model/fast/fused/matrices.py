@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from nanolm.model.fused.launch import warps
+from nanolm.model.fast.fused.launch import warps
 
 FEW = 512  # rows of a table
 
@@ -105,7 +105,7 @@ def embedding(table: nn.Embedding, ids: Tensor) -> Tensor:
     """The vectors of `ids`, in the precision that products are computed in."""
     low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     if low is None or table.num_embeddings > FEW:
-        x: Tensor = table(ids)
+        x = nn.Embedding.forward(table, ids)
     else:
         x = Lookup.apply(table.weight, ids, low)  # type: ignore[no-untyped-call]
     return x

@@ -16,13 +16,22 @@ from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nanolm.model.cache import KVCache
-from nanolm.model.fused.heads import halves
-from nanolm.model.gpt import GPT, Attention, Block
+from nanolm.model.config import Switches, unsupported
+from nanolm.model.fast.fused.heads import halves
+from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block
 
 NO_NORM, RMS, LAYER = 0, 1, 2
 NONLINEARITIES = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "swiglu": 5}
 FEW_ROWS = 4  # with more, cuBLAS reads the weights once for all of them and is faster (measured)
 BEHIND = 256  # tokens that attention looks at together
+KNOWN: Switches = {  # a model with others decodes by the plain path
+    "positions": ("learned", "sinusoidal", "rope", "none"),
+    "norm": ("layer", "rms"),
+    "norm_place": ("pre",),
+    "feed_forward": tuple(NONLINEARITIES),
+    "qk_norm": (False, True),
+    "bias": (False, True),
+}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -228,20 +237,22 @@ class OneToken:
         self.out = room(config.vocab_size)
 
     @staticmethod
-    def possible(model: Any, cache: Any) -> bool:
+    def supports(model: Any, cache: Any) -> bool:
         return (
             isinstance(model, GPT)
             and isinstance(cache, KVCache)
             and cache.fixed
-            and model.config.norm_place == "pre"
+            and not unsupported(model.config, KNOWN)
             and model.config.head_dim % 2 == 0
         )
 
     def __call__(self, ids: Tensor) -> Tensor:
         model, cache = self.model, self.cache
-        here = cache.next_positions(1)  # (rows, 1)
-        embedded, _ = model.embed(ids, here, cache.kv_length(here))
-        x = embedded[:, 0].to(self.dtype)  # (rows, dim)
+        positions = cache.next_positions(1)  # (rows, 1)
+        given = AttentionInputs(positions, cache.kv_length(positions))
+        if model.config.positions == "rope":
+            self.tables = model.tables.at_least(given.kv_length, model.device)
+        x = model.embed(ids, given)[:, 0].to(self.dtype)  # (rows, dim)
         for block in cast(Iterable[Block], model.blocks):
             attention, feed_forward = block.attention, block.feed_forward
             if self.few:
@@ -265,7 +276,7 @@ class OneToken:
         """Keep the new keys and values, and look back with the new queries."""
         config, cache = self.model.config, self.cache
         rotate = config.positions == "rope"
-        cosines, sines = self.model.tables if rotate else (None, None)
+        cosines, sines = self.tables if rotate else (None, None)
         norms = (attention.query_norm, attention.key_norm) if config.qk_norm else (None, None)
         (norm, query, query_bias), (_, key, key_bias) = map(parts_of_norm, norms)
         half = config.head_dim // 2

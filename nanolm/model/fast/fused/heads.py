@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanolm.model.fused import launch
-from nanolm.model.fused.launch import STAGES, for_turned_backward, warps, width
-from nanolm.model.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
-from nanolm.model.fused.sums import emptied_sums, empty, room_for_sums
+from nanolm.model.fast.fused import launch
+from nanolm.model.fast.fused.launch import STAGES, for_qk_norm_rope_backward, warps, width
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
+from nanolm.model.fast.fused.sums import emptied_sums, empty, room_for_sums
 
-# Queries and keys, normed and turned
+# Queries and keys, normed and rotated
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -38,7 +38,7 @@ def inverse_size(left, right, epsilon, HALF: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turned_heads(  # type: ignore[no-untyped-def]
+def norm_rope_heads(  # type: ignore[no-untyped-def]
     x, weight, cosine, sine, place, real, epsilon, HALF: tl.constexpr, LANES: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def turned_heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turned_kernel(  # type: ignore[no-untyped-def]
+def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     qkv,  # (tokens, heads + 2 * kv_heads, head_dim)
     query_weight,
     key_weight,
@@ -82,7 +82,7 @@ def turned_kernel(  # type: ignore[no-untyped-def]
     k += token * KV_HEADS * 2 * HALF
 
     place, real = spots(HEADS, Q_ROWS, HALF, LANES)
-    left, right = turned_heads(
+    left, right = norm_rope_heads(
         qkv, query_weight, cosine, sine, place, real, epsilon, HALF, LANES, NORM
     )
     tl.store(q + place, left, mask=real)
@@ -90,7 +90,7 @@ def turned_kernel(  # type: ignore[no-untyped-def]
 
     place, real = spots(KV_HEADS, KV_ROWS, HALF, LANES)
     qkv += HEADS * 2 * HALF
-    left, right = turned_heads(
+    left, right = norm_rope_heads(
         qkv, key_weight, cosine, sine, place, real, epsilon, HALF, LANES, NORM
     )
     tl.store(k + place, left, mask=real)
@@ -98,7 +98,7 @@ def turned_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def unturned(  # type: ignore[no-untyped-def]
+def norm_rope_heads_backward(  # type: ignore[no-untyped-def]
     qkv, weight, cosines, sines, grad, dqkv, sums, tokens, time, epsilon,
     FIRST: tl.constexpr,  # of these heads among all
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
@@ -139,7 +139,7 @@ def unturned(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turned_backward_kernel(  # type: ignore[no-untyped-def]
+def qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     qkv, query_weight, key_weight, cosines, sines, dq, dk, dv,
     dqkv,  # like qkv: all of it is written
     sums,  # of the gradients of the two weights, (2, head_dim), float32, at first zero
@@ -149,12 +149,12 @@ def turned_backward_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The queries of many tokens, or their keys, or their values."""
     if tl.program_id(1) == 0:
-        unturned(
+        norm_rope_heads_backward(
             qkv, query_weight, cosines, sines, dq, dqkv, sums, tokens, time, epsilon,
             0, HEADS, KV_HEADS, HEADS, HALF, NORM, Q_ROWS, LANES,
         )  # fmt: skip
     elif tl.program_id(1) == 1:
-        unturned(
+        norm_rope_heads_backward(
             qkv, key_weight, cosines, sines, dk, dqkv, sums + 2 * HALF, tokens, time, epsilon,
             HEADS, HEADS, KV_HEADS, KV_HEADS, HALF, NORM, KV_ROWS, LANES,
         )  # fmt: skip
@@ -169,7 +169,7 @@ def turned_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def shape_of_heads(head_dim: int, heads: int, kv_heads: int, norm: bool) -> dict[str, Any]:
-    """What the kernels for `turned` are compiled for."""
+    """What the kernels for `qk_norm_rope` are compiled for."""
     lanes = width(head_dim // 2)
     return {
         "HEADS": heads,
@@ -184,7 +184,7 @@ def shape_of_heads(head_dim: int, heads: int, kv_heads: int, norm: bool) -> dict
     }
 
 
-class Turned(torch.autograd.Function):
+class QKNormRoPE(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -206,7 +206,7 @@ class Turned(torch.autograd.Function):
         shape = shape_of_heads(head_dim, heads, kv_heads, query_weight is not None)
         # Where there are no weights, something must stand in their place.
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
-        turned_kernel[(batch * time,)](
+        qk_norm_rope_kernel[(batch * time,)](
             qkv, *weights, cosines, sines, q, k, ctx.sums, time, epsilon, **shape
         )
         return q, k, qkv[:, :, -kv_heads * head_dim :].view(batch, time, kv_heads, head_dim)
@@ -218,12 +218,14 @@ class Turned(torch.autograd.Function):
         (batch, time), head_dim = qkv.shape[:2], cosines.shape[-1]
         tokens, norm = batch * time, query_weight is not None
         shape = shape_of_heads(head_dim, dq.shape[2], dk.shape[2], norm)
-        shape["num_warps"], programs = for_turned_backward(shape["Q_ROWS"] * 2 * shape["LANES"])
+        shape["num_warps"], programs = for_qk_norm_rope_backward(
+            shape["Q_ROWS"] * 2 * shape["LANES"]
+        )
         programs = min(launch.PROCESSORS * programs, tokens) if norm else tokens
         dqkv = torch.empty_like(qkv)
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
         sums = emptied_sums(ctx)
-        turned_backward_kernel[(programs, 3)](
+        qk_norm_rope_backward_kernel[(programs, 3)](
             *(qkv, *weights, cosines, sines, dq, dk, dv, dqkv, sums),
             *(tokens, time, ctx.epsilon),
             **shape,
@@ -232,8 +234,8 @@ class Turned(torch.autograd.Function):
         return dqkv, *gradients, None, None, None, None, None
 
 
-def turned(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, RMS-normed where there are weights and turned by their positions, and the
+def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, RMS-normed where there are weights and rotated by their positions, and the
     values as they are: (batch, time, heads or kv_heads, head_dim) each.
 
     `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); the rest are the weights of queries
@@ -241,7 +243,7 @@ def turned(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     token on, heads, kv_heads and epsilon. The values are returned too, for then the backward kernel
     writes the whole gradient of `qkv`.
     """
-    found: tuple[Tensor, Tensor, Tensor] = Turned.apply(qkv, *rest)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor, Tensor] = QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -1,6 +1,6 @@
 """Large products in float8, which some GPUs (compute capability 8.9 and up) do at twice the speed.
 
-    >>> model.use_kernels(float8)  # instead of `fused`
+    >>> speed_up(model, kernels=float8)  # instead of `fused`
 
 Numbers have four bits for their size and three behind the point, so every row of what is multiplied
 is scaled to their range, and so is every matrix of weights. What goes forward and the gradients of
@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from nanolm.model import fused
-from nanolm.model.fused import embedding, turned
-from nanolm.model.fused.launch import for_row, width
-from nanolm.model.fused.matrices import padded, weight_gradients
-from nanolm.model.fused.rounding import in_float8, room_for_rounded, row_scale
+from nanolm.model.fast import fused
+from nanolm.model.fast.fused import embedding, qk_norm_rope
+from nanolm.model.fast.fused.launch import for_row, width
+from nanolm.model.fast.fused.matrices import padded, weight_gradients
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 __all__ = [
     "Scores",
@@ -32,10 +32,10 @@ __all__ = [
     "embedding",
     "gelu_tanh",
     "linear",
+    "qk_norm_rope",
     "refresh",
     "split",
     "swiglu",
-    "turned",
 ]
 
 add_norm = partial(fused.add_norm, rounding=True)

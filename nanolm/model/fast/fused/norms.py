@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanolm.model.fused import launch
-from nanolm.model.fused.launch import STAGES, for_norm, for_norm_backward, width
-from nanolm.model.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
-from nanolm.model.fused.sums import emptied_sums, empty, room_for_sums
+from nanolm.model.fast.fused import launch
+from nanolm.model.fast.fused.launch import STAGES, for_norm, for_norm_backward, width
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
+from nanolm.model.fast.fused.sums import emptied_sums, empty, room_for_sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,0 +1,120 @@
+"""Language models on a plain text: counting, recurrence, attention; bits per byte against time.
+
+>>> task = LanguageModelComparison(settings, notify)
+>>> task.train("lstm", seed=1, seconds=60, folder=Path("runs/x/lstm"))
+"""
+
+import json
+import math
+import time
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanolm.comparison.training import ModelKind, train_in_run
+from nanolm.pretraining.prepare import prepare_text
+from nanolm.pretraining.train import train
+from nanolm.report.run_data import read_metrics
+from nanolm.runs.folder import Run
+from nanolm.runs.info import describe
+from nanolm.text.store import Prepared
+from nanolm.text.vocabulary import counted_bits
+from nanolm.training.events import Notify
+from nanolm.training.settings import TrainSettings
+
+MAX_NGRAM = 5  # tokens
+
+
+class LanguageModelComparison:
+    """A text, and the models that learn to continue it."""
+
+    measure = "bits_per_byte"
+
+    def __init__(self, settings: TrainSettings, notify: Notify) -> None:
+        self.settings, self.notify = settings, notify
+        self.kinds = LANGUAGE_MODELS
+
+    def seeds(self) -> int:
+        return 1
+
+    def fingerprint(self) -> str:
+        return json.dumps(self.text.fingerprints)
+
+    @cached_property
+    def text(self) -> Prepared:
+        return prepare_text(self.settings, None, self.notify)
+
+    def train(self, name: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
+        result: dict[str, Any] = self.kinds[name].train(self, seed, seconds, folder)
+        return result
+
+
+def count_ngrams(
+    task: LanguageModelComparison, seed: int, seconds: float, folder: Path
+) -> dict[str, Any]:
+    """Longer and longer contexts, as long as they help."""
+    text, curve = task.text, []
+    begin, vocab_size = time.monotonic(), text.tokenizer.vocab_size
+    ids, held_out = (np.asarray(part[:]).astype(np.int64) for part in (text.train, text.val))
+    size = int(text.tokenizer.byte_lengths()[held_out].sum())
+    longest = min(MAX_NGRAM, int(62 / math.log2(vocab_size)))  # an n-gram is one 64-bit number
+    for length in range(longest):
+        bits = counted_bits(ids, held_out, vocab_size, length) / size
+        curve.append([time.monotonic() - begin, bits])
+        if bits > min(bits for _, bits in curve):
+            break
+    return {
+        "bits_per_byte": min(bits for _, bits in curve),
+        "seconds": time.monotonic() - begin,
+        "steps": len(curve),
+        "curve": curve,
+    }
+
+
+def train_family(
+    task: LanguageModelComparison, seed: int, seconds: float, folder: Path, family: str | None
+) -> dict[str, Any]:
+    """A run as of `nanolm train`."""
+    family = family or task.settings.family
+    settings = replace(task.settings, seed=seed, family=family, minutes=seconds / 60)
+    result = train_in_run(settings, folder, partial(train, notify=task.notify))
+    metrics = read_metrics(Run(folder).metrics)
+    key = "val_bits_per_byte"
+    return {
+        "bits_per_byte": result[key],
+        "parameters": describe(str(folder), lambda text: None).parameters,
+        "seconds": result["seconds"],
+        "steps": result["steps"],
+        "curve": [[row["seconds"], row[key]] for row in metrics if key in row],
+    }
+
+
+LANGUAGE_MODELS: dict[str, ModelKind] = {
+    "ngram": ModelKind(
+        "n-gram",
+        "counts of what followed the last few tokens: nothing is known of words alike",
+        0.2,
+        count_ngrams,
+    ),
+    "rnn": ModelKind(
+        "Elman RNN",
+        "one state for all that was read, rewritten at every token, one after the other",
+        1.0,
+        partial(train_family, family="rnn"),
+    ),
+    "lstm": ModelKind(
+        "LSTM",
+        "gates keep what matters for longer, but still one token after the other",
+        1.0,
+        partial(train_family, family="lstm"),
+    ),
+    "transformer": ModelKind(
+        "Transformer",
+        "all tokens at once, each looking at any before it: more is learned in the time",
+        1.0,
+        partial(train_family, family=None),
+    ),
+}

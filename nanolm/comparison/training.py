@@ -1,0 +1,111 @@
+"""How the baselines are trained: the same code for every network.
+
+    >>> train_network(network, lengths, rows, evaluate, 1e-3, seconds=20, seed=1, stop=stop)
+
+AdamW, batches of texts of about the same length, the learning rate warmed up, constant and decayed;
+the weights that did best on validation texts are kept.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanolm.classification.data import Ints, LengthBatches
+from nanolm.comparison.networks import TextNetwork
+from nanolm.runs.folder import Run
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.optim import Optimizers
+from nanolm.training.schedule import lr_factor
+from nanolm.training.settings import Settings
+from nanolm.training.step import Step
+
+S = TypeVar("S", bound=Settings)
+BATCH, WEIGHT_DECAY, EVALUATIONS = 32, 0.01, 12
+EARLY_STOP_AFTER = 4  # evaluations in a row with a loss above EARLY_STOP_LOSS and no new best
+EARLY_STOP_LOSS = 1.05  # times the lowest
+MIN_EPOCHS, MAX_EPOCHS = 3, 20
+TEXTS_SEEN = 24_000  # altogether, if that is between so many epochs
+
+
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A row of the comparison."""
+
+    title: str
+    teaches: str
+    share: float  # of the time, relative to the others
+    train: Callable[..., Any]
+
+
+def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> dict[str, Any]:
+    """The result of a run of its own, as in run.json: finished before a kill, begun before it with
+    other minutes, or new."""
+    run = Run(folder)
+    if not (run.exists() and run.finished()):
+        if run.exists():
+            settings = replace(settings, minutes=run.facts()["request"].get("minutes"))
+        if train(settings, folder).stopped == "interrupted":
+            raise Interrupted
+    result: dict[str, Any] = run.facts()["result"]
+    return result
+
+
+def train_network(
+    network: TextNetwork,
+    lengths: Ints,
+    rows: Callable[[Ints], tuple[Tensor, ...]],
+    evaluate: Callable[[], tuple[float, float]],
+    lr: float,
+    seconds: float,
+    seed: int,
+    stop: StopRequest,
+    batch: int = BATCH,
+) -> int:
+    """Train until enough texts are seen, or for so many seconds; returns the number of steps.
+
+    `rows` gives texts and labels by their numbers; `evaluate` gives an error and a loss.
+    """
+
+    def loss(words: Tensor, more: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return F.cross_entropy(network(words, more).float(), labels), {}
+
+    batches = LengthBatches(lengths, batch, seed)
+    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, TEXTS_SEEN / len(lengths)))
+    steps = max(1, round(epochs * batches.in_epoch))
+    parameters = dict(network.named_parameters())
+    update = Step(loss, Optimizers(parameters, weight_decay=WEIGHT_DECAY), "float32")
+    begin, step, evaluations, worse = time.monotonic(), 0, 0, 0
+    best, lowest_loss = (math.inf, 0.0), math.inf
+    best_weights: dict[str, Tensor] = {}
+    while True:
+        progress = max(step / steps, (time.monotonic() - begin) / seconds)
+        if progress >= (evaluations + 1) / EVALUATIONS:
+            evaluations = int(progress * EVALUATIONS)
+            score = evaluate()
+            lowest_loss = min(lowest_loss, score[1])
+            # Many are on a plateau for long before they learn: that is no reason to stop.
+            worse = worse + 1 if score[1] > EARLY_STOP_LOSS * lowest_loss else 0
+            if score < best or not best_weights:
+                best, worse = score, 0
+                best_weights = {name: value.clone() for name, value in network.state_dict().items()}
+        if progress >= 1 or worse >= EARLY_STOP_AFTER:
+            break
+        if stop.requested:
+            raise Interrupted
+        network.train()
+        torch.manual_seed(seed * 1_000_003 + step)
+        update(rows(batches[step]), lr * lr_factor(progress))
+        step += 1
+    network.load_state_dict(best_weights)
+    return step

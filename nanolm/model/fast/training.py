@@ -1,0 +1,226 @@
+"""The plain model, trained fast: fused kernels, own backward passes, recomputation, compilation.
+
+    >>> speed_up(model, recompute=True)  # in place: the same parameters, names and modules
+    >>> plain(model)  # as it was built
+
+On single modules another function takes the place of a plain one of `gpt.py`: as an attribute of
+that instance, so deleting it brings the plain one back. Each part declares the switches of a config
+that it knows; a model with others keeps the plain function there.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import MethodType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nanolm.model.base import Model
+from nanolm.model.config import Switches, unsupported
+from nanolm.model.fast import cpu_ops
+from nanolm.model.gpt import (
+    GPT,
+    NONLINEARITIES,
+    Attention,
+    AttentionInputs,
+    Block,
+    FeedForward,
+    RMSNorm,
+)
+
+# What the kernels know. Nonlinearities that have none are the plain ones, between fused products.
+FUSED_BLOCKS: Switches = {"norm_place": ("pre",), "norm": ("layer", "rms")}
+FUSED_ATTENTION: Switches = {
+    "positions": ("learned", "sinusoidal", "rope", "none"),
+    "norm": ("layer", "rms"),
+    "qk_norm": (False, True),
+}
+FUSED_NONLINEARITIES = ("swiglu", "gelu_tanh")
+ADDED = ("forward", "transform", "rotate", "attend", "scores", "speedups", "compiled_blocks")
+COPIES = ("low", "rounded")  # of a layer's weights, in lower precision
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """What is put on, besides the functions of `cpu_ops`."""
+
+    kernels: Any = None  # the module `fused` or `float8`
+    math_attention: bool = False
+    recompute: bool = False  # save memory: keep the inputs of blocks, compute the rest twice
+    compiled: bool = False  # blocks by torch.compile, which makes kernels of its own
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+def speed_up(model: Model, **changes: Any) -> Model:
+    """Let `model` train fast, with these `Speedups`; those not named stay as they are."""
+    if not isinstance(model, GPT):
+        return model
+    speedups = replace(speedups_of(model), **changes)
+    plain(model)
+    model.speedups = speedups  # type: ignore[assignment]
+    kernels = None if speedups.compiled else speedups.kernels
+    for module in model.modules():
+        match module:
+            case RMSNorm():
+                override(module, "forward", cpu_ops.rms_norm)
+            case Attention():
+                override(module, "rotate", cpu_ops.rotate)
+                if speedups.math_attention:
+                    override(module, "attend", cpu_ops.attend)
+                if kernels and not unsupported(model.config, FUSED_ATTENTION):
+                    override(module, "forward", fused_attention(kernels))
+            case FeedForward():
+                override(module, "forward", fused_feed_forward(kernels, module.kind))
+    override(model, "transform", fast_transform)
+    if kernels := block_kernels(model):
+        override(model.token_embedding, "forward", fused_embedding(kernels))
+        if hasattr(kernels, "Scores"):
+            model.head.scores = kernels.Scores
+    if speedups.compiled:
+        # A second handle: what is saved is the model itself. Blocks are all alike, so that one
+        # compiled function serves them all.
+        compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
+        model.compiled_blocks = compiled  # type: ignore[assignment]
+    return model
+
+
+def plain(model: Model) -> Model:
+    """Take everything off."""
+    for module in model.modules():
+        for name in (*ADDED, *COPIES):
+            module.__dict__.pop(name, None)
+    return model
+
+
+def speedups_of(model: Model) -> Speedups:
+    return getattr(model, "speedups", Speedups())
+
+
+def block_kernels(model: GPT) -> Any:
+    """The kernels that do the work between the products of a whole model, or None."""
+    speedups = speedups_of(model)
+    known = not unsupported(model.config, FUSED_BLOCKS)
+    return speedups.kernels if known and not speedups.compiled else None
+
+
+def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    setattr(module, name, MethodType(function, module))
+
+
+def training_kernels(float8: bool) -> Any:
+    """Those for training on this machine's GPU, or None."""
+    with contextlib.suppress(ImportError):  # no Triton
+        from nanolm.model.fast import float8 as float8_kernels
+        from nanolm.model.fast import fused
+
+        if fused.available():
+            return float8_kernels if float8 else fused
+    return None
+
+
+def fast_transform(self: GPT, x: Tensor, given: AttentionInputs, first: int = 0) -> Tensor:
+    """In place of `GPT.transform`."""
+    if not self.training or given.cache or given.weights is not None:
+        return GPT.transform(self, x, given, first)
+    speedups, kernels = speedups_of(self), block_kernels(self)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # what blocks add to it is, too
+        if kernels:
+            modules = self.blocks.modules()
+            kernels.refresh([each for each in modules if isinstance(each, nn.Linear)], x.dtype)
+    if speedups.recompute:
+        random = self.config.dropout > 0  # the second time, the same has to drop out
+        for block in islice(self.blocks, first, None):
+            x = checkpoint(block, x, given, use_reentrant=False, preserve_rng_state=random)
+    elif kernels:
+        return fused_transform(kernels, self, x, given, first)
+    else:
+        layers: Any = getattr(self, "compiled_blocks", self.blocks)
+        for layer in islice(layers, first, None):
+            x = layer(x, given)
+    y: Tensor = self.norm(x)
+    return y
+
+
+def fused_transform(
+    kernels: Any, model: GPT, x: Tensor, given: AttentionInputs, first: int
+) -> Tensor:
+    """Each norm also adds the result of the layer before it."""
+    y = None
+    for block in islice(model.blocks, first, None):
+        assert isinstance(block, Block)
+        x, z = add_and_norm(kernels, block.attention_norm, x, y)
+        y = block.dropout(block.attention(z, given))
+        x, z = add_and_norm(kernels, block.feed_forward_norm, x, y)
+        y = block.dropout(block.feed_forward(z))
+    return add_and_norm(kernels, model.norm, x, y)[1]
+
+
+def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x + y, or x, and its norm, in one kernel."""
+    layer = isinstance(norm, nn.LayerNorm)
+    bias = norm.bias if layer else None
+    both: tuple[Tensor, Tensor] = kernels.add_norm(x, y, norm.weight, bias, norm.eps, layer)
+    return both
+
+
+def fused_attention(kernels: Any) -> Callable[..., Tensor]:
+    def forward(self: Attention, x: Tensor, given: AttentionInputs) -> Tensor:
+        if not self.training or given.cache or given.weights is not None:
+            return Attention.forward(self, x, given)
+        qkv = kernels.linear(self.qkv, x)
+        rotation = given.rotation
+        if rotation and (not self.qk_norm or isinstance(self.query_norm, RMSNorm)):
+            norms: tuple[Any, ...] = (None, None, 0.0)
+            if self.qk_norm:
+                norms = (self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
+            *gains, epsilon = norms
+            q, k, v = kernels.qk_norm_rope(
+                qkv, *gains, *rotation, self.heads, self.kv_heads, epsilon
+            )  # (batch, time, heads or kv_heads, head_dim)
+            rotation = None
+        else:
+            q, k, v = kernels.split(qkv, self.heads, self.kv_heads)
+            if self.qk_norm:
+                q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
+        if rotation:
+            q, k = self.rotate(q, rotation), self.rotate(k, rotation)
+        y = self.attend(q, k, v, None).transpose(1, 2).flatten(2)  # (batch, time, heads * head_dim)
+        output: Tensor = kernels.linear(self.out, y)
+        return output
+
+    return forward
+
+
+def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
+    """By kernels, or without them by a nonlinearity with a backward pass of its own."""
+    nonlinearity: Any = cpu_ops.NONLINEARITIES.get(kind, NONLINEARITIES[kind])
+    if kernels and kind in FUSED_NONLINEARITIES:
+        nonlinearity = getattr(kernels, kind)
+
+    def forward(self: FeedForward, x: Tensor) -> Tensor:
+        if not kernels:
+            output: Tensor = self.out(nonlinearity(self.up(x)))
+            return output
+        if not self.training:
+            return FeedForward.forward(self, x)
+        output = kernels.linear(self.out, nonlinearity(kernels.linear(self.up, x)))
+        return output
+
+    return forward
+
+
+def fused_embedding(kernels: Any) -> Callable[..., Tensor]:
+    def forward(self: nn.Embedding, ids: Tensor) -> Tensor:
+        embed = kernels.embedding if self.training else nn.Embedding.forward
+        x: Tensor = embed(self, ids)
+        return x
+
+    return forward
