@@ -241,29 +241,21 @@ class TrainSettings(Settings):
                 f"--workers {self.workers} cannot be with --dropout {self.dropout}, whose numbers "
                 "come one after the other; try --workers 1"
             )
+        compiled = {"--compile": bool(self.compile)}
+        float8 = {"--dtype float8": self.dtype == "float8"}
         if self.shard:
-            given = {"--compile": self.compile, "--dtype float8": self.dtype == "float8"}
-            given[f"--family {self.family}"] = self.family in RECURRENT
-            problems += [
-                f"--shard and {other} cannot be together: leave out one"
-                for other, both in given.items()
-                if both
-            ]
+            recurrent = {f"--family {self.family}": self.family in RECURRENT}
+            problems += exclusive("--shard", compiled | float8 | recurrent)
         if self.dtype == "float8" and (self.family in RECURRENT or self.norm_place == "post"):
             problems.append(
                 "--dtype float8: only for Transformers with norms before their layers; "
                 "try --dtype bfloat16"
             )
-        if self.compile and self.dtype == "float8":
-            problems.append("--compile and --dtype float8 cannot be together: leave out one")
+        if self.compile:
+            problems += exclusive("--compile", float8)
         if self.deterministic:
-            given = {"--compile": self.compile, "--dtype float8": self.dtype == "float8"}
-            given |= {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
-            problems += [
-                f"--deterministic and {other} cannot be together: leave out one"
-                for other, both in given.items()
-                if both
-            ]
+            attention = {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
+            problems += exclusive("--deterministic", compiled | float8 | attention)
             if not (self.steps or self.epochs or self.tokens or self.minutes):
                 problems.append("--deterministic needs --steps, --epochs or --tokens")
         problems += self.reading().problems() + self._clashes()
@@ -324,6 +316,15 @@ class TrainSettings(Settings):
         if self.rope_base is not None and positions != "rope":
             return [f"--rope-base is for --positions rope; here they are {positions}"]
         return []
+
+
+def exclusive(option: str, others: dict[str, bool]) -> list[str]:
+    """What to say of those of the others that are given too."""
+    return [
+        f"{option} and {other} cannot be together: leave out one"
+        for other, given in others.items()
+        if given
+    ]
 
 
 def option(name: str) -> str:
