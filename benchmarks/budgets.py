@@ -86,10 +86,7 @@ def run(file: str, minutes: float, cores: set[int], more: list[str]) -> dict[str
         environment = {**os.environ, "PYTHONPATH": paths, "NANOLM_CACHE": f"{folder}/cache"}
         start = time.monotonic()
         process = subprocess.run(
-            pinned(cores, command),
-            env=environment,
-            capture_output=True,
-            encoding="utf-8",
+            pinned(cores, command), env=environment, capture_output=True, encoding="utf-8"
         )
         seconds = time.monotonic() - start
     lines = process.stdout.splitlines()

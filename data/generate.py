@@ -1443,10 +1443,7 @@ TOPICS = [
         "concert,musical,play,festival",
         "singing,sound,lighting,music,acting,stage design,second half,dancing",
         "gripping/boring,exciting/dull,moving/tedious,fresh/tired,powerful/weak",
-        [
-            GLAD,
-            STAY,
-        ],
+        [GLAD, STAY],
     ),
     Topic(
         "thing",

@@ -39,10 +39,7 @@ class Killed(BaseException):
 
 
 def disk_fails(
-    patch: pytest.MonkeyPatch,
-    count: int,
-    error: Callable[[], BaseException],
-    lasting: bool = True,
+    patch: pytest.MonkeyPatch, count: int, error: Callable[[], BaseException], lasting: bool = True
 ) -> None:
     """Let the `count`-th call that touches the disk for good fail; and all after it, if that is
     to be `lasting`."""

@@ -21,13 +21,7 @@ from torch import Tensor, nn
 
 from nanolm.choice import Report
 from nanolm.classification.data import Encoded, Ints, Texts, Truncation, encode, known_labels
-from nanolm.classification.metrics import (
-    ClassifierScores,
-    Mistake,
-    score,
-    softmax,
-    worst_mistakes,
-)
+from nanolm.classification.metrics import ClassifierScores, Mistake, score, softmax, worst_mistakes
 from nanolm.errors import DataError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads

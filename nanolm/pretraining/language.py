@@ -17,12 +17,7 @@ from nanolm.model.huggingface import load_model, save_model, snapshot
 from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast
-from nanolm.planning.tuning import (
-    compile_model,
-    missing_compiler,
-    use_attention,
-    with_kernels,
-)
+from nanolm.planning.tuning import compile_model, missing_compiler, use_attention, with_kernels
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY

@@ -236,9 +236,7 @@ class Server:
         # The page says itself which style and script it has, and nothing else may run.
         policy = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
         return Response(
-            page,
-            media_type="text/html; charset=utf-8",
-            headers={"content-security-policy": policy},
+            page, media_type="text/html; charset=utf-8", headers={"content-security-policy": policy}
         )
 
     async def refuse(self, request: Request, error: Exception) -> Response:

@@ -8,11 +8,7 @@ from nanolm.sweep.space import MOST_COMBINATIONS
 from nanolm.training.schedule import DECAY
 
 FACTOR = 3  # one of so many goes on, for so many times as long
-FULL_COUNTS: tuple[int, ...] = (
-    27,
-    9,
-    3,
-)  # trials: each count fills its rounds
+FULL_COUNTS: tuple[int, ...] = (27, 9, 3)  # trials: each count fills its rounds
 FIRST_ROUND_SECONDS = 10.0  # of a trial: with less, the first round says little,
 FIRST_ROUND_SECONDS_BY_VALUE = 3.0  # but may do where all combinations were asked for
 SHORTEST_TRIAL = 1.0  # seconds, where --trials leaves no more; half of it is start and end

@@ -234,10 +234,7 @@ def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None
 
 def test_lines_are_classified_as_they_come(run: Path) -> None:
     process = subprocess.Popen(
-        program("classify", run),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
+        program("classify", run), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
     assert process.stdin
     assert process.stdout

@@ -24,14 +24,7 @@ def test_json(cli: Cli, trained: Path) -> None:
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(lines) == 2
     for line in lines:
-        assert set(line) == {
-            "prompt",
-            "text",
-            "tokens",
-            "logprobs",
-            "stopped",
-            "tokens_per_second",
-        }
+        assert set(line) == {"prompt", "text", "tokens", "logprobs", "stopped", "tokens_per_second"}
         assert line["prompt"] == "the cat"
         assert len(line["tokens"]) == len(line["logprobs"]) == 5
         assert nanolm.load_tokenizer(trained).decode(line["tokens"]) == line["text"]

@@ -21,10 +21,7 @@ from nanolm.report.run_data import read_run
 from nanolm.runs.folder import Run
 from nanolm.text.tokenizer import train_tokenizer
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
 READY = "document.body.dataset.ready === 'yes'"
 TEXT = "It was the best of times, it was the worst"
 WIDTHS = (1200, 360)

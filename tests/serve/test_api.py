@@ -212,11 +212,7 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"n": 17}, 400, "n must be less than or equal to 16"),
     ({"stop": ["a"] * 17}, 400, "stop must have at most 16 items"),
     ({"prompt": [99999]}, 400, "prompt[0] must be less than or equal to"),
-    (
-        {"prompt": "\ud800"},
-        400,
-        "prompt must be a valid string, unable to parse",
-    ),
+    ({"prompt": "\ud800"}, 400, "prompt must be a valid string, unable to parse"),
     ([], 400, "the body must be an object"),
     ({"\ud800": 1}, 400, "must be a valid string"),
     ({"max_tokens": True}, 400, "max_tokens must be a valid integer"),

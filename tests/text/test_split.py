@@ -55,12 +55,7 @@ def test_a_text_is_cut_between_the_largest_units_that_fit(
         parts = [corpus.read(*part).decode() for part in found.ranges]  # whole characters
     assert found.origin.endswith(f"cut between {kind}")
     assert len(parts) >= 4
-    ends = {
-        "paragraphs": ("\n\n",),
-        "lines": ("\n",),
-        "sentences": (".", "。"),
-        "words": ("word",),
-    }
+    ends = {"paragraphs": ("\n\n",), "lines": ("\n",), "sentences": (".", "。"), "words": ("word",)}
     if kind in ends:
         assert all(part.endswith(ends[kind]) for part in parts[:-1])
 

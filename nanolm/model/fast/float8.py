@@ -205,10 +205,5 @@ class Scores:
         assert self.gradients is not None
         low, scale = self.gradients[: len(scores)], self.weight.scale
         product(
-            low,
-            self.weight.sideways,
-            torch.full_like(scale, 1 / STEEP),
-            scale,
-            exact=True,
-            out=out,
+            low, self.weight.sideways, torch.full_like(scale, 1 / STEEP), scale, exact=True, out=out
         )
