@@ -35,10 +35,23 @@ def test_commands_options_and_recipes_exist(document: Path) -> None:
         assert {verb for verb, _ in lines} >= set(VERBS)
 
 
-def test_every_package_is_in_the_layout() -> None:
+def layout() -> str:
     text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    layout = text.split("## How the code is laid out")[1]
-    rows = [line.split("|")[1] for line in layout.splitlines() if line.startswith("| `")]
+    return text.split("## How the code is laid out")[1]
+
+
+def test_the_core_can_be_read_in_an_afternoon() -> None:
+    core = re.findall(r"\]\((nanolm/[a-z_/]+\.py)\)", layout())
+    assert {"model/gpt.py", "training/trainer.py"} <= {
+        name.removeprefix("nanolm/") for name in core
+    }
+    lines = {name: len((CHECKOUT / name).read_text("utf-8").splitlines()) for name in core}
+    assert sum(lines.values()) <= 1_500, lines
+    assert lines["nanolm/model/gpt.py"] <= 280 and lines["nanolm/training/trainer.py"] <= 280
+
+
+def test_every_package_is_in_the_layout() -> None:
+    rows = [line.split("|")[1] for line in layout().splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([a-z]+)`", row)}
     packages = {file.parent.name for file in (CHECKOUT / "nanolm").glob("*/__init__.py")}
     assert named == packages
