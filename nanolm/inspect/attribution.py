@@ -48,7 +48,7 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
     lengths = torch.tensor([len(ids)], device=base.device)
     try:
         with base.eval_mode(), torch.enable_grad():
-            x = base.hidden_states(inputs, weights=weights)
+            x = base.hidden_states(inputs, attn_weights=weights)
             logits = classifier.score(classifier.pooled(x, lengths))[0]
             label = int(logits.argmax())
             # Against the mean of the others: what raises all labels alike decides nothing.

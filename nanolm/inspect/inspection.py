@@ -60,7 +60,7 @@ def residual_stream(
     handles.append(last.register_forward_hook(lambda _, inputs, y: stream.append(y[0])))
     try:
         with model.eval_mode():
-            model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
+            model.hidden_states(torch.tensor([ids], device=model.device), attn_weights=weights)
     finally:
         for handle in handles:
             handle.remove()

@@ -46,7 +46,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def hidden_states(self, ids: Tensor, cache: Any = None) -> Tensor:
-        """All but the last layer: (batch, time, dim)."""
+        """Everything but the head: (batch, time, dim)."""
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
         """What the first `layers` layers make of the ids: (batch, time, dim). None where a model
@@ -54,7 +54,7 @@ class Model(nn.Module, ABC):
         return None
 
     def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
-        """`body` from what `frozen_states` gave."""
+        """`hidden_states`, continued from those that `frozen_states` returned."""
         raise NotImplementedError
 
     @abstractmethod

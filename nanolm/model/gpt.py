@@ -1,13 +1,13 @@
-"""The decoder-only Transformer, read top to bottom: GPT-2, llama, Qwen3 and what lies between.
+"""The decoder-only Transformer: GPT-2, Llama, Qwen3 and variants in between.
 
     >>> config = configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16)
     >>> GPT(config)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 300])
 
-Token ids become vectors; blocks of attention (tokens exchange what they know, each looking only
-back) and feed-forward layers (each token by itself) add to them; a last linear layer turns each
-vector into a score for every token that could come next. What computes the same faster is put on
-from outside (`fast/`).
+Token ids become vectors. Blocks of attention (each token attends to itself and earlier ones) and
+feed-forward layers (each token independently) add to them, and the head turns each vector into
+logits for the next token. This is the reference: `fast/` swaps in faster equivalents, or takes
+them off again.
 """
 
 import math
@@ -26,21 +26,21 @@ from nanolm.model.positions import PositionTables, Rotation, alibi_mask, rotate
 
 
 class AttentionInputs(NamedTuple):
-    """What every attention layer is given besides the vectors."""
+    """Inputs that all attention layers share, besides the hidden states."""
 
-    positions: slice | Tensor  # where the tokens stand: the same in all rows, or (batch, time)
-    kv_length: int  # tokens that can be looked at, these included
-    rotation: Rotation | None = None  # RoPE: cosines and sines for the positions
-    mask: Tensor | None = None  # keys each query sees, or biases; None: its own and all before it
-    cache: KVCache | None = None  # keys and values of the tokens before these
-    weights: list[Tensor] | None = None  # each layer appends its attention weights
+    positions: slice | Tensor  # of the tokens: one slice for all rows, or (batch, time)
+    kv_length: int  # number of keys: cached and new
+    rotation: Rotation | None = None  # RoPE: cosines and sines
+    mask: Tensor | None = None  # boolean, or a bias to add; None: causal
+    cache: KVCache | None = None  # keys and values of earlier tokens
+    attn_weights: list[Tensor] | None = None  # each layer appends its own
 
 
 class GPT(Model):
     """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
 
     config: GPTConfig
-    allows_padding = True  # no token sees what comes after it
+    allows_padding = True  # causal: padding on the right affects no token before it
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -56,27 +56,27 @@ class GPT(Model):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
-        if not self.token_embedding.weight.is_meta:  # else its weights are still to be loaded
+        if not self.token_embedding.weight.is_meta:  # on the meta device, weights are loaded later
             self.init_weights()
 
     def forward(
-        self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
+        self, ids: Tensor, cache: KVCache | None = None, attn_weights: list[Tensor] | None = None
     ) -> Tensor:
-        logits: Tensor = self.head(self.hidden_states(ids, cache, weights))
+        logits: Tensor = self.head(self.hidden_states(ids, cache, attn_weights))
         return logits  # (batch, time, vocabulary)
 
     def hidden_states(
-        self, ids: Tensor, cache: KVCache | None = None, weights: list[Tensor] | None = None
+        self, ids: Tensor, cache: KVCache | None = None, attn_weights: list[Tensor] | None = None
     ) -> Tensor:
-        """All but the head; with a list as `weights`, each layer appends its attention weights."""
-        given = self.attention_inputs(ids.shape[1], cache, weights)
-        x = self.transform(self.dropout(self.embed(ids, given)), given)
+        """Everything but the head. Each layer appends its attention weights to `attn_weights`."""
+        inputs = self.attention_inputs(ids.shape[1], cache, attn_weights)
+        x = self.transform(self.dropout(self.embed(ids, inputs)), inputs)
         if cache:
             cache.advance(ids.shape[1])
         return x  # (batch, time, dim)
 
     def attention_inputs(
-        self, time: int, cache: KVCache | None = None, weights: list[Tensor] | None = None
+        self, time: int, cache: KVCache | None = None, attn_weights: list[Tensor] | None = None
     ) -> AttentionInputs:
         positions = cache.next_positions(time) if cache else slice(0, time)
         kv_length = cache.kv_length(positions) if cache else time
@@ -84,37 +84,37 @@ class GPT(Model):
         mask = cache.mask(positions) if cache else None
         if self.config.positions == "alibi":
             mask = alibi_mask(positions, kv_length, self.config.heads, self.token_embedding.weight)
-        return AttentionInputs(positions, kv_length, rotation, mask, cache, weights)
+        return AttentionInputs(positions, kv_length, rotation, mask, cache, attn_weights)
 
-    def embed(self, ids: Tensor, given: AttentionInputs) -> Tensor:
-        """The tokens' vectors; where positions are vectors too, these are added."""
+    def embed(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Token embeddings, plus position embeddings where these are learned or sinusoidal."""
         x: Tensor = self.token_embedding(ids)  # (batch, time, dim)
         match self.config.positions:
             case "learned":
-                if given.kv_length > (context := self.config.context):
-                    raise ValueError(f"{given.kv_length} tokens, and positions for {context}")
-                x = x + self.position_embedding.weight[given.positions]
-            case "sinusoidal":  # the tokens are scaled up, or the waves drown them
-                (waves,) = self.tables.at_least(given.kv_length, self.device)  # (positions, dim)
-                x = (x * math.sqrt(self.config.dim) + waves[given.positions]).to(x.dtype)
-            case "rope" | "alibi" | "none":  # attention knows them, or does without
+                if inputs.kv_length > (context := self.config.context):
+                    raise ValueError(f"{inputs.kv_length} tokens exceed the context of {context}")
+                x = x + self.position_embedding.weight[inputs.positions]
+            case "sinusoidal":  # embeddings are scaled up, or the sinusoids dominate
+                (waves,) = self.tables.at_least(inputs.kv_length, self.device)  # (positions, dim)
+                x = (x * math.sqrt(self.config.dim) + waves[inputs.positions]).to(x.dtype)
+            case "rope" | "alibi" | "none":  # handled by attention, or not at all
                 pass
             case other:
                 raise ValueError(f"unknown positions: {other}")
         return x
 
-    def transform(self, x: Tensor, given: AttentionInputs, first: int = 0) -> Tensor:
-        """The blocks from the `first` on, then the last norm."""
+    def transform(self, x: Tensor, inputs: AttentionInputs, first: int = 0) -> Tensor:
+        """blocks[first:], then the last norm."""
         for block in islice(self.blocks, first, None):
-            x = block(x, given)
+            x = block(x, inputs)
         y: Tensor = self.norm(x)
         return y  # (batch, time, dim)
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
-        given = self.attention_inputs(ids.shape[1])
-        x = self.embed(ids, given)
+        inputs = self.attention_inputs(ids.shape[1])
+        x = self.embed(ids, inputs)
         for block in islice(self.blocks, layers):
-            x = block(x, given)
+            x = block(x, inputs)
         return x
 
     def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
@@ -125,8 +125,8 @@ class GPT(Model):
         return KVCache(self.config, batch, length, self.token_embedding.weight, fixed)
 
     def cache_bytes(self, length: int) -> int:
-        length = min(length, self.config.context)
-        return KVCache.size(self.config, length) * self.token_embedding.weight.element_size()
+        size = KVCache.size(self.config, min(length, self.config.context))
+        return size * self.token_embedding.weight.element_size()
 
     def init_weights(self) -> None:
         for module in self.modules():
@@ -137,15 +137,15 @@ class GPT(Model):
         for module in self.modules():
             if isinstance(module, Attention | FeedForward):
                 if self.config.norm == "layer":
-                    # GPT-2: the sum of 2 * layers residual branches starts at the size of one.
+                    # GPT-2: the residual stream then does not grow with the number of layers.
                     nn.init.normal_(module.out.weight, std=0.02 / math.sqrt(2 * self.config.layers))
                 else:
-                    # Every block starts as the identity: learns faster than small random values.
+                    # Each residual branch starts at zero, which trains faster than small values.
                     nn.init.zeros_(module.out.weight)
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each adds its result to its input."""
+    """Attention, then feed-forward, each with a residual connection."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -156,44 +156,44 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, given: AttentionInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         if self.norm_first:
-            x = x + self.dropout(self.attention(self.attention_norm(x), given))
+            x = x + self.dropout(self.attention(self.attention_norm(x), inputs))
             x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, given)))
+            x = self.attention_norm(x + self.dropout(self.attention(x, inputs)))
             x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x  # (batch, time, dim)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`naive_attention` in one kernel of torch's, which does not keep the weights."""
+    """`naive_attention` by PyTorch's fused kernel, which does not return the weights."""
     queries, keys = q.shape[2], k.shape[2]
-    shared = q.shape[1] != k.shape[1]
+    grouped = q.shape[1] != k.shape[1]
     if mask is None and queries == keys:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
-    if mask is None and queries > 1:  # one alone is the last, and sees all
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    if mask is None and queries > 1:  # a single query is the last token and attends to all
         mask = causal_mask(queries, keys, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 
 def naive_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention as on the slides: the result, and the weights (batch, heads, time, past + time)."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))  # each serves `group` heads
+    """Textbook attention: the output, and the weights (batch, heads, time, past + time)."""
+    groups = q.shape[1] // k.shape[1]  # query heads that share a key and a value
+    k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     scores = q @ k.transpose(2, 3)  # (batch, heads, time, past + time)
-    scores = scores / math.sqrt(q.shape[3])  # or the softmax would be all 0 and 1
+    scores = scores / math.sqrt(q.shape[3])  # otherwise the softmax saturates
     if mask is None:
         mask = causal_mask(q.shape[2], k.shape[2], q.device)
-    seen = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = seen.softmax(dim=-1)
+    masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = masked.softmax(dim=-1)
     return weights @ v, weights
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention: softmax(Q Kᵀ / √head_dim) V, each token looking back.
+    """Multi-head causal self-attention: softmax(Q Kᵀ / √head_dim) V.
 
     A query says what a token looks for, a key what it offers, a value what is then passed on.
     """
@@ -213,29 +213,29 @@ class Attention(nn.Module):
             self.query_norm = make_norm(config, config.head_dim)
             self.key_norm = make_norm(config, config.head_dim)
 
-    def forward(self, x: Tensor, given: AttentionInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         batch, time, _ = x.shape
         qkv = self.qkv(x).view(batch, time, sum(self.parts), self.head_dim)
         q, k, v = qkv.split(self.parts, dim=2)  # (batch, time, heads or kv_heads, head_dim)
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
-        if given.rotation:
-            q, k = self.rotate(q, given.rotation), self.rotate(k, given.rotation)
-        if given.cache:  # (batch, kv_heads, past + time, head_dim)
-            k, v = given.cache.update(self.layer, k, v, given.positions)
-        if given.weights is None:
-            y = self.attend(q, k, v, given.mask)
+        if inputs.rotation:
+            q, k = self.rotate(q, inputs.rotation), self.rotate(k, inputs.rotation)
+        if inputs.cache:  # (batch, kv_heads, past + time, head_dim)
+            k, v = inputs.cache.update(self.layer, k, v, inputs.positions)
+        if inputs.attn_weights is None:
+            y = self.attend(q, k, v, inputs.mask)
         else:
-            y, weights = naive_attention(q, k, v, given.mask)
-            given.weights.append(weights)
+            y, weights = naive_attention(q, k, v, inputs.mask)
+            inputs.attn_weights.append(weights)
         y = y.transpose(1, 2).flatten(2)  # (batch, time, heads * head_dim)
         output: Tensor = self.out(y)  # (batch, time, dim)
         return output
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a nonlinearity between, for every token by itself."""
+    """Two linear layers with a nonlinearity between, applied to each token independently."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -265,10 +265,10 @@ NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class RMSNorm(nn.RMSNorm):
-    """Scales a vector to length √dim, then each component by a learned weight."""
+    """Scales a vector to unit RMS, then each component by a learned weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # In the precision of the input: torch has a fused kernel only where the two agree.
+        # The fused kernel needs the weight in the input's dtype.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 

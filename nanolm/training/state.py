@@ -55,7 +55,7 @@ class EvaluationState:
     best: list[float] | None = None  # lower is better, the first number deciding first
     best_step: int = 0
     lowest_loss: float | None = None  # on held-out data
-    evals_without_gain: int = 0  # in a row since the best that were clearly worse
+    evals_without_gain: int = 0  # since the best, those that were clearly worse
     warnings_shown: list[str] = field(default_factory=list)
 
 

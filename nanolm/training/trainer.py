@@ -1,14 +1,15 @@
-"""The training loop: one story, top to bottom, whatever is learned.
+"""The training loop, the same for every task.
 
-    >>> Trainer(run, settings, task, checkpoint, notify).train(stop)
+    >>> Trainer(run, settings, task, saved, notify).train(stop)
 
-What is learned is a `Task`. Everything that the loop changes lives in `State`, the weights and the
-optimizer state. The three are saved together, and a batch is a pure function of its index, so a run
-that is killed continues from its last checkpoint as if nothing had happened.
+A `Task` defines what is trained: model, loss, batches and evaluation. All that changes from step to
+step is saved together: the weights, the optimizer state, the EMA and `State`. A batch is a pure
+function of its index, so a run that is killed continues from its last checkpoint as if nothing had
+happened (bit for bit, unless the budget is in minutes).
 
-Beside the loop: `step.py` computes one training step, `budget.py` knows how far the run is,
-`metrics_log.py` what was measured, `checkpointer.py` saves and loads, `guard.py` handles what goes
-wrong, `compile_choice.py` decides on torch.compile.
+The other modules: `step.py` computes forward, backward and update; `budget.py` tracks progress,
+`metrics_log.py` logs, `checkpointer.py` saves and loads, `guard.py` handles non-finite gradients
+and running out of memory, `compile_choice.py` decides whether to use torch.compile.
 """
 
 import math
@@ -36,7 +37,7 @@ from nanolm.training.state import State
 from nanolm.training.step import Step
 from nanolm.training.task import Task
 
-CLEARLY_WORSE = 1.05  # times the lowest validation loss
+OVERFITTING = 1.05  # validation loss / lowest validation loss
 
 
 class Trainer:
@@ -52,8 +53,8 @@ class Trainer:
         spent: float = 0.0,
         world: World = ALONE,
     ) -> None:
-        """`saved` is the checkpoint to continue from, whose weights the task has loaded; `spent`
-        are seconds of the budget that are used up before a first step."""
+        """`saved` is the checkpoint to resume from, whose weights the task has loaded; `spent` are
+        the seconds of the budget used before the first step."""
         self.run, self.settings, self.task = run, settings, task
         self.notify, self.world = notify, world
         loss: Any = task.loss
@@ -67,7 +68,7 @@ class Trainer:
             task.lr_scale,
             workers=getattr(settings, "workers", None) or 1,
         )
-        optimizers.init_state()  # what memory is left is for the batches
+        optimizers.init_state()  # now, so that the memory that is left is known to be for batches
         how = (settings.dtype, task.tokens, task.save_memory, world)
         self.step = Step(loss, optimizers, *how, world.weight(settings.batch or 1))
         self.ema = EMA(task.parameters(), settings.average) if settings.average else None
@@ -82,31 +83,31 @@ class Trainer:
         self.budget.reserve_for_end(task.seconds_after_training(), spent)
         if saved:
             self.checkpointer.load_state(saved)
-            self.checkpointer.link("last", saved)  # it may have been killed before that
+            self.checkpointer.link("last", saved)  # the process may have died before updating it
             self.step.grad_accum_steps = state.grad_accum_steps
         progress = self.budget.spend(spent)
-        # Time may be gone before a first step, and a longer run is not as far as it was.
+        # Preparing may have used much of the time, and extending a run lowers its progress.
         due = int(min(1, progress) * task.evaluations + 1e-9)
         state.evaluations = min(state.evaluations, due) if saved else due
         if world.first:
             run.cut_back(state.lengths)
 
     def train(self, stop: StopRequest) -> str:
-        """Train; why it ended: "steps", "minutes" (the budget), "enough", or "interrupted"."""
+        """Train; returns why it ended: "steps", "minutes" (the budget), "enough" or "interrupted"."""
         state, task, budget, checkpointer = self.state, self.task, self.budget, self.checkpointer
-        self.begin()
+        self.set_up()
         while True:
             if self.compile_choice.is_due(state.step):
                 self.choose_compile()
 
-            # All processes do the same, at the same step.
+            # Keep all processes in lockstep.
             progress, stopping, save = self.world.agree(
                 budget.progress(), stop.requested, checkpointer.is_overdue()
             )
             evaluate = self.evaluation_is_due(progress)
-            save = save or evaluate or stopping or self.save_is_asked_for()
+            save = save or evaluate or stopping or self.save_is_due()
             if budget.decay_begins(progress):
-                save = True  # the place to extend the run from
+                save = True  # a longer run resumes from here, before the decay
 
             begin = time.monotonic()
             if save:
@@ -117,7 +118,7 @@ class Trainer:
                 checkpointer.finish()
                 return "interrupted"
             if evaluate:
-                checkpointer.finish()  # what is measured is about a checkpoint that is there
+                checkpointer.finish()  # the checkpoint that is evaluated must be on disk
                 self.evaluate(progress)
                 budget.count_evaluation(time.monotonic() - begin, task.seconds_after_training())
                 if task.patience is not None and state.evals_without_gain >= task.patience:
@@ -129,15 +130,15 @@ class Trainer:
             assert self.settings.lr
             lr = self.settings.lr * lr_factor(progress)  # warm-up, constant, linear decay
             begin = time.monotonic()
-            numbers = self.train_step(lr)
+            metrics = self.train_step(lr)
             if self.compile_choice.open:
                 self.compile_choice.step_seconds.append(time.monotonic() - begin)
             state.step += 1
-            self.metrics.record_launch(lr, self.step.names, numbers)
+            self.metrics.record_launch(lr, self.step.names, metrics)
             self.drain_pending_steps(keep=self.metrics.max_pending)
 
-    def begin(self) -> None:
-        """What comes before the first step."""
+    def set_up(self) -> None:
+        """Set up before the first step."""
         state, task = self.state, self.task
         self.notify(task.start_event(self.run.path, state.step))
         self.budget.start_clock()
@@ -152,25 +153,25 @@ class Trainer:
             self.evaluate(0.0)
 
     def train_step(self, lr: float) -> Tensor:
-        """One training step on the next batch; the gradient's norm, the loss and what else is
-        recorded, which a GPU may still be computing."""
+        """One training step on the next batch. Returns the gradient norm, the loss and other
+        metrics, which a GPU may still be computing."""
         state, settings = self.state, self.settings
         batch = self.task.batch(state.step + state.data_offset)
         if settings.dropout:
             seed = settings.seed * 1_000_003 + state.step + (self.world.rank << 40)
             torch.manual_seed(seed % (1 << 63))
         with self.guard.out_of_memory(batch):
-            # Forward and backward of each micro-batch, whose gradients accumulate; the gradient is
-            # clipped, and the optimizer steps, unless the gradient is not finite.
-            numbers = self.step(batch, lr)
+            # Forward and backward of each micro-batch, accumulating gradients; clip; optimizer
+            # step, skipped if the loss or the gradient is not finite.
+            metrics = self.step(batch, lr)
         state.tokens += self.task.tokens(batch)
         if self.ema:
             self.ema.update(state.step + 1)
-        return numbers
+        return metrics
 
     def drain_pending_steps(self, keep: int = 0) -> bool:
-        """Read back and log the results of the steps that were launched, but for the last `keep`;
-        True after a rollback."""
+        """Read back and log the metrics of launched steps, leaving the last `keep` pending. Returns
+        whether it rolled back."""
         for step in self.metrics.read_back(keep):
             if step.is_finite():
                 self.metrics.add(step)
@@ -187,30 +188,30 @@ class Trainer:
         due = bool(progress >= (self.state.evaluations + 1) / self.task.evaluations)
         return due and (self.world.joined or self.budget.allows_evaluation(progress))
 
-    def save_is_asked_for(self) -> bool:
+    def save_is_due(self) -> bool:
         every, step = self.settings.save_every, self.state.step
         return every is not None and step > 0 and step % every == 0
 
     def evaluate(self, progress: float) -> None:
-        """Measure the model (its EMA, if there is one) on held-out data, and remember the best."""
+        """Evaluate the model (its EMA, if there is one) on held-out data, and track the best."""
         state, task = self.state, self.task
-        before = state.seconds  # when the last step was done
+        before = state.seconds  # training time so far
         with averaged(self.ema):
             score, state.scores = task.evaluate(state, progress)
         state.evaluations = int(progress * task.evaluations + 1e-9)
-        loss = state.scores.get("val_loss", math.nan)  # nothing may be held out
+        loss = state.scores.get("val_loss", math.nan)  # there may be no held-out data
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
         if state.best is None or score < state.best:
             state.best, state.best_step, state.evals_without_gain = score, state.step, 0
             self.checkpointer.link("best", self.checkpointer.folder(state.step))
-        elif loss > CLEARLY_WORSE * state.lowest_loss:
+        elif loss > OVERFITTING * state.lowest_loss:
             state.evals_without_gain += 1
         self.metrics.log_evaluation()
         self.metrics.leave_out_since(before)
         self.guard.warn(task, progress)
 
     def choose_compile(self) -> None:
-        """Decide on torch.compile by what the first steps took."""
+        """Decide whether to compile, from the timings of the first steps."""
         self.drain_pending_steps()
         before = self.state.seconds
         self.compile_choice.decide(self.budget)

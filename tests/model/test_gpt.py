@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import FAMILIES, PRESETS, GPTConfig, ModelConfig, RopeScaling, configure
-from nanolm.model.gpt import GPT, Attention, causal_attention, naive_attention
+from nanolm.model.gpt import GPT, Attention, AttentionInputs, causal_attention, naive_attention
 from nanolm.model.positions import (
     alibi_mask,
     alibi_slopes,
@@ -71,7 +71,9 @@ def test_written_out_attention_is_the_fused_one(positions: str, norm: str) -> No
         model = lively(config)
         weights: list[Tensor] = []
         with torch.no_grad():
-            torch.testing.assert_close(model(ids, weights=weights), model(ids), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                model(ids, attn_weights=weights), model(ids), atol=1e-5, rtol=0
+            )
         assert len(weights) == config.layers
         for seen in weights:  # (batch, heads, time, time)
             assert seen.shape == (2, config.heads, TIME, TIME)
@@ -106,8 +108,9 @@ def test_attention_is_that_of_torch(bias: bool) -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(TIME)
     expected, their_weights = theirs(x, x, x, attn_mask=mask, average_attn_weights=False)
     weights: list[Tensor] = []
-    for found in (ours(x, None, None, None), ours(x, None, None, weights)):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    inputs = AttentionInputs(slice(0, TIME), TIME)
+    for each in (inputs, inputs._replace(attn_weights=weights)):
+        torch.testing.assert_close(ours(x, each), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(weights[0], their_weights, atol=1e-5, rtol=0)
 
 

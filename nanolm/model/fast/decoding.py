@@ -249,10 +249,10 @@ class OneToken:
     def __call__(self, ids: Tensor) -> Tensor:
         model, cache = self.model, self.cache
         positions = cache.next_positions(1)  # (rows, 1)
-        given = AttentionInputs(positions, cache.kv_length(positions))
+        inputs = AttentionInputs(positions, cache.kv_length(positions))
         if model.config.positions == "rope":
-            self.tables = model.tables.at_least(given.kv_length, model.device)
-        x = model.embed(ids, given)[:, 0].to(self.dtype)  # (rows, dim)
+            self.tables = model.tables.at_least(inputs.kv_length, model.device)
+        x = model.embed(ids, inputs)[:, 0].to(self.dtype)  # (rows, dim)
         for block in cast(Iterable[Block], model.blocks):
             attention, feed_forward = block.attention, block.feed_forward
             if self.few:

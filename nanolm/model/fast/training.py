@@ -124,10 +124,10 @@ def training_kernels(float8: bool) -> Any:
     return None
 
 
-def fast_transform(self: GPT, x: Tensor, given: AttentionInputs, first: int = 0) -> Tensor:
+def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0) -> Tensor:
     """In place of `GPT.transform`."""
-    if not self.training or given.cache or given.weights is not None:
-        return GPT.transform(self, x, given, first)
+    if not self.training or inputs.cache or inputs.attn_weights is not None:
+        return GPT.transform(self, x, inputs, first)
     speedups, kernels = speedups_of(self), block_kernels(self)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # what blocks add to it is, too
@@ -137,26 +137,26 @@ def fast_transform(self: GPT, x: Tensor, given: AttentionInputs, first: int = 0)
     if speedups.recompute:
         random = self.config.dropout > 0  # the second time, the same has to drop out
         for block in islice(self.blocks, first, None):
-            x = checkpoint(block, x, given, use_reentrant=False, preserve_rng_state=random)
+            x = checkpoint(block, x, inputs, use_reentrant=False, preserve_rng_state=random)
     elif kernels:
-        return fused_transform(kernels, self, x, given, first)
+        return fused_transform(kernels, self, x, inputs, first)
     else:
         layers: Any = getattr(self, "compiled_blocks", self.blocks)
         for layer in islice(layers, first, None):
-            x = layer(x, given)
+            x = layer(x, inputs)
     y: Tensor = self.norm(x)
     return y
 
 
 def fused_transform(
-    kernels: Any, model: GPT, x: Tensor, given: AttentionInputs, first: int
+    kernels: Any, model: GPT, x: Tensor, inputs: AttentionInputs, first: int
 ) -> Tensor:
     """Each norm also adds the result of the layer before it."""
     y = None
     for block in islice(model.blocks, first, None):
         assert isinstance(block, Block)
         x, z = add_and_norm(kernels, block.attention_norm, x, y)
-        y = block.dropout(block.attention(z, given))
+        y = block.dropout(block.attention(z, inputs))
         x, z = add_and_norm(kernels, block.feed_forward_norm, x, y)
         y = block.dropout(block.feed_forward(z))
     return add_and_norm(kernels, model.norm, x, y)[1]
@@ -171,11 +171,11 @@ def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[
 
 
 def fused_attention(kernels: Any) -> Callable[..., Tensor]:
-    def forward(self: Attention, x: Tensor, given: AttentionInputs) -> Tensor:
-        if not self.training or given.cache or given.weights is not None:
-            return Attention.forward(self, x, given)
+    def forward(self: Attention, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        if not self.training or inputs.cache or inputs.attn_weights is not None:
+            return Attention.forward(self, x, inputs)
         qkv = kernels.linear(self.qkv, x)
-        rotation = given.rotation
+        rotation = inputs.rotation
         if rotation and (not self.qk_norm or isinstance(self.query_norm, RMSNorm)):
             norms: tuple[Any, ...] = (None, None, 0.0)
             if self.qk_norm:
