@@ -93,7 +93,7 @@ class Trainer:
             run.cut_back(state.lengths)
 
     def train(self, stop: StopRequest) -> str:
-        """Train; returns why it ended: "steps", "minutes" (the budget), "enough" or "interrupted"."""
+        """Train; returns why it ended: "steps", "minutes" (budget), "enough" or "interrupted"."""
         state, task, budget, checkpointer = self.state, self.task, self.budget, self.checkpointer
         self.set_up()
         while True:
