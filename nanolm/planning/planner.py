@@ -20,18 +20,9 @@ from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, complete_shape
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import non_embedding_parameters, training_bytes
-from nanolm.planning import recipe
+from nanolm.planning import recipe, sizes
 from nanolm.planning.scaling_law import Forecast, Law
-from nanolm.planning.sizes import (
-    AS_GOOD,
-    GPU_MEMORY_SHARE,
-    PARAMETERS_PER_TOKEN,
-    Clock,
-    SizeEstimate,
-    TextStats,
-    model_config,
-    search_sizes,
-)
+from nanolm.planning.sizes import Clock, SizeEstimate, TextStats, model_config
 from nanolm.planning.tuning import NARROW_DIM
 from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
@@ -53,7 +44,6 @@ class Plan(Chosen[TrainSettings]):
     processes: int = 1  # that share each batch
 
     def as_object(self) -> dict[str, Any]:
-        """What a program may want to know."""
         return {
             "settings": self.settings.to_dict(),
             "choices": [vars(choice) for choice in self.choices],
@@ -69,12 +59,10 @@ def make_plan(
     report: Report = lambda *progress: None,
     processes: int = 1,
 ) -> Plan:
-    """Choose what is open. `base` is the model that training starts from; None: from scratch.
-    `elapsed` are the seconds that are spent already of a time that is asked for."""
+    """Choose what is open. `base` is the model to start from; None: from scratch. `elapsed` are
+    the seconds already spent of the time that was asked for."""
     if processes > 1 and settings.batch is not None and settings.batch < processes:
-        raise UsageError(
-            f"--batch {settings.batch}: {processes} processes share it; give at least {processes}"
-        )
+        raise UsageError(f"--batch {settings.batch}: {processes} processes need at least as many")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     estimate = None
@@ -87,7 +75,9 @@ def make_plan(
             lambda: 60 * (1 - EVALUATION_SHARE) * minutes - elapsed(),
             lambda: 60 * SETUP_SHARE * minutes - elapsed(),
         )
-        undecided = text.size >= TINY_CORPUS and depends_on_machine(plan)
+        names = ("layers", "heads", "dim", "batch", "weight_decay")
+        undecided = text.size >= TINY_CORPUS and any(plan.open(name) for name in names)
+        undecided = undecided and plan.settings.family not in RECURRENT and minutes > 0
         if undecided and clock.training() >= LEAST_SECONDS_TO_SEARCH:
             estimate = choose_size(plan, text, clock, report)
         else:
@@ -112,15 +102,15 @@ def make_plan(
 
 def choose_sharding(plan: Plan, config: ModelConfig) -> None:
     """Whether each process has the whole model, or a share of it."""
-    gpu = plan.settings.device == "cuda"
+    on_gpu = plan.settings.device == "cuda"
     with torch.device("meta"):
         parameters = build_model(config).parameter_count()
     # Rows of a batch can go through one after the other, weights and moments cannot.
     needed = training_bytes(config, parameters, config.context)
-    room = torch.cuda.mem_get_info()[0] if gpu else math.inf
-    wanted = needed > GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
-    takes = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
-    reason = f"{takes}, and its GPU has {readable(room / 1e9)}" if gpu else takes
+    room = torch.cuda.mem_get_info()[0] if on_gpu else math.inf
+    wanted = needed > sizes.GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
+    reason = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
+    reason += f", and its GPU has {readable(room / 1e9)}" if on_gpu else ""
     plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 
@@ -129,7 +119,7 @@ def warn_of_little_text(plan: Plan, text: TextStats) -> None:
     parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else 0
     if text.size < TINY_CORPUS:
         reason = "tiny: good for seeing how it works, too little for a language"
-    elif parameters > PARAMETERS_PER_TOKEN * text.tokens:
+    elif parameters > sizes.PARAMETERS_PER_TOKEN * text.tokens:
         reason = f"little for {parameters:,} parameters: they could learn it by heart"
     else:
         return
@@ -148,21 +138,11 @@ def choose_device_and_budget(plan: Plan, text: TextStats) -> None:
             plan.choose("minutes", DEFAULT_MINUTES, f"a first try; {OR_SAY}")
 
 
-def depends_on_machine(plan: Plan) -> bool:
-    """Is there anything that timing this machine could decide?"""
-    if plan.settings.family in RECURRENT or plan.settings.minutes is None:
-        return False
-    return any(plan.open(name) for name in ("layers", "heads", "dim", "batch", "weight_decay"))
-
-
 def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> SizeEstimate:
     """By timing some."""
-    asked = plan.settings
-    search = search_sizes(asked, text, clock, report, plan.processes)
-    plan.settings, estimate, tried = search.settings, search.estimate, search.tried
-    plan.choices += search.choices
+    estimate, tried = sizes.search_sizes(plan, text, clock, report, plan.processes)
     config = estimate.config
-    if not asked.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
+    if not plan.settings.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
         reason = "there is no time to try others"
         if len(tried) > 1 and text.ngram_bits() is None:  # then bits are only good for comparing
             shapes = (f"{each.config.layers} x {each.config.dim}" for each in tried)
@@ -170,7 +150,7 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
         elif len(tried) > 1:
             reason = f"layers x width; bits per byte in that time: {', '.join(map(str, tried))}"
             if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
-                near = f"{100 * (AS_GOOD - 1):.1g} %"
+                near = f"{100 * (sizes.AS_GOOD - 1):.1g} %"
                 reason += f"; the smallest within {near} of the best, which is faster to use"
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
@@ -276,7 +256,7 @@ def choose_optimizer(
     if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:
-        return
+        return  # no time to count them
     law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
     bits = law.bits_per_byte(parameters, passes * text.size, steps)
     plan.forecast = Forecast(bits, estimate.seconds if estimate else None, passes, steps)
@@ -288,13 +268,16 @@ def choose_optimizer(
 def count_steps(plan: Plan, text: TextStats, step_tokens: int) -> None:
     """Epochs and tokens as steps."""
     epochs, tokens = plan.settings.epochs, plan.settings.tokens
+    wanted: float
     if tokens is not None:
-        reason = f"{tokens:,} tokens"
+        wanted, reason = tokens, f"{tokens:,} tokens"
     elif epochs is not None:
-        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
+        wanted, reason = (
+            epochs * text.tokens,
+            f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens",
+        )
     else:
         return
-    wanted = tokens if tokens is not None else (epochs or 0) * text.tokens
     plan.settings = replace(plan.settings, epochs=None, tokens=None)
     plan.set("steps", max(1, round(wanted / step_tokens)), reason)
 

@@ -6,14 +6,15 @@ A second or two before the first step of a run; the choices are saved with its s
 """
 
 import contextlib
+import importlib.util
 import math
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ from nanolm.model.fast.training import FUSED_BLOCKS, speed_up, training_kernels
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizers
-from nanolm.training.settings import Settings, TrainSettings
+from nanolm.training.settings import NO_FLOAT8, Settings, TrainSettings
 from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
 
 PROBE_TOKENS = 1_024  # of the batch that threads are tried with
@@ -47,8 +48,7 @@ KERNELS = {
 DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
 
 
-@dataclass(frozen=True)
-class SpeedProbe:
+class SpeedProbe(NamedTuple):
     """What a step is tried with."""
 
     model: Model
@@ -60,12 +60,12 @@ class SpeedProbe:
 def fit_to_machine(
     settings: TrainSettings, model: Model, seconds: float = math.inf
 ) -> tuple[TrainSettings, list[Choice]]:
-    """`settings` with what was left open chosen by measuring `model` on the device, which ends
-    after about so many seconds."""
+    """`settings` with what was left open chosen by measuring `model`, for about so long."""
     end = time.perf_counter() + seconds
-    if settings.dtype == "float8":
-        refuse_float8(model)
     chosen, config = Chosen(settings), model.config
+    is_gpt = isinstance(config, GPTConfig)
+    if settings.dtype == "float8" and (not is_gpt or unsupported(config, FUSED_BLOCKS)):
+        raise UsageError(NO_FLOAT8)  # its products are part of fused kernels
     if settings.device == "cuda" and chosen.open("attention") and isinstance(config, GPTConfig):
         times = attention_times(config, settings)
         chosen.choose("attention", min(times, key=times.__getitem__), in_words(times, "ms"))
@@ -77,23 +77,9 @@ def fit_to_machine(
         chosen.choose("threads", threads, reason)
         chosen.settings = replace(chosen.settings, workers=workers)
     if chosen.open("dtype"):
-        left = end - time.perf_counter()
         probe = make_probe([chosen.settings], model)
-        chosen.choose("dtype", *best_dtype(chosen.settings, probe, left))
+        chosen.choose("dtype", *best_dtype(chosen.settings, probe, end - time.perf_counter()))
     return chosen.settings, chosen.choices
-
-
-def refuse_float8(model: Model) -> None:
-    """Products in it are part of kernels that not all models can go through."""
-    if not isinstance(model.config, GPTConfig) or unsupported(model.config, FUSED_BLOCKS):
-        raise UsageError(
-            "--dtype float8: only for Transformers with norms before their layers; "
-            "try --dtype bfloat16"
-        )
-
-
-def resolved_dtype(dtype: str) -> str:
-    return "float32" if dtype == "auto" else dtype
 
 
 def best_threads(
@@ -123,11 +109,8 @@ def best_threads(
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
-    labelled = {
-        f"{threads}" + (f" in {count} parts" if count > 1 else ""): times[threads, count]
-        for threads, count in ways
-    }
-    return best, in_words(labelled, "ms a step")
+    names = [f"{threads}" + f" in {parts} parts" * (parts > 1) for threads, parts in ways]
+    return best, in_words(dict(zip(names, times.values(), strict=True)), "ms a step")
 
 
 def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:
@@ -137,11 +120,11 @@ def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf)
         return "float32", "no time to measure others"
     if not isinstance(config, GPTConfig) or config.dim < NARROW_DIM:
         return "float32", "the safe choice on a CPU"
-    exact, low = "float32", "bfloat16"
-    asked = [replace(settings, dtype=numbers) for numbers in (exact, low)]
-    times = dict(zip((exact, low), step_seconds(asked, probe, seconds), strict=True))
-    best = low if times[low] <= FASTER * times[exact] else exact
-    return best, in_words(times, "ms a step")
+    dtypes = ("float32", "bfloat16")
+    asked = [replace(settings, dtype=dtype) for dtype in dtypes]
+    exact, low = step_seconds(asked, probe, seconds)
+    times = dict(zip(dtypes, (exact, low), strict=True))
+    return dtypes[low <= FASTER * exact], in_words(times, "ms a step")
 
 
 def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
@@ -163,23 +146,22 @@ def step_seconds(
     """Of the way forward and back, with each of these settings, taking turns for about so long."""
     end = time.perf_counter() + seconds
     probe.model.train()
-    workers = [getattr(way, "workers", None) or 1 for way in ways]
 
-    def once(way: Settings, shares: int, step: Step) -> float:
+    def once(way: Settings, step: Step) -> float:
         use_attention(probe.model, way)
-        with threads_for(way.threads, shares):
+        with threads_for(way.threads, step.workers):
             start = time.perf_counter()
             step.accumulate_gradients(probe.batch)
             seconds = time.perf_counter() - start
         step.optimizers.zero_grad()
         return seconds
 
-    steps = []
-    for way, shares in zip(ways, workers, strict=True):
-        with threads_for(way.threads, shares):
-            optimizers = Optimizers(probe.parameters, workers=shares)
-            steps.append(Step(probe.loss, optimizers, resolved_dtype(way.dtype)))
-    turns = list(zip(ways, workers, steps, strict=True))
+    turns = []
+    for way in ways:
+        workers = getattr(way, "workers", None) or 1
+        with threads_for(way.threads, workers):
+            step = Step(probe.loss, Optimizers(probe.parameters, workers=workers), way.dtype)
+            turns.append((way, step))
     first = [once(*turn) for turn in turns]
     tries = TIMED_ROUNDS if sum(first) < SLOW_ROUND else 0
     rounds: list[list[float]] = []
@@ -191,8 +173,7 @@ def step_seconds(
 
 
 def use_attention(model: Model, settings: Settings) -> None:
-    """On a CPU, let it be done as the settings say, and where products are in bfloat16: with them,
-    torch's own kernel is slow."""
+    """On a CPU, written out where asked for, and with bfloat16, where torch's own kernel is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
     speed_up(model, math_attention=asked and settings.device == "cpu")
 
@@ -250,10 +231,8 @@ def attention_by(kernel: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
-    """Threads for each part that is computed at the same time.
-
-    Results on a CPU are bit for bit the same only at the same numbers of both.
-    """
+    """Threads for each part that is computed at the same time. Results on a CPU are bit for bit the
+    same only at the same numbers of both."""
     keep_memory()  # what they free in a step, they ask for in the next
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
@@ -268,8 +247,8 @@ def warn_about_threads(settings: Settings, notify: Notify) -> None:
     workers = getattr(settings, "workers", None) or 1
     wanted, threads = settings.threads or 1, torch.get_num_threads()
     if threads < wanted // workers and settings.device == "cpu":
-        text = f"{wanted} threads cannot be had, only {threads * workers}"
-        notify(Note(f"{text}: the last bits will be others than with {wanted}"))
+        text = f"only {threads * workers} threads can be had"
+        notify(Note(f"{text}: results are not bit-identical to {wanted} threads"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
 
@@ -293,13 +272,12 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
 
 
 def with_kernels(model: Model, settings: TrainSettings) -> None:
-    """Let a model on a GPU be trained through kernels made for it; on the way back they add up in
-    whatever order the GPU comes to it."""
+    """Train a model on a GPU through its own kernels, which do not sum in a fixed order."""
     if model.device.type == "cuda" and not settings.deterministic:
         speed_up(model, kernels=training_kernels(settings.dtype == "float8"))
 
 
-def compile_model(model: Model, device: str) -> None:
+def compile_model(model: Model) -> None:
     """Let it be compiled when it is next trained; the model itself stays as it is."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     speed_up(model, compiled=True)
@@ -308,11 +286,7 @@ def compile_model(model: Model, device: str) -> None:
 def missing_compiler(device: str) -> str | None:
     """What torch.compile would need and is not there."""
     if device == "cuda":
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            return "Triton is not installed"
-        return None
+        return None if importlib.util.find_spec("triton") else "Triton is not installed"
     if device != "cpu":
         return f"untried on {device}"
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler"

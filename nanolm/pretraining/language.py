@@ -153,7 +153,7 @@ class NextToken(Task):
 
     def compile(self, wanted: bool) -> None:
         if wanted:
-            compile_model(self.network, self.settings.device)
+            compile_model(self.network)
         else:
             speed_up(self.network, compiled=False)
 
@@ -174,7 +174,7 @@ class NextToken(Task):
             tokens = EVALUATION_SPEEDUP * share * state.tokens / progress
             if settings.minutes and self.seconds_per_token:  # not all of them were for steps
                 tokens = max(tokens, share * 60 * settings.minutes / self.seconds_per_token)
-            tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.from_first(tokens)))
+            tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.agree(tokens)[0]))
             state.evaluated_tokens = min(tokens, len(text.val))
         self.evaluated_all = state.evaluated_tokens == len(text.val)
         network = self.full_model()

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanolm import files
@@ -19,7 +19,6 @@ from nanolm.runs.folder import Run
 from nanolm.training.distributed import World, gathered_copy
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Note, Notify
-from nanolm.training.optim import load_tensors
 from nanolm.training.state import State, read_state
 from nanolm.training.step import Step
 from nanolm.training.task import Task
@@ -64,16 +63,16 @@ class Checkpointer:
         """All but the weights, as it was saved in `folder`."""
         vars(self.state).update(vars(read_state(folder)))
         self.saved_step = self.state.step
-
-        def load(tensors: dict[str, Tensor]) -> None:
+        file = folder / "optimizer.safetensors"
+        tensors = load_file(file)
+        try:
             for part in self.with_tensors:
                 part.load_state_tensors(tensors)
-
-        load_tensors(folder / "optimizer.safetensors", load)
+        except KeyError as error:
+            raise ModelError(f"{file}: {error} is missing") from None
 
     def save(self) -> None:
-        """Copy what a checkpoint of this step needs, unless it is there already; another thread
-        writes it."""
+        """Copy what a checkpoint of this step needs, for another thread to write."""
         self.last_save = time.monotonic()
         state, folder = self.state, self.folder(self.state.step)
         if self.saved_step == state.step:
@@ -85,7 +84,7 @@ class Checkpointer:
         if not (self.world.first or self.task.sharded):
             return
         state.lengths = self.run.lengths()
-        state_json = state.to_json()
+        state_json = state.to_json()  # as it is now
         with averaged(self.ema):
             write_model = self.task.snapshot()
         tensors: dict[str, Tensor] = {}
