@@ -268,14 +268,11 @@ def choose_optimizer(
 def count_steps(plan: Plan, text: TextStats, step_tokens: int) -> None:
     """Epochs and tokens as steps."""
     epochs, tokens = plan.settings.epochs, plan.settings.tokens
-    wanted: float
     if tokens is not None:
-        wanted, reason = tokens, f"{tokens:,} tokens"
+        wanted, reason = float(tokens), f"{tokens:,} tokens"
     elif epochs is not None:
-        wanted, reason = (
-            epochs * text.tokens,
-            f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens",
-        )
+        wanted = epochs * text.tokens
+        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
     else:
         return
     plan.settings = replace(plan.settings, epochs=None, tokens=None)

@@ -6,7 +6,6 @@ A second or two before the first step of a run; the choices are saved with its s
 """
 
 import contextlib
-import importlib.util
 import math
 import os
 import shutil
@@ -63,9 +62,9 @@ def fit_to_machine(
     """`settings` with what was left open chosen by measuring `model`, for about so long."""
     end = time.perf_counter() + seconds
     chosen, config = Chosen(settings), model.config
-    is_gpt = isinstance(config, GPTConfig)
-    if settings.dtype == "float8" and (not is_gpt or unsupported(config, FUSED_BLOCKS)):
-        raise UsageError(NO_FLOAT8)  # its products are part of fused kernels
+    fusible = isinstance(config, GPTConfig) and not unsupported(config, FUSED_BLOCKS)
+    if settings.dtype == "float8" and not fusible:  # its products are part of fused kernels
+        raise UsageError(NO_FLOAT8)
     if settings.device == "cuda" and chosen.open("attention") and isinstance(config, GPTConfig):
         times = attention_times(config, settings)
         chosen.choose("attention", min(times, key=times.__getitem__), in_words(times, "ms"))
@@ -173,7 +172,7 @@ def step_seconds(
 
 
 def use_attention(model: Model, settings: Settings) -> None:
-    """On a CPU, written out where asked for, and with bfloat16, where torch's own kernel is slow."""
+    """On a CPU, written out where asked for, or with bfloat16, where torch's kernel is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
     speed_up(model, math_attention=asked and settings.device == "cpu")
 
@@ -286,7 +285,11 @@ def compile_model(model: Model) -> None:
 def missing_compiler(device: str) -> str | None:
     """What torch.compile would need and is not there."""
     if device == "cuda":
-        return None if importlib.util.find_spec("triton") else "Triton is not installed"
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return "Triton is not installed"
+        return None
     if device != "cpu":
         return f"untried on {device}"
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler"

@@ -2,8 +2,8 @@
 
     >>> extend("runs/novel", {"minutes": 10.0})
 
-The learning rate of a finished run has fallen to zero. So it goes back to the checkpoint from
-before it fell, and on from there; the model that the run came to is kept in its folder `earlier`.
+The learning rate of a finished run has fallen to zero, so it goes on from the checkpoint before
+that; the model that the run came to is kept in its folder `earlier`.
 """
 
 import json
@@ -41,10 +41,8 @@ def extend(
         if run.finished() or run.too_short():
             go_back(run, more, notify)
         elif run.facts().get("extension") != more:
-            raise DataError(
-                f"{path} is not finished; go on with it first: "
-                f"nanolm train --config {run.config_file} --out {path}"
-            )
+            command = f"nanolm train --config {run.config_file} --out {path}"
+            raise DataError(f"{path} is not finished; go on with it first: {command}")
     return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
 
 
@@ -69,9 +67,8 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     if capped and "minutes" not in more:
         settings = replace(settings, steps=facts["result"]["steps"])
     settings = enlarged(settings, more, state, capped)
-    facts = {**facts, "request": settings.to_dict(), "extension": more}
-    earlier = facts.get("earlier", [])
-    facts["earlier"] = [*earlier, facts.pop("result")]
+    facts |= {"request": settings.to_dict(), "extension": more}
+    facts["earlier"] = [*facts.get("earlier", []), facts.pop("result")]
     facts.pop("forecast", None)  # it was about the time before
     run.configure(settings.to_dict())
     run.update(facts)
@@ -85,10 +82,8 @@ def before_the_fall(run: Run) -> Path:
         decay = json.loads((last / "state.json").read_text(encoding="utf-8")).get("decay_step")
     folder = run.checkpoints / f"step-{decay or 0:08}"
     if decay is None or not folder.is_dir():
-        raise DataError(
-            f"{run.path} has no checkpoint from before its learning rate fell; "
-            f"train on from its model instead: nanolm train CORPUS --from {run.path}"
-        )
+        problem = f"{run.path} has no checkpoint from before its learning rate fell"
+        raise DataError(f"{problem}; try nanolm train CORPUS --from {run.path}")
     files.verify(folder)
     return folder
 

@@ -55,17 +55,10 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """All that another process needs to do its part, if it sees the same files."""
-        paths = {
-            "run": self.run.path,
-            "text": self.text.folder,
-            "checkpoint": self.checkpoint,
-            "base": self.base,
-        }
-        return {
-            "settings": self.settings.to_dict(),
-            "fixed_steps": self.fixed_steps,
-            **{name: path and str(path.absolute()) for name, path in paths.items()},
-        }
+        paths = {"run": self.run.path, "text": self.text.folder}
+        saved = {"checkpoint": self.checkpoint, "base": self.base}
+        absolute = {name: path and str(path.absolute()) for name, path in (saved | paths).items()}
+        return {"settings": self.settings.to_dict(), "fixed_steps": self.fixed_steps, **absolute}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -94,8 +87,7 @@ def time_budget(settings: TrainSettings) -> float | None:
 
 
 def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> float | None:
-    """Until when the text has to be prepared, by `time.monotonic`, `elapsed` seconds of the time
-    for all being gone; None where nobody waits for it."""
+    """Until when the text has to be prepared, by `time.monotonic`; None: nobody waits for it."""
     budget = time_budget(settings)
     if budget is None:
         return None
@@ -106,8 +98,7 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
 def prepare_text(
     settings: TrainSettings, base: Path | None, notify: Notify, until: float | None = None
 ) -> Prepared:
-    """The text as tokens, split into training and validation; as much of it as can be prepared
-    `until` then."""
+    """As tokens, split into training and validation; as much as can be prepared `until` then."""
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
@@ -140,8 +131,7 @@ def plan_for(
     processes: int = 1,
 ) -> Plan:
     """What to do with a text, `elapsed` seconds of the time for it being gone."""
-    tokenizer = text.tokenizer
-    budget = time_budget(settings)
+    tokenizer, budget = text.tokenizer, time_budget(settings)
 
     @cache
     def ngram_bits() -> float | None:
@@ -152,9 +142,7 @@ def plan_for(
     stats = TextStats(tokenizer.vocab_size, text.size, len(text.train), ngram_bits)
     given = load_config(base) if base else None
     plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
-    if given is None:
-        plan.fill(tokenizer=tokenizer.kind)
-    plan.fill(val_split=DEFAULT_SPLIT)
+    plan.fill(val_split=DEFAULT_SPLIT, tokenizer=None if given else tokenizer.kind)
     if plan.settings.tokenizer == "bpe":
         plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
     plan.settings = replace(plan.settings, max_bytes=text.max_bytes)
@@ -184,7 +172,7 @@ def prepare(
     more = {"forecast": asdict(forecast)} if forecast else {}
     start.record(settings, plan.choices + measured, text.fingerprints, model, **more)
     facts = run.facts()
-    if not start.fresh and isinstance(facts.get("forecast"), dict):
+    if not start.fresh and facts.get("forecast"):
         forecast = Forecast(**facts["forecast"])
     fixed_steps = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
     return Job(settings, run, text, model, folder, fixed_steps, base, forecast)
@@ -205,6 +193,5 @@ def build(
         return load_model(checkpoint)
     if base:
         return load_model(base, settings.dropout or 0.0)
-    config = wanted_config(settings, None, text)
     torch.manual_seed(settings.seed)
-    return build_model(config)
+    return build_model(wanted_config(settings, None, text))

@@ -13,13 +13,8 @@ from nanolm.errors import TooLittleTime
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.device import choose_device
+from nanolm.planning import tuning
 from nanolm.planning.planner import SETUP_SHARE, Plan
-from nanolm.planning.tuning import (
-    attention_by,
-    deterministic_algorithms,
-    threads_for,
-    warn_about_threads,
-)
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import (
@@ -93,7 +88,7 @@ def follow() -> TrainResult:
     """Do what the first of several processes has decided, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
-        with deterministic_algorithms(job.settings.deterministic):
+        with tuning.deterministic_algorithms(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
@@ -102,15 +97,15 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
     settings = job.settings
     if world.joined:  # what suits one process may be too much for each of several
         threads = min(settings.threads or 1, available_threads())
-        job = replace(job, settings=replace(settings, workers=1, threads=threads))
-        settings = job.settings
+        settings = replace(settings, workers=1, threads=threads)
+        job = replace(job, settings=settings)
     world.connect(settings.device)
     with (
-        threads_for(settings.threads, settings.workers),
-        attention_by(settings.attention),
+        tuning.threads_for(settings.threads, settings.workers),
+        tuning.attention_by(settings.attention),
         StopRequest() as stop,
     ):
-        warn_about_threads(settings, notify)
+        tuning.warn_about_threads(settings, notify)
         # On a busy machine everything takes longer, what comes after the steps too.
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, slowdown)

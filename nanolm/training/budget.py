@@ -62,9 +62,8 @@ class Budget:
         return True
 
     def used_up_by(self) -> str:
-        """What ended the run."""
-        all_steps = self.settings.steps and self.state.step >= self.settings.steps
-        return "steps" if all_steps else "minutes"
+        steps = self.settings.steps
+        return "steps" if steps and self.state.step >= steps else "minutes"
 
     def reserve_for_end(self, seconds: float, spent: float) -> None:
         """Before the first step: seconds that the end takes, about, and what is spent by now."""
@@ -86,8 +85,8 @@ class Budget:
             self.evaluation_seconds += seconds
         self.evaluated = True
 
-    def seconds_left(self, progress: float) -> float:
-        training = self.state.seconds - self.state.setup
+    def seconds_left(self) -> float:
+        training, progress = self.state.seconds - self.state.setup, self.progress()
         return training / progress * max(0, 1 - progress) if progress else math.inf
 
     def seconds_left_at(self, step_seconds: float) -> float:

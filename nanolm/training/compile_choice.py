@@ -42,9 +42,8 @@ class CompileChoice:
     def decide(self, budget: Budget) -> None:
         """Compile what is to be compiled."""
         self.open = False
-        asked, cost = getattr(self.settings, "compile", None), self.task.compile_seconds
-        assert cost is not None
-        wanted = bool(asked)
+        asked = getattr(self.settings, "compile", None)
+        wanted, cost = bool(asked), self.task.compile_seconds or 0.0
         if asked is None and self.settings.device in EXPECTED_GAIN and not self.world.joined:
             # Not the mean: much is made ready in the first one.
             state = budget.state
@@ -53,15 +52,14 @@ class CompileChoice:
             wanted = gain > cost
             reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"
             self.notify(Choice("compile", "let us see" if wanted else "no", reason))
-        if wanted:
-            compiled = self.try_compiled()
-            if asked is None and compiled is not None:
-                self.task.compile(False)
-                plain = self.measure()
-                wanted = compiled < plain
-                self.task.compile(wanted)
-                times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
-                self.notify(Choice("compile", "yes" if wanted else "no", times))
+        compiled = self.try_compiled() if wanted else None
+        if asked is None and compiled is not None:
+            self.task.compile(False)
+            plain = self.measure()
+            wanted = compiled < plain
+            self.task.compile(wanted)
+            times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
+            self.notify(Choice("compile", "yes" if wanted else "no", times))
         if asked is None and self.world.first:
             decided = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
             self.run.configure(decided.to_dict())

@@ -13,8 +13,7 @@ import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from nanolm.errors import UsageError
 from nanolm.training.events import Event, Note, Notify, Progressed, Started
@@ -23,11 +22,9 @@ PROJECT = "nanolm"
 Values = dict[str, float]
 
 
-class Tracker:
-    """One of them, from the first step of a run on."""
-
-    def __init__(self, log: Callable[[Values, int], None], close: Callable[[], None]) -> None:
-        self.log, self.close = log, close
+class Tracker(NamedTuple):
+    log: Callable[[Values, int], None]
+    close: Callable[[], None]
 
 
 def tensorboard(run: Path, settings: dict[str, Any], step: int) -> Tracker:
@@ -83,14 +80,10 @@ class Trackers:
             for name in self.names:
                 self.attempt(name, lambda name=name: self.begin(name, event))  # type: ignore[misc]
         elif isinstance(event, Progressed):
-            step = int(event.record.get("step", 0))
-            values = {
-                key: float(value)
-                for key, value in event.record.items()
-                if key != "step" and isinstance(value, int | float)
-            }
+            numbers = {k: float(v) for k, v in event.record.items() if isinstance(v, int | float)}
+            step = int(numbers.pop("step", 0))
             for name, tracker in list(self.open.items()):
-                self.attempt(name, lambda log=tracker.log: log(values, step))  # type: ignore[misc]
+                self.attempt(name, lambda log=tracker.log: log(numbers, step))  # type: ignore[misc]
 
     def begin(self, name: str, event: Started) -> None:
         from nanolm.runs.folder import Run
@@ -112,12 +105,7 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
