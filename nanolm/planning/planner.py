@@ -62,7 +62,8 @@ def make_plan(
     """Choose what is open. `base` is the model to start from; None: from scratch. `elapsed` are
     the seconds already spent of the time that was asked for."""
     if processes > 1 and settings.batch is not None and settings.batch < processes:
-        raise UsageError(f"--batch {settings.batch}: {processes} processes need at least as many")
+        problem = f"--batch {settings.batch}: {processes} processes share it"
+        raise UsageError(f"{problem}; give at least {processes}")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     estimate = None
@@ -92,9 +93,9 @@ def make_plan(
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
-    if text.size >= TINY_CORPUS:  # else the time is just a limit
-        plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
-    plan.fill(evaluations=EVALUATIONS)
+    if text.size < TINY_CORPUS:
+        left = math.inf  # the time is just a limit
+    plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
     if base is None:
         warn_of_little_text(plan, text)
     return plan
@@ -145,8 +146,8 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
     if not plan.settings.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
         reason = "there is no time to try others"
         if len(tried) > 1 and text.ngram_bits() is None:  # then bits are only good for comparing
-            shapes = (f"{each.config.layers} x {each.config.dim}" for each in tried)
-            reason = f"layers x width; the best in that time of {', '.join(shapes)}"
+            shapes = ", ".join(f"{each.config.layers} x {each.config.dim}" for each in tried)
+            reason = f"layers x width; the best in that time of {shapes}"
         elif len(tried) > 1:
             reason = f"layers x width; bits per byte in that time: {', '.join(map(str, tried))}"
             if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
@@ -167,13 +168,12 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     recurrent = plan.settings.family in RECURRENT
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
     chosen = plan.open("preset") and any(plan.open(name) for name in needed)
-    if chosen:
-        if text.size < TINY_CORPUS:
-            plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
-        elif on_cpu:
-            plan.choose("preset", "micro", "the most a CPU can train in minutes")
-        else:
-            plan.choose("preset", "mini", "a few minutes on a GPU")
+    if chosen and text.size < TINY_CORPUS:
+        plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
+    elif chosen and on_cpu:
+        plan.choose("preset", "micro", "the most a CPU can train in minutes")
+    elif chosen:
+        plan.choose("preset", "mini", "a few minutes on a GPU")
     preset = PRESETS[plan.settings.preset or "micro"]
     if text.size < recipe.REPRODUCED_BYTES and plan.open("context"):
         reason = "more would memorize what stands before each sentence of so small a text"
@@ -214,17 +214,22 @@ def choose_optimizer(
     assert plan.settings.batch is not None and plan.settings.context is not None
     step_tokens = plan.settings.batch * plan.settings.context
     config = base or model_config(plan.settings, text.vocab_size)
-    if base is None:
-        plan.choose("optimizer", *recipe.optimizer(config, plan.settings.batch))
-    else:
+    if base is not None:
         plan.choose("optimizer", "adamw", "gentle with what is learned already")
+    plan.choose("optimizer", *recipe.optimizer(config, plan.settings.batch))
     assert plan.settings.optimizer
     lr, reason = recipe.learning_rate(plan.settings.optimizer, config), f"for width {config.dim}"
     if base is not None:
         lr = float(f"{recipe.CONTINUED_RATE * lr:.2g}")
         reason = "a seventh of what fresh weights would take"
     plan.choose("lr", lr, reason)
-    count_steps(plan, text, step_tokens)
+    tokens, epochs = plan.settings.tokens, plan.settings.epochs
+    plan.settings = replace(plan.settings, epochs=None, tokens=None)
+    if tokens is not None:
+        plan.set("steps", max(1, round(tokens / step_tokens)), f"{tokens:,} tokens")
+    elif epochs is not None:
+        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
+        plan.set("steps", max(1, round(epochs * text.tokens / step_tokens)), reason)
     steps = plan.settings.steps
     if steps is None and estimate is not None:
         steps = estimate.steps
@@ -234,21 +239,18 @@ def choose_optimizer(
     if steps is None:  # nobody knows how many there will be
         if plan.open("weight_decay"):
             most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-            reason = f"{recipe.MOST_PASSES} passes at most, if there is time for them"
-            plan.choose("steps", most, reason)
+            plan.choose("steps", most, f"{recipe.MOST_PASSES} passes at most, if there is time")
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
-    assert plan.settings.lr
-    decay = recipe.LEAST_DECAY
-    if base is None:
-        decay = recipe.weight_decay(passes, plan.settings.lr, steps, text.size)
+    decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, text.size)
+    decay = recipe.LEAST_DECAY if base else decay
     plan.choose("weight_decay", decay, f"for {counted(passes, 'pass')} over the text")
-    never = base is not None or (plan.settings.workers or 1) > 1
-    dropout, reason = recipe.dropout(passes, never)
-    if dropout:
-        plan.choose("dropout", dropout, reason)
-    plan.fill(dropout=dropout)
+    # What drops out is one sequence of numbers: no parts side by side.
+    if passes >= recipe.MANY_PASSES and base is None and (plan.settings.workers or 1) == 1:
+        dropout = recipe.DROPOUT if passes < recipe.HUNDREDS_OF_PASSES else recipe.MOST_DROPOUT
+        plan.choose("dropout", dropout, f"for {passes:,.0f} passes")
+    plan.fill(dropout=0.0)
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
         reason = "the mean of about 50 steps: dropout makes them jump"
         plan.choose("average", recipe.EMA_DECAY, reason)
@@ -263,20 +265,6 @@ def choose_optimizer(
     if estimate:
         after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", f"held-out bits per byte, {after}"))
-
-
-def count_steps(plan: Plan, text: TextStats, step_tokens: int) -> None:
-    """Epochs and tokens as steps."""
-    epochs, tokens = plan.settings.epochs, plan.settings.tokens
-    if tokens is not None:
-        wanted, reason = float(tokens), f"{tokens:,} tokens"
-    elif epochs is not None:
-        wanted = epochs * text.tokens
-        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
-    else:
-        return
-    plan.settings = replace(plan.settings, epochs=None, tokens=None)
-    plan.set("steps", max(1, round(wanted / step_tokens)), reason)
 
 
 def with_switches(settings: TrainSettings) -> TrainSettings:

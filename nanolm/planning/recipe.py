@@ -64,13 +64,6 @@ def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -
     return float(f"{max(LEAST_DECAY, pull / lr):.2g}")
 
 
-def dropout(passes: float, never: bool) -> tuple[float, str]:
-    """`never`, because what drops out is one sequence of numbers, and threads work side by side."""
-    if passes < MANY_PASSES or never:
-        return 0.0, f"fewer than {MANY_PASSES} passes"
-    return DROPOUT if passes < HUNDREDS_OF_PASSES else MOST_DROPOUT, f"for {passes:,.0f} passes"
-
-
 def rates(tied: bool) -> dict[str, float]:
     """What to multiply the learning rate of the first and the last layer by."""
     embedding = HEAD_RATE if tied else EMBEDDING_RATE

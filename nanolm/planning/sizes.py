@@ -101,8 +101,8 @@ class SizeEstimate:
 def search_sizes(
     plan: Chosen[TrainSettings], text: TextStats, clock: Clock, report: Report, processes: int = 1
 ) -> tuple[SizeEstimate, list[SizeEstimate]]:
-    """The best of the sizes that a plan leaves open, and all that were tried; the plan is given
-    what is fastest on this machine. Several processes share a batch, and this one is timed."""
+    """The best of the sizes that a plan leaves open, and all that were tried. The plan is given
+    what is fastest on this machine; of several processes that share a batch, this one is timed."""
     configs = candidates(plan.settings, text)
     on_cpu = plan.settings.device == "cpu"
     dim = PRESETS["micro" if on_cpu else "mini"].dim
@@ -165,8 +165,7 @@ def search_sizes(
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
     least = min(each.bits_per_byte for each in tried)
-    chosen = next(each for each in tried if each.bits_per_byte <= AS_GOOD * least)
-    return chosen, tried
+    return next(each for each in tried if each.bits_per_byte <= AS_GOOD * least), tried
 
 
 def fit(

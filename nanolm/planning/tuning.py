@@ -31,7 +31,7 @@ from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizers
 from nanolm.training.settings import NO_FLOAT8, Settings, TrainSettings
-from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
+from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step, temporarily
 
 PROBE_TOKENS = 1_024  # of the batch that threads are tried with
 TIMED_ROUNDS = 5
@@ -81,15 +81,12 @@ def fit_to_machine(
     return chosen.settings, chosen.choices
 
 
-def best_threads(
-    settings: TrainSettings, model: Model, seconds: float = math.inf
-) -> tuple[tuple[int, int], str]:
+def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple[Any, str]:
     """How many threads, on how many parts of a batch at once; and why."""
     counts = [settings.threads or available_threads()]
     while not settings.threads and counts[0] > 1:
         counts.insert(0, counts[0] // 2)
-    busy = is_busy()
-    ways = []
+    busy, ways = is_busy(), []
     for threads in counts:
         # Dropout draws one sequence of random numbers: no parts side by side.
         side_by_side = {1} if settings.dropout else {1, min(threads, settings.batch or 1)}
@@ -108,7 +105,7 @@ def best_threads(
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
-    names = [f"{threads}" + f" in {parts} parts" * (parts > 1) for threads, parts in ways]
+    names = [f"{count} in {parts} parts" if parts > 1 else f"{count}" for count, parts in ways]
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms a step")
 
 
@@ -119,11 +116,10 @@ def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf)
         return "float32", "no time to measure others"
     if not isinstance(config, GPTConfig) or config.dim < NARROW_DIM:
         return "float32", "the safe choice on a CPU"
-    dtypes = ("float32", "bfloat16")
-    asked = [replace(settings, dtype=dtype) for dtype in dtypes]
-    exact, low = step_seconds(asked, probe, seconds)
-    times = dict(zip(dtypes, (exact, low), strict=True))
-    return dtypes[low <= FASTER * exact], in_words(times, "ms a step")
+    ways = [replace(settings, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    exact, low = step_seconds(ways, probe, seconds)
+    reason = in_words({"float32": exact, "bfloat16": low}, "ms a step")
+    return "bfloat16" if low <= FASTER * exact else "float32", reason
 
 
 def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
@@ -139,9 +135,7 @@ def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
     return SpeedProbe(model, dict(model.named_parameters()), loss, (ids,))
 
 
-def step_seconds(
-    ways: Sequence[Settings], probe: SpeedProbe, seconds: float = math.inf
-) -> list[float]:
+def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) -> list[float]:
     """Of the way forward and back, with each of these settings, taking turns for about so long."""
     end = time.perf_counter() + seconds
     probe.model.train()
@@ -166,9 +160,8 @@ def step_seconds(
     rounds: list[list[float]] = []
     while len(rounds) < tries and (not rounds or time.perf_counter() < end):
         rounds.append([once(*turn) for turn in turns])
-    rounds = rounds or [first]
     use_attention(probe.model, ways[0])
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+    return [statistics.median(column) for column in zip(*(rounds or [first]), strict=True)]
 
 
 def use_attention(model: Model, settings: Settings) -> None:
@@ -219,19 +212,14 @@ def attention_by(kernel: str | None) -> Iterator[None]:
         return
     others = [other for name, other in KERNELS.items() if name != kernel]
     # What torch has compiled before is looked up by everything but this.
-    tag = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = f"attention by {kernel}"
-    try:
-        with sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
-            yield
-    finally:
-        torch.compiler.config.cache_key_tag = tag
+    tag = temporarily(torch.compiler.config, "cache_key_tag", f"attention by {kernel}")
+    with tag, sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
+        yield
 
 
 @contextlib.contextmanager
 def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
-    """Threads for each part that is computed at the same time. Results on a CPU are bit for bit the
-    same only at the same numbers of both."""
+    """Threads for each part of a batch. The last bits of results on a CPU depend on both."""
     keep_memory()  # what they free in a step, they ask for in the next
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
@@ -260,14 +248,12 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(True)
-    memory: Any = torch.utils.deterministic
-    filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    unfilled = temporarily(torch.utils.deterministic, "fill_uninitialized_memory", False)
     try:
-        with attention_by(DETERMINISTIC_KERNELS[0]):
+        with unfilled, attention_by(DETERMINISTIC_KERNELS[0]):
             yield
     finally:
         torch.use_deterministic_algorithms(False)
-        memory.fill_uninitialized_memory = filled
 
 
 def with_kernels(model: Model, settings: TrainSettings) -> None:

@@ -53,8 +53,7 @@ class RunStart(Generic[S]):
     def load_settings(self) -> None:
         """Those that were requested; where the run is resumed, those that it has."""
         self.fresh = not self.run.exists() or self.run.too_short()
-        kind = type(self.request)
-        self.settings = self.request if self.fresh else saved_settings(self.run, kind)
+        self.settings = self.request if self.fresh else saved_settings(self.run, type(self.request))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -99,8 +98,8 @@ class RunStart(Generic[S]):
             return
         family, reason = model_type(model.config)
         if family == "nanolm":
-            why = f"transformers has none like it: {reason}"
-            choices = [*choices, Choice("format", "nanolm only", why)]
+            reason = f"transformers has none like it: {reason}"
+            choices = [*choices, Choice("format", "nanolm only", reason)]
         self.notify(Planned(tuple(choices)))
         facts = {
             "nanolm": __version__,
@@ -146,15 +145,14 @@ def with_absolute_paths(settings: S) -> S:
         kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
         return path if kept else str(Path(path).absolute())
 
-    tokenizer, start = settings.tokenizer, settings.start_from
-    changes: dict[str, Any] = {
-        settings.texts: tuple(absolute(path) for path in getattr(settings, settings.texts)),
-        "start_from": start if start is None or not Path(start).exists() else absolute(start),
-        "tokenizer": tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
-    }
     paths = {name: getattr(settings, name) for name in settings.files}
-    changes |= {name: path and absolute(path) for name, path in paths.items()}
-    return replace(settings, **changes)
+    if settings.start_from is not None and Path(settings.start_from).exists():
+        paths["start_from"] = settings.start_from
+    if settings.tokenizer not in (*TRAINABLE, *NAMED):
+        paths["tokenizer"] = settings.tokenizer
+    texts = tuple(map(absolute, getattr(settings, settings.texts)))
+    changes: Any = {name: path and absolute(path) for name, path in paths.items()}
+    return replace(settings, **(changes | {settings.texts: texts}))
 
 
 def run_name(corpus: str) -> str:
@@ -174,8 +172,8 @@ def numbered(stem: str) -> Iterator[Path]:
 def choose_folder(
     text: str, what: str, out: str | Path | None, fits: Callable[[Path], bool | None]
 ) -> Path:
-    """Where many runs on `text` go: `out`, or under runs/ one to resume, or a new name. `fits`
-    says whether a folder is one to resume; None: it holds nothing of the kind."""
+    """Where many runs on `text` go. `fits` says whether a folder is one to resume; None: it holds
+    nothing of the kind."""
     for folder in numbered(f"{run_name(text)}-{what}") if out is None else [Path(out)]:
         resumable = fits(folder)
         if resumable or (resumable is None and Run(folder).free()):

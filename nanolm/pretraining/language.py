@@ -10,7 +10,6 @@ from torch import Tensor
 from nanolm.evaluation import Score, evaluate
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig
 from nanolm.model.fast.training import speed_up, speedups_of
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model, save_model, snapshot
@@ -104,7 +103,7 @@ class NextToken(Task):
         forecast = self.job.forecast
         if not forecast or not forecast.steps or steps > FEW_STEPS_SHARE * forecast.steps:
             return forecast
-        assert isinstance(self.network.config, GPTConfig)
+        assert isinstance(self.network, GPT)
         return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def report_slow_steps(self, steps: int) -> None:

@@ -88,8 +88,7 @@ def time_budget(settings: TrainSettings) -> float | None:
 
 def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> float | None:
     """Until when the text has to be prepared, by `time.monotonic`; None: nobody waits for it."""
-    budget = time_budget(settings)
-    if budget is None:
+    if (budget := time_budget(settings)) is None:
         return None
     left = budget * (SETUP_SHARE - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
     return time.monotonic() + max(left, budget * LEAST_TEXT_SHARE)
@@ -105,9 +104,7 @@ def prepare_text(
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
-    most_doublings, budget = None, time_budget(settings)
-    if budget and choose_device(settings.device)[0] == "cpu":
-        most_doublings = doublings(budget * READ_BYTES_PER_SECOND)
+    budget, on_cpu = time_budget(settings), choose_device(settings.device)[0] == "cpu"
     request = TextRequest(
         corpus=settings.corpus,
         val=settings.val,
@@ -116,7 +113,7 @@ def prepare_text(
         reading=settings.reading(),
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
-        most_doublings=most_doublings,
+        most_doublings=doublings(budget * READ_BYTES_PER_SECOND) if budget and on_cpu else None,
         max_bytes=settings.max_bytes,
     )
     return prepare_tokens(request, progress, note, until=until)
@@ -150,7 +147,7 @@ def plan_for(
     return plan
 
 
-def prepare(
+def make_job(
     start: RunStart[TrainSettings],
     base: Path | None,
     text: Prepared,
@@ -158,15 +155,12 @@ def prepare(
     processes: int = 1,
 ) -> Job:
     """Plan what was left open and build the model, or resume both."""
-    run = start.run
-    folder = start.checkpoint(text.fingerprints)
+    run, folder = start.run, start.checkpoint(text.fingerprints)
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
     model = build(plan.settings, base, folder, text)
     if folder and model.config != wanted_config(plan.settings, base, text):
         raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    spare = math.inf
-    if plan.settings.minutes:
-        spare = max(0.0, 60 * plan.settings.minutes * SETUP_SHARE - elapsed())
+    spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
     more = {"forecast": asdict(forecast)} if forecast else {}

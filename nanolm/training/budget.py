@@ -5,7 +5,7 @@ import time
 
 from nanolm.training.schedule import DECAY
 from nanolm.training.settings import Settings
-from nanolm.training.state import BudgetState
+from nanolm.training.state import State
 
 MIN_STEPS = 20  # fewer teach nothing:
 OVERTIME = 1.05  # times the budget, where they would not be done otherwise
@@ -16,7 +16,7 @@ MAX_RESERVE_SHARE = 0.4  # of the time for steps, before it is known what the en
 class Budget:
     """Counts the time, and keeps a reserve for what comes after the steps."""
 
-    def __init__(self, settings: Settings, state: BudgetState) -> None:
+    def __init__(self, settings: Settings, state: State) -> None:
         self.settings, self.state = settings, state
         self.total = 60 * (settings.minutes or math.inf)  # seconds
         self.evaluation_seconds = 0.0  # of this process, saving included

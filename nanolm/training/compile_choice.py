@@ -1,7 +1,6 @@
 """Whether to use torch.compile: as asked, or where it pays back within the run.
 
-The first steps show how long the run takes. Where compiling could save more than it costs, it is
-tried, and kept if it is faster.
+Where, by the first steps, it could save more than it costs, it is tried, and kept if faster.
 """
 
 import time
@@ -56,8 +55,7 @@ class CompileChoice:
         if asked is None and compiled is not None:
             self.task.compile(False)
             plain = self.measure()
-            wanted = compiled < plain
-            self.task.compile(wanted)
+            self.task.compile(wanted := compiled < plain)
             times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
             self.notify(Choice("compile", "yes" if wanted else "no", times))
         if asked is None and self.world.first:

@@ -144,9 +144,8 @@ def join_world() -> Iterator[World]:
         raise UsageError(f"{problem}; start all with torchrun, or unset them") from None
     # A launcher that starts them again may have the same store: what is in there is old.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    world = World(rank, size, PrefixStore(f"nanolm {attempt}", store))
     try:
-        yield world
+        yield World(rank, size, PrefixStore(f"nanolm {attempt}", store))
     except RuntimeError as error:
         text = str(error).lower()
         lost = isinstance(error, dist.DistError) or any(sign in text for sign in PEER_LOST_SIGNS)

@@ -2,8 +2,6 @@
 
     >>> ema = EMA(dict(model.named_parameters()), 0.98)  # over about 50 steps
     >>> ema.update(step=1)
-    >>> with averaged(ema):
-    ...     evaluate(model)
 
 Training goes on with the weights as they are; what is judged and saved as the model is their mean.
 """

@@ -93,8 +93,8 @@ class Guard:
             since = f"validation loss has been rising since step {state.best_step:,}"
             warnings["overfitting"] = f"{since}: {task.why_validation_rises()}"
         elif task.keeps_last and state.scores["val_loss"] > 1.1 * (state.lowest_loss or 0):
-            reason = "the model is memorizing the text; more text would help"
-            warnings["memorizing"] = f"validation loss is rising: {reason}"
+            reason = "the model is memorizing the text, and its last weights are kept"
+            warnings["memorizing"] = f"validation loss is rising: {reason}; more text would help"
         first, now = state.first_loss, state.train_loss
         late = state.step >= STUCK_STEPS and progress >= STUCK_PROGRESS
         if late and first and now and now > STUCK_RATIO * first:

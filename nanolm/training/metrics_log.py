@@ -77,8 +77,7 @@ class MetricsLog:
         """The step that was just launched; its numbers are copied to where they can be read."""
         done = None
         if numbers.is_cuda:
-            pinned = torch.empty(numbers.shape, pin_memory=True)
-            numbers = pinned.copy_(numbers, non_blocking=True)
+            numbers = torch.empty(numbers.shape, pin_memory=True).copy_(numbers, non_blocking=True)
             done = torch.cuda.current_stream().record_event()
         state = self.state
         self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, numbers, done))

@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanolm.training.distributed import local_tensor
-from nanolm.training.optim import BaseOptimizer
+from nanolm.training.optim import BaseOptimizer, split_evenly
 
 MOMENTUM = 0.9
 ITERATIONS = 4  # of Newton and Schulz's: a fifth one was no better
 A, B, C = 3.4445, -4.7750, 2.0315  # of its polynomial, steepest at zero (Keller Jordan)
 EPSILON = 1e-7
 ADAM_RMS = 0.2  # the usual size of an entry of Adam's update, so that one rate serves both
+Tensors = Sequence[Tensor]
 
 
 class Muon(BaseOptimizer):
@@ -67,13 +68,13 @@ class Muon(BaseOptimizer):
 
 @dataclass(frozen=True)
 class MatrixView:
-    """Where a matrix lies: in which parameter, and which of its rows."""
+    """Where a matrix lies."""
 
     parameter: int
     rows: slice
     tall: bool  # more rows than columns; its transpose needs less
 
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+    def of(self, tensors: Tensors) -> Tensor:
         matrix = tensors[self.parameter][self.rows]
         return matrix.mT if self.tall else matrix
 
@@ -81,7 +82,7 @@ class MatrixView:
 class MatrixBatch:
     """The matrices of some parameters, those of the same shape together."""
 
-    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
         for number, (parameter, counts) in enumerate(zip(parameters, rows, strict=True)):
             first, columns = 0, parameter.shape[1]
@@ -91,16 +92,12 @@ class MatrixBatch:
                 self.shapes.setdefault(shape, []).append(view)
                 first += count
 
-    def add_updates(
-        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
-    ) -> None:
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
         """Move the parameters against their directions, made orthogonal."""
         for views, updates in self.updates(directions, lr):
             torch._foreach_add_([view.of(parameters) for view in views], updates.unbind())
 
-    def updates(
-        self, directions: Sequence[Tensor], lr: float | Tensor
-    ) -> Iterator[tuple[list[MatrixView], Tensor]]:
+    def updates(self, directions: Tensors, lr: Any) -> Iterator[tuple[list[MatrixView], Tensor]]:
         """What to add, all of a shape at a time."""
         for (_, longer), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
@@ -111,17 +108,12 @@ class DistributedMatrixBatch:
     """The same where many processes train: each makes the updates of some parameters, for all. Of
     what is sharded, each has some rows, which first come together where the update is made."""
 
-    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
-        self.owned: list[list[int]] = [[] for _ in self.ranks]  # numbers of parameters, by rank
-        work = [0 for _ in self.ranks]
         costs = [height * min(height, width) * width for height, width in self.shapes]
-        for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-            least = work.index(min(work))
-            self.owned[least].append(number)
-            work[least] += costs[number]
+        self.owned = split_evenly(dict(enumerate(costs)), len(self.ranks))  # by rank
         self.mine = self.owned[self.rank]
         mine = [parameters[number] for number in self.mine]
         self.batch = MatrixBatch(mine, [rows[number] for number in self.mine])
@@ -132,9 +124,7 @@ class DistributedMatrixBatch:
         each = -(-rows // len(self.ranks))
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
 
-    def add_updates(
-        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
-    ) -> None:
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
         mine = [directions[number] for number in self.mine]
         full = self.gather_rows(directions) if self.sharded else mine
         updates = [torch.empty_like(each) for each in full]
@@ -145,7 +135,7 @@ class DistributedMatrixBatch:
         for number, update in spread(updates, directions[0]):
             parameters[number].add_(update)
 
-    def gather_rows(self, directions: Sequence[Tensor]) -> list[Tensor]:
+    def gather_rows(self, directions: Tensors) -> list[Tensor]:
         """All rows of the parameters that are this process's."""
         like = directions[0]
         sent = [flatten([directions[number] for number in owned], like) for owned in self.owned]
@@ -164,9 +154,8 @@ class DistributedMatrixBatch:
             for number, update in zip(self.mine, updates, strict=True)
         ]
         sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
-        shapes = [
-            [(self.rows(n, self.rank), self.shapes[n][1]) for n in owned] for owned in self.owned
-        ]
+        here = [(self.rows(n, self.rank), shape[1]) for n, shape in enumerate(self.shapes)]
+        shapes = [[here[number] for number in owned] for owned in self.owned]
         got = all_to_all(sent, [sum(r * c for r, c in shape) for shape in shapes])
         for owned, shape, part in zip(self.owned, shapes, got, strict=True):
             pieces = part.split([r * c for r, c in shape])
@@ -185,7 +174,7 @@ class DistributedMatrixBatch:
                 yield number, piece.view(self.shapes[number])
 
 
-def flatten(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+def flatten(tensors: Tensors, like: Tensor) -> Tensor:
     return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
 
 

@@ -2,20 +2,21 @@
 
     >>> optimizers = Optimizers(dict(model.named_parameters()), "adamw", weight_decay=0.1)
     >>> optimizers.set_lr(1e-3)
-    >>> optimizers.step()
 
 Weight decay is for matrices alone: pulling norms and biases towards zero helps nothing. Parameters
 can be split between worker threads, each with optimizers of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nanolm.training.distributed import copy_full_tensor
 from nanolm.training.optimizers import OPTIMIZERS
+
+K = TypeVar("K")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
@@ -57,24 +58,23 @@ class Optimizers:
         self.by_worker: list[list[BaseOptimizer]] = []
         self.worker_parameters: list[list[nn.Parameter]] = []
         self.lr_tensors: dict[float, Tensor] = {}  # on a GPU, by scale
-        self.initialized = False
         spec, on_gpu = OPTIMIZERS[name], next(iter(parameters.values())).is_cuda
         taken: Mapping[str, Any] = dict.fromkeys(parameters)  # by the chosen optimizer
         if spec.takes == "matrices":
             taken = muon_parameters or {}
-        for share in split_evenly(parameters, workers):
+        sizes = {key: parameter.numel() for key, parameter in parameters.items()}
+        for share in split_evenly(sizes, workers):
             groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
-            for key, parameter in share.items():
-                alike = (key in taken, parameter.dim() >= 2, lr_scale(key))
+            for key in share:
+                alike = (key in taken, parameters[key].dim() >= 2, lr_scale(key))
                 group = groups.setdefault(alike, {"params": [], "rows": []})
-                group["params"].append(parameter)
+                group["params"].append(parameters[key])
                 group["rows"].append(taken.get(key))
             for (_, matrix, scale), group in groups.items():
                 decay = weight_decay if matrix else 0.0
                 group |= {"weight_decay": decay, "lr_scale": scale, "lr": 0.0}
                 if on_gpu:
-                    zero = torch.zeros((), device="cuda")
-                    group["lr"] = self.lr_tensors.setdefault(scale, zero)
+                    group["lr"] = self.lr_tensors.setdefault(scale, torch.zeros((), device="cuda"))
             self.worker_parameters.append([p for some in groups.values() for p in some["params"]])
             self.by_worker.append([])
             for is_taken, by in ((True, spec), (False, OPTIMIZERS["adamw"])):
@@ -86,10 +86,9 @@ class Optimizers:
 
     def init_state(self) -> None:
         """Allocate the state of all optimizers, unless it is there."""
-        if not self.initialized:
-            for optimizer in self.all():
+        for optimizer in self.all():
+            if not optimizer.state:
                 optimizer.init_state()
-            self.initialized = True
 
     def set_lr(self, lr: float) -> None:
         for scale, tensor in self.lr_tensors.items():
@@ -133,12 +132,12 @@ class Optimizers:
                     state["step"].copy_(tensors["step"])
 
 
-def split_evenly(parameters: dict[str, nn.Parameter], parts: int) -> list[dict[str, nn.Parameter]]:
-    """`parameters` in so many parts of about the same size."""
-    split: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
-    sizes = [0] * parts
-    for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].numel()):
-        smallest = sizes.index(min(sizes))
-        split[smallest][name] = parameter
-        sizes[smallest] += parameter.numel()
+def split_evenly(sizes: Mapping[K, int], parts: int) -> list[list[K]]:
+    """The keys in so many parts of about the same size."""
+    split: list[list[K]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for key in sorted(sizes, key=lambda key: -sizes[key]):
+        smallest = totals.index(min(totals))
+        split[smallest].append(key)
+        totals[smallest] += sizes[key]
     return split

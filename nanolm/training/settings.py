@@ -18,10 +18,7 @@ from nanolm.training.optimizers import OPTIMIZERS
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
-KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
 DEFAULT_FAMILY = "modern"
-VAL_SPLITS = ("spread", "end")  # where held-out text comes from: all over the text, or its end
 DEFAULT_SPLIT = "spread"
 NO_FLOAT8 = "--dtype float8: only for Transformers with pre-norm layers; try --dtype bfloat16"
 
@@ -33,10 +30,10 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "norm_place": get_args(config.NormPlace),
     "feed_forward": get_args(config.FeedForwardKind),
     "device": DEVICES,
-    "dtype": OWN_DTYPES,
-    "attention": KERNELS,
+    "dtype": (*DTYPES, "float8"),
+    "attention": ("cudnn", "flash", "efficient", "math"),  # kernels on a GPU
     "optimizer": tuple(OPTIMIZERS),
-    "val_split": VAL_SPLITS,
+    "val_split": ("spread", "end"),  # held out all over the text, or at its end
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -54,7 +55,9 @@ class Step:
         self.device = self.parameters[0].device
         # On a CPU only the products are in bfloat16, within them: all else would be slower with it.
         on_cpu = dtype == "bfloat16" and self.device.type == "cpu"
-        self.matmul_precision = "bf16" if on_cpu else "ieee"
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        rounding = "bf16" if on_cpu else "ieee"
+        self.matmul_precision = partial(temporarily, matmul, "fp32_precision", rounding)
         self.autocast_dtype = None if on_cpu else AUTOCAST_DTYPES.get(dtype)
         self.scale = LossScale(self.device) if dtype == "float16" else None
         self.names: list[str] = []  # of the numbers behind the norm
@@ -122,7 +125,7 @@ class Step:
             grad_scale = grad_scale * self.scale.factor
         numbers = torch.cat([norm[None], numbers])
         found_inf = (0 * numbers).sum().nan_to_num(nan=1)  # 0 times what is not finite is NaN
-        with cpu_matmul_precision(self.matmul_precision):
+        with self.matmul_precision():
             self.by_each_worker(lambda worker: self.optimizers.step(grad_scale, found_inf, worker))
         if self.scale:
             self.scale.adapt(found_inf)
@@ -145,7 +148,7 @@ class Step:
         size = -(-rows // max(self.grad_accum_steps, self.workers))
         parts = zip(*(part.split(size) for part in batch), strict=True)
         micro_batches = [(part, len(part[0]) / rows * self.weight) for part in parts]
-        with cpu_matmul_precision(self.matmul_precision):
+        with self.matmul_precision():
             if len(micro_batches) == 1:
                 return self.backward(*micro_batches[0])
             if self.workers == 1:
@@ -220,10 +223,8 @@ class Step:
 
 
 class LossScale:
-    """What losses are multiplied by, so that small gradients are not lost in float16.
-
-    Halved when something overflows, doubled when nothing has for long; all of it on the device.
-    """
+    """What losses are multiplied by, so that small gradients are not lost in float16: halved when
+    something overflows, doubled when nothing has for long; all of it on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.factor = torch.tensor(65_536.0, device=device)
@@ -244,15 +245,14 @@ class LossScale:
 
 
 @contextmanager
-def cpu_matmul_precision(precision: str) -> Iterator[None]:
-    """Let float32 products on a CPU round what they multiply, where it has units for that."""
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = precision
+def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """With another value of an attribute meanwhile."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        setattr(owner, name, before)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -27,7 +27,6 @@ class Task(ABC):
         """What to tell before the first step."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
         return dict(self.model.named_parameters())
 
     def lr_scale(self, name: str) -> float:
@@ -55,7 +54,6 @@ class Task(ABC):
         """Batch number `index`, on the CPU."""
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
-        """How many a batch has."""
         return batch[0].numel()
 
     def epoch(self, batches: int) -> float | None:

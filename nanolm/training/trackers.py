@@ -13,9 +13,10 @@ import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from nanolm.errors import UsageError
+from nanolm.runs.folder import Run
 from nanolm.training.events import Event, Note, Notify, Progressed, Started
 
 PROJECT = "nanolm"
@@ -66,7 +67,7 @@ def known(names: str) -> list[str]:
     return chosen
 
 
-class Trackers:
+class Trackers(contextlib.AbstractContextManager["Trackers"]):
     """Passes every event on, and the numbers among them to trackers too."""
 
     def __init__(self, names: Sequence[str], notify: Notify) -> None:
@@ -86,8 +87,6 @@ class Trackers:
                 self.attempt(name, lambda log=tracker.log: log(numbers, step))  # type: ignore[misc]
 
     def begin(self, name: str, event: Started) -> None:
-        from nanolm.runs.folder import Run
-
         self.open[name] = TRACKERS[name](event.run, Run(event.run).settings(), event.step)
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
@@ -101,9 +100,6 @@ class Trackers:
             self.notify(Note(f"{name} is told nothing more: {error!r}"))
         if text := said.getvalue().strip():
             self.notify(Note(text))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
