@@ -104,7 +104,8 @@ def prepare_text(
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
-    budget, on_cpu = time_budget(settings), choose_device(settings.device)[0] == "cpu"
+    budget = time_budget(settings)
+    on_cpu = budget and choose_device(settings.device)[0] == "cpu"
     request = TextRequest(
         corpus=settings.corpus,
         val=settings.val,
@@ -166,7 +167,7 @@ def make_job(
     more = {"forecast": asdict(forecast)} if forecast else {}
     start.record(settings, plan.choices + measured, text.fingerprints, model, **more)
     facts = run.facts()
-    if not start.fresh and facts.get("forecast"):
+    if not start.fresh and isinstance(facts.get("forecast"), dict):
         forecast = Forecast(**facts["forecast"])
     fixed_steps = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
     return Job(settings, run, text, model, folder, fixed_steps, base, forecast)

@@ -131,8 +131,7 @@ class DistributedMatrixBatch:
         for views, some in self.batch.updates(full, lr):
             for view, update in zip(views, some, strict=True):
                 view.of(updates).copy_(update)
-        spread = self.scatter_rows if self.sharded else self.all_gather
-        for number, update in spread(updates, directions[0]):
+        for number, update in self.spread(updates, directions[0]):
             parameters[number].add_(update)
 
     def gather_rows(self, directions: Tensors) -> list[Tensor]:
@@ -147,31 +146,28 @@ class DistributedMatrixBatch:
         full = [torch.cat(of_one) for of_one in zip(*parts, strict=True)]
         return [each.view(-1, width) for each, width in zip(full, columns, strict=True)]
 
-    def scatter_rows(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The rows that are here of every parameter's update."""
-        shares = [
-            update.split([self.rows(number, rank) for rank in self.ranks])
-            for number, update in zip(self.mine, updates, strict=True)
-        ]
-        sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
+    def spread(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """What is here of every parameter's update, from the process that made it."""
         here = [(self.rows(n, self.rank), shape[1]) for n, shape in enumerate(self.shapes)]
         shapes = [[here[number] for number in owned] for owned in self.owned]
-        got = all_to_all(sent, [sum(r * c for r, c in shape) for shape in shapes])
-        for owned, shape, part in zip(self.owned, shapes, got, strict=True):
-            pieces = part.split([r * c for r, c in shape])
-            for number, size, piece in zip(owned, shape, pieces, strict=True):
-                yield number, piece.view(size)
-
-    def all_gather(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Every update, from the process that made it."""
-        sizes = [[math.prod(self.shapes[n]) for n in owned] for owned in self.owned]
-        most, made = max(map(sum, sizes)), flatten(updates, like)
-        mine, all_ = F.pad(made, (0, most - len(made))), like.new_empty(len(self.ranks) * most)
-        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(all_, mine)
-        for owned, size, part in zip(self.owned, sizes, all_.view(-1, most), strict=True):
-            for number, piece in zip(owned, part[: sum(size)].split(size), strict=True):
-                yield number, piece.view(self.shapes[number])
+        sizes = [[math.prod(shape) for shape in some] for some in shapes]
+        parts: Any
+        if self.sharded:
+            shares = [
+                update.split([self.rows(number, rank) for rank in self.ranks])
+                for number, update in zip(self.mine, updates, strict=True)
+            ]
+            sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
+            parts = all_to_all(sent, [sum(size) for size in sizes])
+        else:
+            most, made = max(map(sum, sizes)), flatten(updates, like)
+            parts = like.new_empty(len(self.ranks), most)
+            gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(parts.view(-1), F.pad(made, (0, most - len(made))))
+        for owned, some, size, part in zip(self.owned, shapes, sizes, parts, strict=True):
+            pieces = part[: sum(size)].split(size)
+            for number, shape, piece in zip(owned, some, pieces, strict=True):
+                yield number, piece.view(shape)
 
 
 def flatten(tensors: Tensors, like: Tensor) -> Tensor:
