@@ -85,7 +85,11 @@ def make_plan(
             if undecided and plan.settings.device == "cpu":
                 plan.choose("preset", "nano", "the smallest: there is no time to try others")
             choose_preset(plan, text)
-        plan.settings = with_switches(plan.settings)
+        config = model_config(plan.settings, vocab_size=1)  # has what the family leaves open
+        given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
+        if given["positions"] != "rope":
+            del given["rope_base"]
+        plan.settings = replace(plan.settings, **given)  # type: ignore[arg-type]
     context, tokens = plan.settings.context, text.tokens
     if context and context >= tokens:
         plan.set("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
@@ -189,7 +193,8 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
         heads, dim = complete_shape(preset.heads, preset.dim, *given)
         plan.fill(heads=heads, dim=dim)
     plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
-    fill_batch(plan, preset.batch * preset.context)
+    tokens = preset.batch * preset.context  # a step
+    plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_context(plan: Plan, base: ModelConfig) -> None:
@@ -197,14 +202,9 @@ def choose_context(plan: Plan, base: ModelConfig) -> None:
     on_cpu = plan.settings.device == "cpu"
     context = min(base.context, 256 if on_cpu else 1024)
     plan.choose("context", context, f"the model looks back on {base.context:,}")
-    preset = PRESETS["micro" if on_cpu else "mini"]  # for the tokens a step alone
-    fill_batch(plan, preset.batch * preset.context)
-
-
-def fill_batch(plan: Plan, tokens: int) -> None:
-    """So many tokens a step, whatever the context."""
-    assert plan.settings.context is not None
-    plan.fill(batch=max(plan.processes, tokens // plan.settings.context))
+    preset = PRESETS["micro" if on_cpu else "mini"]
+    tokens = preset.batch * preset.context  # a step
+    plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_optimizer(
@@ -265,12 +265,3 @@ def choose_optimizer(
     if estimate:
         after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", f"held-out bits per byte, {after}"))
-
-
-def with_switches(settings: TrainSettings) -> TrainSettings:
-    """What is left open about the model, as its family has it."""
-    config = model_config(settings, vocab_size=1)
-    given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
-    if given["positions"] != "rope":
-        del given["rope_base"]
-    return replace(settings, **given)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nanolm.choice import Choice, Chosen, Report
+from nanolm.choice import Chosen, Report
 from nanolm.errors import refuse
 from nanolm.machine import available_threads, is_busy
 from nanolm.model.build import build_model
@@ -25,7 +25,7 @@ from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Law
 from nanolm.planning.trial import SpeedTrial
-from nanolm.planning.tuning import fit_to_machine
+from nanolm.planning.tuning import Fitted, fit_to_machine
 from nanolm.training.settings import SIZES, SWITCHES, TrainSettings
 
 # Of the time, for timing further sizes; on a GPU, kernels are compiled for each of them at first.
@@ -168,9 +168,7 @@ def search_sizes(
     return next(each for each in tried if each.bits_per_byte <= AS_GOOD * least), tried
 
 
-def fit(
-    settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int
-) -> tuple[TrainSettings, list[Choice]]:
+def fit(settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int) -> Fitted:
     """Threads, dtype and attention: measured, or as they are usually best where time is short."""
     on_cpu = settings.device == "cpu"
     hurry = clock.training() < (HURRY if on_cpu else HURRY_ON_GPU)

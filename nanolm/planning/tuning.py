@@ -45,6 +45,7 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
+Fitted = tuple[TrainSettings, list[Choice]]
 
 
 class SpeedProbe(NamedTuple):
@@ -56,9 +57,7 @@ class SpeedProbe(NamedTuple):
     batch: Batch
 
 
-def fit_to_machine(
-    settings: TrainSettings, model: Model, seconds: float = math.inf
-) -> tuple[TrainSettings, list[Choice]]:
+def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.inf) -> Fitted:
     """`settings` with what was left open chosen by measuring `model`, for about so long."""
     end = time.perf_counter() + seconds
     chosen, config = Chosen(settings), model.config

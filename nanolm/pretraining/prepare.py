@@ -180,12 +180,10 @@ def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) ->
     return replace(load_config(base), dropout=settings.dropout)
 
 
-def build(
-    settings: TrainSettings, base: Path | None, checkpoint: Path | None, text: Prepared
-) -> Model:
-    """The model as it was saved in a checkpoint, or as `base` is, or new."""
-    if checkpoint:
-        return load_model(checkpoint)
+def build(settings: TrainSettings, base: Path | None, folder: Path | None, text: Prepared) -> Model:
+    """The model as it was saved in `folder`, a checkpoint, or as `base` is, or new."""
+    if folder:
+        return load_model(folder)
     if base:
         return load_model(base, settings.dropout or 0.0)
     torch.manual_seed(settings.seed)

@@ -16,7 +16,7 @@ from nanolm import files
 from nanolm.errors import ModelError
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
-from nanolm.training.distributed import World, gathered_copy
+from nanolm.training.distributed import gathered_copy
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Note, Notify
 from nanolm.training.state import State, read_state
@@ -30,17 +30,10 @@ class Checkpointer:
     """Saves weights, optimizer state, loss scale, EMA and `State` together, and loads them."""
 
     def __init__(
-        self,
-        run: Run,
-        task: Task,
-        state: State,
-        step: Step,
-        ema: EMA | None,
-        notify: Notify,
-        world: World,
+        self, run: Run, task: Task, state: State, step: Step, ema: EMA | None, notify: Notify
     ) -> None:
         self.run, self.task, self.state, self.ema = run, task, state, ema
-        self.notify, self.world = notify, world
+        self.notify, self.world = notify, step.world
         self.on_gpu = step.device.type == "cuda"
         self.with_tensors = [part for part in (step.optimizers, step.scale, ema) if part]
         self.saved_step = -1

@@ -10,7 +10,6 @@ from statistics import median
 from nanolm.choice import Choice
 from nanolm.runs.folder import Run
 from nanolm.training.budget import Budget
-from nanolm.training.distributed import World
 from nanolm.training.events import Note, Notify
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step, out_of_memory
@@ -29,7 +28,6 @@ class CompileChoice:
     task: Task
     step: Step
     notify: Notify
-    world: World
 
     def __post_init__(self) -> None:
         self.open = self.task.compile_seconds is not None
@@ -43,7 +41,7 @@ class CompileChoice:
         self.open = False
         asked = getattr(self.settings, "compile", None)
         wanted, cost = bool(asked), self.task.compile_seconds or 0.0
-        if asked is None and self.settings.device in EXPECTED_GAIN and not self.world.joined:
+        if asked is None and self.settings.device in EXPECTED_GAIN and not self.step.world.joined:
             # Not the mean: much is made ready in the first one.
             state = budget.state
             left = budget.seconds_left_at(median(self.step_seconds or [state.seconds / state.step]))
@@ -58,7 +56,7 @@ class CompileChoice:
             self.task.compile(wanted := compiled < plain)
             times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
             self.notify(Choice("compile", "yes" if wanted else "no", times))
-        if asked is None and self.world.first:
+        if asked is None and self.step.world.first:
             decided = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
             self.run.configure(decided.to_dict())
         self.step.discard_graphs()

@@ -13,7 +13,6 @@ from torch import Tensor
 from nanolm.errors import Diverged, OutOfMemory
 from nanolm.formats import counted
 from nanolm.training.checkpointer import Checkpointer
-from nanolm.training.distributed import World
 from nanolm.training.events import Note, Notify
 from nanolm.training.settings import Settings
 from nanolm.training.state import State
@@ -35,7 +34,6 @@ class Guard:
     step: Step
     checkpointer: Checkpointer
     notify: Notify
-    world: World
 
     @contextmanager
     def out_of_memory(self, batch: tuple[Tensor, ...]) -> Iterator[None]:
@@ -48,7 +46,7 @@ class Guard:
             if not out_of_memory(error):
                 raise
             rows, hint = 1, f"--context {max(1, (context or 1) // 2)}, or a smaller model"
-            if self.world.joined:
+            if self.step.world.joined:
                 rows, hint = len(batch[0]), "more processes, --shard, or a smaller --batch"
             problem = f"no room for {counted(rows, 'sequence')} of --context {context}"
             raise OutOfMemory(f"{problem}; try {hint}") from None
@@ -76,7 +74,7 @@ class Guard:
         kept = {"seconds": state.seconds, "warnings_shown": state.warnings_shown}
         kept |= {"grad_accum_steps": state.grad_accum_steps, "rollbacks": state.rollbacks + 1}
         next_batch = state.step + state.data_offset
-        self.world.barrier()  # until what is being saved is there
+        self.step.world.barrier()  # until what is being saved is there
         good = self.checkpointer.last_good()
         if good:  # else the weights are still those from before: nothing bad was learned
             self.checkpointer.rewind(good)

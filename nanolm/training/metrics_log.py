@@ -20,7 +20,6 @@ from nanolm.runs.folder import Run, append
 from nanolm.training.budget import Budget
 from nanolm.training.distributed import World
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
-from nanolm.training.state import State
 from nanolm.training.task import Task
 
 LOG_EVERY = 10  # steps
@@ -53,10 +52,8 @@ class LaunchedStep:
 class MetricsLog:
     """Reads back the results of steps, adds them up, and writes a line every few steps."""
 
-    def __init__(
-        self, run: Run, task: Task, state: State, budget: Budget, notify: Notify, world: World
-    ) -> None:
-        self.run, self.task, self.state, self.budget = run, task, state, budget
+    def __init__(self, run: Run, task: Task, budget: Budget, notify: Notify, world: World) -> None:
+        self.run, self.task, self.state, self.budget = run, task, budget.state, budget
         self.notify, self.world = notify, world
         self.pending: deque[LaunchedStep] = deque()
         self.max_pending = 0  # until it is known how long a step takes

@@ -31,6 +31,7 @@ SCALE_GROWTH_INTERVAL = 2_000  # steps without an overflow
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
+Gradients = dict[nn.Parameter, Tensor | None]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -162,7 +163,7 @@ class Step:
             self.by_each_worker(lambda worker: self.add_gradients(worker, gradients))
             return torch.stack([numbers for numbers, _ in results]).sum(dim=0)
 
-    def add_gradients(self, worker: int, results: list[dict[nn.Parameter, Tensor | None]]) -> None:
+    def add_gradients(self, worker: int, results: list[Gradients]) -> None:
         """Always in the same order, so that the same bits come out."""
         for parameter in self.optimizers.worker_parameters[worker]:
             gradients = [each for all_ in results if (each := all_[parameter]) is not None]
@@ -176,9 +177,7 @@ class Step:
         loss.backward()
         return numbers
 
-    def compute_gradients(
-        self, micro_batch: Batch, share: float
-    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+    def compute_gradients(self, micro_batch: Batch, share: float) -> tuple[Tensor, Gradients]:
         """The same, handed over instead of added."""
         loss, numbers = self.forward(micro_batch, share)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
