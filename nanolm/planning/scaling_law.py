@@ -1,7 +1,5 @@
 """The loss that a model will reach on a text, predicted before it is trained.
 
-    >>> ngram_bits_per_byte(prepared.train, prepared.val, prepared.tokenizer)
-    2.34
     >>> Law(2.34, size=1_000_000).bits_per_byte(parameters=800_000, learned=8e6, steps=1500)
     2.05
 

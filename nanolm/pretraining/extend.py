@@ -16,7 +16,7 @@ from nanolm.pretraining.train import TrainResult, train
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
-from nanolm.training.settings import TrainSettings, option
+from nanolm.training.settings import TrainSettings
 from nanolm.training.state import State, read_state
 
 BUDGETS = ("minutes", "steps", "tokens")
@@ -31,8 +31,7 @@ def extend(
     """Train the run at `path` for one more budget; if that was begun before, go on with it."""
     run = Run(Path(path))
     if len(more) != 1:
-        names = ", ".join(option(name) for name in BUDGETS)
-        raise UsageError(f"--extend {path}: say how much more, by one of {names}")
+        raise UsageError(f"--extend {path}: say how much more: --minutes, --steps or --tokens")
     if not run.exists():
         raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
     TrainSettings((), **more).check()  # type: ignore[arg-type]

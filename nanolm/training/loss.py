@@ -2,9 +2,8 @@
 
     >>> next_token_loss(model.head, model.hidden_states(x), y)
 
-With a vocabulary of 50,000, the logits of a batch are larger than everything else in the model
-together. So a large batch goes through the last layer in chunks, and of each chunk only the
-gradients stay: with cross-entropy they are known as soon as the logits are.
+With a vocabulary of 50,000, the logits of a batch are larger than the rest of the model. So it goes
+through the last layer in chunks, of which only the gradients stay: they are known with the logits.
 """
 
 import contextlib

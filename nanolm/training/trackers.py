@@ -3,8 +3,7 @@
     >>> with Trackers(["tensorboard"], notify) as notify:
     ...     train(settings, notify=notify)
 
-What they are given is what metrics.jsonl is given. None of them is needed, and a run does not end
-because one of them fails.
+They get what metrics.jsonl gets. None is needed, and a run does not end because one of them fails.
 """
 
 import contextlib
