@@ -25,7 +25,7 @@ from nanolm.bench.turns import medians
 from nanolm.model.config import configure
 from nanolm.planning.trial import LR, SpeedTrial
 from nanolm.text.tokens import Batches, Store
-from nanolm.training.feed import DeviceSource, DiskSource, PrefetchSource, Source
+from nanolm.training.feed import DeviceSource, PrefetchSource, Source
 from nanolm.training.loss import next_token_loss
 
 BLOCK = 1 << 25  # tokens written at a time
@@ -47,8 +47,8 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         runners = {"a few in memory": Feeding(name, device, few, DeviceSource)}
         if device == "cpu":
-            runners = {"a few in memory": Feeding(name, device, few, DiskSource)}
-            runners["from the disk"] = Feeding(name, device, on_disk, DiskSource)
+            runners = {"a few in memory": Feeding(name, device, few, Source)}
+            runners["from the disk"] = Feeding(name, device, on_disk, Source)
         else:
             runners["read ahead from the disk"] = Feeding(name, device, on_disk, PrefetchSource)
             start = time.perf_counter()

@@ -40,11 +40,12 @@ from nanolm.model.stored import ADAPTERS, TRAINED
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
+from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.state import State
 from nanolm.training.task import Task
 
 LANGUAGE_HEAD = "language_head.safetensors"
-# Matrices that Muon leaves to AdamW, and the factor of their learning rate.
+# Matrices that an optimizer for matrices leaves to AdamW, and the factor of their learning rate.
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
 MOST_CACHED_BYTES = 1 << 30  # of hidden states that are kept in memory
@@ -217,7 +218,8 @@ class ClassifierTask(Task):
     def lr_scale(self, name: str) -> float:
         """Layers nearer to the input learn more slowly."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
-        if self.settings.optimizer == "muon" and name in ADAMW_MATRICES:
+        takes = OPTIMIZERS[self.settings.optimizer or "adamw"].takes
+        if takes == "matrices" and name in ADAMW_MATRICES:
             return ADAMW_RATE
         if name == "score.weight":
             return self.head_rate

@@ -20,18 +20,9 @@ from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, RECURRENT, GPTConfig, ModelConfig, complete_shape
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import non_embedding_parameters, training_bytes
-from nanolm.planning import recipe
+from nanolm.planning import recipe, sizes
 from nanolm.planning.scaling_law import Forecast, Law
-from nanolm.planning.sizes import (
-    AS_GOOD,
-    GPU_MEMORY_SHARE,
-    PARAMETERS_PER_TOKEN,
-    Clock,
-    SizeEstimate,
-    TextStats,
-    model_config,
-    search_sizes,
-)
+from nanolm.planning.sizes import Clock, SizeEstimate, TextStats, model_config
 from nanolm.planning.tuning import NARROW_DIM
 from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
@@ -53,7 +44,6 @@ class Plan(Chosen[TrainSettings]):
     processes: int = 1  # that share each batch
 
     def as_object(self) -> dict[str, Any]:
-        """What a program may want to know."""
         return {
             "settings": self.settings.to_dict(),
             "choices": [vars(choice) for choice in self.choices],
@@ -69,12 +59,11 @@ def make_plan(
     report: Report = lambda *progress: None,
     processes: int = 1,
 ) -> Plan:
-    """Choose what is open. `base` is the model that training starts from; None: from scratch.
-    `elapsed` are the seconds that are spent already of a time that is asked for."""
+    """Choose what is open. `base` is the model to start from; None: from scratch. `elapsed` are
+    the seconds already spent of the time that was asked for."""
     if processes > 1 and settings.batch is not None and settings.batch < processes:
-        raise UsageError(
-            f"--batch {settings.batch}: {processes} processes share it; give at least {processes}"
-        )
+        problem = f"--batch {settings.batch}: {processes} processes share it"
+        raise UsageError(f"{problem}; give at least {processes}")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     estimate = None
@@ -87,14 +76,20 @@ def make_plan(
             lambda: 60 * (1 - EVALUATION_SHARE) * minutes - elapsed(),
             lambda: 60 * SETUP_SHARE * minutes - elapsed(),
         )
-        undecided = text.size >= TINY_CORPUS and depends_on_machine(plan)
+        names = ("layers", "heads", "dim", "batch", "weight_decay")
+        undecided = text.size >= TINY_CORPUS and any(plan.open(name) for name in names)
+        undecided = undecided and plan.settings.family not in RECURRENT and minutes > 0
         if undecided and clock.training() >= LEAST_SECONDS_TO_SEARCH:
             estimate = choose_size(plan, text, clock, report)
         else:
             if undecided and plan.settings.device == "cpu":
                 plan.choose("preset", "nano", "the smallest: there is no time to try others")
             choose_preset(plan, text)
-        plan.settings = with_switches(plan.settings)
+        config = model_config(plan.settings, vocab_size=1)  # has what the family leaves open
+        given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
+        if given["positions"] != "rope":
+            del given["rope_base"]
+        plan.settings = replace(plan.settings, **given)  # type: ignore[arg-type]
     context, tokens = plan.settings.context, text.tokens
     if context and context >= tokens:
         plan.set("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
@@ -102,9 +97,9 @@ def make_plan(
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
-    if text.size >= TINY_CORPUS:  # else the time is just a limit
-        plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
-    plan.fill(evaluations=EVALUATIONS)
+    if text.size < TINY_CORPUS:
+        left = math.inf  # the time is just a limit
+    plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
     if base is None:
         warn_of_little_text(plan, text)
     return plan
@@ -112,15 +107,15 @@ def make_plan(
 
 def choose_sharding(plan: Plan, config: ModelConfig) -> None:
     """Whether each process has the whole model, or a share of it."""
-    gpu = plan.settings.device == "cuda"
+    on_gpu = plan.settings.device == "cuda"
     with torch.device("meta"):
         parameters = build_model(config).parameter_count()
     # Rows of a batch can go through one after the other, weights and moments cannot.
     needed = training_bytes(config, parameters, config.context)
-    room = torch.cuda.mem_get_info()[0] if gpu else math.inf
-    wanted = needed > GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
-    takes = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
-    reason = f"{takes}, and its GPU has {readable(room / 1e9)}" if gpu else takes
+    room = torch.cuda.mem_get_info()[0] if on_gpu else math.inf
+    wanted = needed > sizes.GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
+    reason = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
+    reason += f", and its GPU has {readable(room / 1e9)}" if on_gpu else ""
     plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 
@@ -129,7 +124,7 @@ def warn_of_little_text(plan: Plan, text: TextStats) -> None:
     parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else 0
     if text.size < TINY_CORPUS:
         reason = "tiny: good for seeing how it works, too little for a language"
-    elif parameters > PARAMETERS_PER_TOKEN * text.tokens:
+    elif parameters > sizes.PARAMETERS_PER_TOKEN * text.tokens:
         reason = f"little for {parameters:,} parameters: they could learn it by heart"
     else:
         return
@@ -148,29 +143,19 @@ def choose_device_and_budget(plan: Plan, text: TextStats) -> None:
             plan.choose("minutes", DEFAULT_MINUTES, f"a first try; {OR_SAY}")
 
 
-def depends_on_machine(plan: Plan) -> bool:
-    """Is there anything that timing this machine could decide?"""
-    if plan.settings.family in RECURRENT or plan.settings.minutes is None:
-        return False
-    return any(plan.open(name) for name in ("layers", "heads", "dim", "batch", "weight_decay"))
-
-
 def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> SizeEstimate:
     """By timing some."""
-    asked = plan.settings
-    search = search_sizes(asked, text, clock, report, plan.processes)
-    plan.settings, estimate, tried = search.settings, search.estimate, search.tried
-    plan.choices += search.choices
+    estimate, tried = sizes.search_sizes(plan, text, clock, report, plan.processes)
     config = estimate.config
-    if not asked.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
+    if not plan.settings.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
         reason = "there is no time to try others"
         if len(tried) > 1 and text.ngram_bits() is None:  # then bits are only good for comparing
-            shapes = (f"{each.config.layers} x {each.config.dim}" for each in tried)
-            reason = f"layers x width; the best in that time of {', '.join(shapes)}"
+            shapes = ", ".join(f"{each.config.layers} x {each.config.dim}" for each in tried)
+            reason = f"layers x width; the best in that time of {shapes}"
         elif len(tried) > 1:
             reason = f"layers x width; bits per byte in that time: {', '.join(map(str, tried))}"
             if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
-                near = f"{100 * (AS_GOOD - 1):.1g} %"
+                near = f"{100 * (sizes.AS_GOOD - 1):.1g} %"
                 reason += f"; the smallest within {near} of the best, which is faster to use"
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
@@ -187,13 +172,12 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     recurrent = plan.settings.family in RECURRENT
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
     chosen = plan.open("preset") and any(plan.open(name) for name in needed)
-    if chosen:
-        if text.size < TINY_CORPUS:
-            plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
-        elif on_cpu:
-            plan.choose("preset", "micro", "the most a CPU can train in minutes")
-        else:
-            plan.choose("preset", "mini", "a few minutes on a GPU")
+    if chosen and text.size < TINY_CORPUS:
+        plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
+    elif chosen and on_cpu:
+        plan.choose("preset", "micro", "the most a CPU can train in minutes")
+    elif chosen:
+        plan.choose("preset", "mini", "a few minutes on a GPU")
     preset = PRESETS[plan.settings.preset or "micro"]
     if text.size < recipe.REPRODUCED_BYTES and plan.open("context"):
         reason = "more would memorize what stands before each sentence of so small a text"
@@ -209,7 +193,8 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
         heads, dim = complete_shape(preset.heads, preset.dim, *given)
         plan.fill(heads=heads, dim=dim)
     plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
-    fill_batch(plan, preset.batch * preset.context)
+    tokens = preset.batch * preset.context  # a step
+    plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_context(plan: Plan, base: ModelConfig) -> None:
@@ -217,14 +202,9 @@ def choose_context(plan: Plan, base: ModelConfig) -> None:
     on_cpu = plan.settings.device == "cpu"
     context = min(base.context, 256 if on_cpu else 1024)
     plan.choose("context", context, f"the model looks back on {base.context:,}")
-    preset = PRESETS["micro" if on_cpu else "mini"]  # for the tokens a step alone
-    fill_batch(plan, preset.batch * preset.context)
-
-
-def fill_batch(plan: Plan, tokens: int) -> None:
-    """So many tokens a step, whatever the context."""
-    assert plan.settings.context is not None
-    plan.fill(batch=max(plan.processes, tokens // plan.settings.context))
+    preset = PRESETS["micro" if on_cpu else "mini"]
+    tokens = preset.batch * preset.context  # a step
+    plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_optimizer(
@@ -234,17 +214,22 @@ def choose_optimizer(
     assert plan.settings.batch is not None and plan.settings.context is not None
     step_tokens = plan.settings.batch * plan.settings.context
     config = base or model_config(plan.settings, text.vocab_size)
-    if base is None:
-        plan.choose("optimizer", *recipe.optimizer(config, plan.settings.batch))
-    else:
+    if base is not None:
         plan.choose("optimizer", "adamw", "gentle with what is learned already")
+    plan.choose("optimizer", *recipe.optimizer(config, plan.settings.batch))
     assert plan.settings.optimizer
     lr, reason = recipe.learning_rate(plan.settings.optimizer, config), f"for width {config.dim}"
     if base is not None:
         lr = float(f"{recipe.CONTINUED_RATE * lr:.2g}")
         reason = "a seventh of what fresh weights would take"
     plan.choose("lr", lr, reason)
-    count_steps(plan, text, step_tokens)
+    tokens, epochs = plan.settings.tokens, plan.settings.epochs
+    plan.settings = replace(plan.settings, epochs=None, tokens=None)
+    if tokens is not None:
+        plan.set("steps", max(1, round(tokens / step_tokens)), f"{tokens:,} tokens")
+    elif epochs is not None:
+        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
+        plan.set("steps", max(1, round(epochs * text.tokens / step_tokens)), reason)
     steps = plan.settings.steps
     if steps is None and estimate is not None:
         steps = estimate.steps
@@ -254,21 +239,18 @@ def choose_optimizer(
     if steps is None:  # nobody knows how many there will be
         if plan.open("weight_decay"):
             most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-            reason = f"{recipe.MOST_PASSES} passes at most, if there is time for them"
-            plan.choose("steps", most, reason)
+            plan.choose("steps", most, f"{recipe.MOST_PASSES} passes at most, if there is time")
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
-    assert plan.settings.lr
-    decay = recipe.LEAST_DECAY
-    if base is None:
-        decay = recipe.weight_decay(passes, plan.settings.lr, steps, text.size)
+    decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, text.size)
+    decay = recipe.LEAST_DECAY if base else decay
     plan.choose("weight_decay", decay, f"for {counted(passes, 'pass')} over the text")
-    never = base is not None or (plan.settings.workers or 1) > 1
-    dropout, reason = recipe.dropout(passes, never)
-    if dropout:
-        plan.choose("dropout", dropout, reason)
-    plan.fill(dropout=dropout)
+    # What drops out is one sequence of numbers: no parts side by side.
+    if passes >= recipe.MANY_PASSES and base is None and (plan.settings.workers or 1) == 1:
+        dropout = recipe.DROPOUT if passes < recipe.HUNDREDS_OF_PASSES else recipe.MOST_DROPOUT
+        plan.choose("dropout", dropout, f"for {passes:,.0f} passes")
+    plan.fill(dropout=0.0)
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
         reason = "the mean of about 50 steps: dropout makes them jump"
         plan.choose("average", recipe.EMA_DECAY, reason)
@@ -276,33 +258,10 @@ def choose_optimizer(
     if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:
-        return
+        return  # no time to count them
     law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
     bits = law.bits_per_byte(parameters, passes * text.size, steps)
     plan.forecast = Forecast(bits, estimate.seconds if estimate else None, passes, steps)
     if estimate:
         after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", f"held-out bits per byte, {after}"))
-
-
-def count_steps(plan: Plan, text: TextStats, step_tokens: int) -> None:
-    """Epochs and tokens as steps."""
-    epochs, tokens = plan.settings.epochs, plan.settings.tokens
-    if tokens is not None:
-        reason = f"{tokens:,} tokens"
-    elif epochs is not None:
-        reason = f"{counted(epochs, 'epoch')} of {text.tokens:,} tokens"
-    else:
-        return
-    wanted = tokens if tokens is not None else (epochs or 0) * text.tokens
-    plan.settings = replace(plan.settings, epochs=None, tokens=None)
-    plan.set("steps", max(1, round(wanted / step_tokens)), reason)
-
-
-def with_switches(settings: TrainSettings) -> TrainSettings:
-    """What is left open about the model, as its family has it."""
-    config = model_config(settings, vocab_size=1)
-    given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
-    if given["positions"] != "rope":
-        del given["rope_base"]
-    return replace(settings, **given)  # type: ignore[arg-type]

@@ -3,9 +3,8 @@
 >>> weight_decay(passes=8, lr=0.003, steps=400)
 4.3
 
-What was tried, and what it gave, is in docs/experiments.md. What matters most on a text that is
-seen again and again is weight decay: pulled towards zero the harder the more often it sees the
-text, a model can go over it twenty times and still get better at what it has not seen.
+What was tried, and what it gave, is in docs/experiments.md. On a text that is seen again and again,
+weight decay matters most: with enough of it, the twentieth pass still helps on unseen text.
 """
 
 import math
@@ -65,20 +64,7 @@ def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -
     return float(f"{max(LEAST_DECAY, pull / lr):.2g}")
 
 
-def dropout(passes: float, never: bool) -> tuple[float, str]:
-    """`never`, because what drops out is one sequence of numbers, and threads work side by side."""
-    if passes < MANY_PASSES or never:
-        return 0.0, f"fewer than {MANY_PASSES} passes"
-    return DROPOUT if passes < HUNDREDS_OF_PASSES else MOST_DROPOUT, f"for {shown(passes)} passes"
-
-
-def shown(passes: float) -> str:
-    return f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
-
-
 def rates(tied: bool) -> dict[str, float]:
     """What to multiply the learning rate of the first and the last layer by."""
-    return {
-        "token_embedding.weight": HEAD_RATE if tied else EMBEDDING_RATE,
-        "head.weight": HEAD_RATE,
-    }
+    embedding = HEAD_RATE if tied else EMBEDDING_RATE
+    return {"token_embedding.weight": embedding, "head.weight": HEAD_RATE}

@@ -1,15 +1,11 @@
 """The loss that a model will reach on a text, predicted before it is trained.
 
-    >>> ngram_bits_per_byte(prepared.train, prepared.val, prepared.tokenizer)
-    2.34
     >>> Law(2.34, size=1_000_000).bits_per_byte(parameters=800_000, learned=8e6, steps=1500)
     2.05
 
-How hard a text is, an n-gram model shows in a moment. A Transformer does better by a factor that
-falls with its size and with how much text it has learned from: a power law in each. Text that is
-seen again teaches less each time, and after some passes nothing. The numbers were fitted to 60 runs
-on six texts, which they predict to 6 % (docs/experiments.md). Text that was made by rules is easier
-to learn than n-grams let it seem.
+How hard a text is, an n-gram model shows in a moment. A Transformer does better by a power law in
+its size and in how much text it has learned from; text seen again teaches less each time. Fitted to
+60 runs on six texts, it predicts them to 6 % (docs/experiments.md). Text made by rules is easier.
 """
 
 import math
@@ -50,13 +46,9 @@ def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float
     places = CHUNK_TOKENS * np.linspace(0, chunks - 1, num=wanted, dtype=int)
     text = np.concatenate([train[place:][:CHUNK_TOKENS] for place in places]).astype(np.int64)
     longest = int(62 / math.log2(tokenizer.vocab_size)) - 1  # contexts are numbers of 62 bits
-    held_out = val.astype(np.int64)
-    bits = (
-        counted_bits(text, held_out, tokenizer.vocab_size, length)
-        for length in NGRAM_CONTEXTS
-        if length <= max(1, longest)
-    )
-    return float(min(bits)) / size
+    lengths = [length for length in NGRAM_CONTEXTS if length <= max(1, longest)]
+    what = (text, val.astype(np.int64), tokenizer.vocab_size)
+    return float(min(counted_bits(*what, length) for length in lengths)) / size
 
 
 @dataclass(frozen=True)
@@ -74,8 +66,7 @@ class Forecast:
         return self.bits_per_byte + max(self.bits_per_byte, CURVE_BITS) * above
 
     def at(self, steps: float, parameters: int, size: int) -> "Forecast":
-        """The same for another number of steps, of a model with so many parameters on a text of
-        `size` bytes."""
+        """The same for another number of steps, on a text of `size` bytes."""
         if not self.steps:
             return self
         law, passes = Law(1.0, size), self.passes * steps / self.steps
@@ -93,8 +84,7 @@ class Law:
     size: int  # bytes of training text
 
     def bits_per_byte(self, parameters: float, learned: float, steps: float) -> float:
-        """Of held-out text after `learned` bytes, by a model with so many parameters besides
-        embedding and head."""
+        """Of held-out text, after `learned` bytes; parameters without embedding and head."""
         by_size = SIZE_FACTOR * (parameters / 1e6) ** -SIZE_EXPONENT
         by_data = DATA_FACTOR * (self.effective_bytes(learned) / 1e7) ** -DATA_EXPONENT
         small = (min(self.size, COUNTED_BYTES) / COUNTED_BYTES) ** SMALL_TEXT_EXPONENT

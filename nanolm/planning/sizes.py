@@ -1,11 +1,10 @@
 """Which size of model learns most in the time there is: a few are timed, the others estimated.
 
-    >>> search_sizes(settings, text, clock, report).estimate
+    >>> search_sizes(plan, text, clock, report)[0]
     SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
-Each is trained on noise for about a second. The loss it would reach with as many steps as the time
-allows is predicted by `nanolm.planning.scaling_law`. Of those that come about as far, the smallest
-is taken: it generates faster, and needs less memory.
+Each is trained on noise for about a second; `nanolm.planning.scaling_law` predicts the loss that it
+would reach. Of those about as good, the smallest is taken: it is faster and needs less memory.
 """
 
 import math
@@ -16,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nanolm.choice import Choice, Report
-from nanolm.errors import UsageError
+from nanolm.choice import Chosen, Report
+from nanolm.errors import refuse
 from nanolm.machine import available_threads, is_busy
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, complete_shape, configure
@@ -26,7 +25,7 @@ from nanolm.model.size import non_embedding_parameters, training_bytes
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Law
 from nanolm.planning.trial import SpeedTrial
-from nanolm.planning.tuning import fit_to_machine
+from nanolm.planning.tuning import Fitted, fit_to_machine
 from nanolm.training.settings import SIZES, SWITCHES, TrainSettings
 
 # Of the time, for timing further sizes; on a GPU, kernels are compiled for each of them at first.
@@ -99,26 +98,19 @@ class SizeEstimate:
         return f"{self.config.layers} x {self.config.dim}: {self.bits_per_byte:.3f}"
 
 
-@dataclass(frozen=True)
-class SizeSearch:
-    estimate: SizeEstimate  # of the size that is chosen
-    tried: list[SizeEstimate]  # by size
-    settings: TrainSettings  # with what is fastest on this machine
-    choices: list[Choice]  # about that
-
-
 def search_sizes(
-    settings: TrainSettings, text: TextStats, clock: Clock, report: Report, processes: int = 1
-) -> SizeSearch:
-    """The best of the sizes that `settings` leave open. Each of several processes does its part of
-    a batch, and this one is timed."""
-    configs = candidates(settings, text)
-    on_cpu = settings.device == "cpu"
+    plan: Chosen[TrainSettings], text: TextStats, clock: Clock, report: Report, processes: int = 1
+) -> tuple[SizeEstimate, list[SizeEstimate]]:
+    """The best of the sizes that a plan leaves open, and all that were tried. The plan is given
+    what is fastest on this machine; of several processes that share a batch, this one is timed."""
+    configs = candidates(plan.settings, text)
+    on_cpu = plan.settings.device == "cpu"
     dim = PRESETS["micro" if on_cpu else "mini"].dim
     first = min(range(len(configs)), key=lambda index: abs(configs[index].dim - dim))
     if on_cpu and (clock.training() < SHORT_RUN or clock.measuring() < LEAST_SEARCH):
         first = 0
-    settings, choices = fit(settings, configs[first], clock, processes)
+    settings, choices = fit(plan.settings, configs[first], clock, processes)
+    plan.settings, plan.choices = settings, plan.choices + choices
     # How hard a text is does not change which size is best for it.
     law = Law(text.ngram_bits() or 1.0, text.size)
     measured: dict[int, float] = {}  # seconds a step
@@ -160,14 +152,12 @@ def search_sizes(
         tokens >>= smaller
         measured[first] *= (1 + 1 / (1 << smaller)) / 2  # not in proportion, to be on the safe side
     end = time.monotonic() + min(share * clock.training(), clock.measuring())
-    while (
-        len(measured) < MOST_TIMED and time.monotonic() + another < end and clock.measuring() > took
-    ):
+    while len(measured) < MOST_TIMED and time.monotonic() + another < end:
         bits = [estimate(index).bits_per_byte for index in range(len(configs))]
         best = bits.index(min(bits))
         near = (n for n in (best, best - 1, best + 1) if 0 <= n < len(configs))
         untimed = next((n for n in near if n not in measured), None)
-        if untimed is None:
+        if untimed is None or clock.measuring() <= took:
             break
         measure(untimed)
     report("trying sizes", MOST_TIMED, MOST_TIMED)
@@ -175,13 +165,10 @@ def search_sizes(
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
     least = min(each.bits_per_byte for each in tried)
-    chosen = next(each for each in tried if each.bits_per_byte <= AS_GOOD * least)
-    return SizeSearch(chosen, tried, settings, choices)
+    return next(each for each in tried if each.bits_per_byte <= AS_GOOD * least), tried
 
 
-def fit(
-    settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int
-) -> tuple[TrainSettings, list[Choice]]:
+def fit(settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int) -> Fitted:
     """Threads, dtype and attention: measured, or as they are usually best where time is short."""
     on_cpu = settings.device == "cpu"
     hurry = clock.training() < (HURRY if on_cpu else HURRY_ON_GPU)
@@ -204,7 +191,7 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
     """Models from small to large, with all that was asked for."""
     preset = PRESETS.get(settings.preset or "")
     sizes = [(preset.layers, preset.heads, preset.dim)] if preset else [row[:3] for row in LADDER]
-    configs: dict[GPTConfig, None] = {}
+    configs: dict[GPTConfig, None] = {}  # each once
     for size in sizes:
         values = dict(zip(("layers", "heads", "dim"), size, strict=True))
         if preset is None:
@@ -223,11 +210,8 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
 
 def suitable_context(layers: int, dim: int) -> int:
     """That of the nearest size in the ladder."""
-
-    def distance(row: tuple[int, int, int, int]) -> float:
-        return abs(math.log(row[0] * row[2] ** 2 / (layers * dim**2)))
-
-    return min(LADDER, key=distance)[3]
+    size = layers * dim**2
+    return min(LADDER, key=lambda row: abs(math.log(row[0] * row[2] ** 2 / size)))[3]
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
@@ -281,9 +265,7 @@ def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: f
 def model_config(settings: TrainSettings, vocab_size: int, check: bool = True) -> ModelConfig:
     """The model that resolved settings describe, or a UsageError that says what does not fit."""
     assert settings.family
-    names = ("context", "dropout", *SIZES, *SWITCHES)
-    asked = {name: getattr(settings, name) for name in names}
+    asked = {n: getattr(settings, n) for n in ("context", "dropout", *SIZES, *SWITCHES)}
     config = configure(settings.family, vocab_size=vocab_size, **asked)
-    if check and (problems := config.problems()):
-        raise UsageError("\n".join(problems))
+    refuse(config.problems() if check else [])
     return config

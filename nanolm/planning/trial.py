@@ -13,16 +13,7 @@ from torch import Tensor
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_dtype
-from nanolm.planning import recipe
-from nanolm.planning.tuning import (
-    attention_by,
-    compile_model,
-    fit_to_machine,
-    missing_compiler,
-    threads_for,
-    use_attention,
-    with_kernels,
-)
+from nanolm.planning import recipe, tuning
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizers
 from nanolm.training.settings import TrainSettings
@@ -47,29 +38,27 @@ class SpeedTrial:
     ) -> None:
         """`settings` are what is known already of how this machine does it best."""
         torch.manual_seed(1)
-        asked = {"context": config.context, "batch": rows, "device": device}
         settings = settings or TrainSettings((), threads=threads, dtype=dtype)
-        settings = replace(settings, **asked)  # type: ignore[arg-type]
+        settings = replace(settings, context=config.context, batch=rows, device=device)
         optimizer = settings.optimizer or recipe.optimizer(config, rows)[0]
         if settings.dtype == "auto" and device != "cpu":
             settings = replace(settings, dtype=choose_dtype("auto", device)[0])
         self.model = build_model(config).train()
-        self.settings, self.choices = fit_to_machine(settings, self.model)
+        self.settings, self.choices = tuning.fit_to_machine(settings, self.model)
         settings = self.settings
         self.stack = ExitStack()
-        self.stack.enter_context(attention_by(settings.attention))
-        with_kernels(self.model.to(device), settings)
-        use_attention(self.model, settings)
-        if compiled and isinstance(config, GPTConfig) and not missing_compiler(device):
-            compile_model(self.model, device)
+        self.stack.enter_context(tuning.attention_by(settings.attention))
+        tuning.with_kernels(self.model.to(device), settings)
+        tuning.use_attention(self.model, settings)
+        if compiled and isinstance(config, GPTConfig) and not tuning.missing_compiler(device):
+            tuning.compile_model(self.model)
         self.tokens = rows * config.context
-        parameters, workers = dict(self.model.named_parameters()), settings.workers or 1
-        with threads_for(settings.threads, settings.workers):
-            matrices = self.model.muon_parameters()
-            learner = Optimizers(parameters, optimizer, 0.1, matrices, workers=workers)
-            self.update = Step(self.loss, learner, settings.dtype, lambda batch: self.tokens)
-        shape = (NOISE_BATCHES, rows, config.context + 1)
-        self.batches = torch.randint(config.vocab_size, shape)
+        parameters, matrices = dict(self.model.named_parameters()), self.model.muon_parameters()
+        with tuning.threads_for(settings.threads, settings.workers):
+            how = (optimizer, 0.1, matrices)
+            optimizers = Optimizers(parameters, *how, workers=settings.workers or 1)
+            self.update = Step(self.loss, optimizers, settings.dtype, lambda batch: self.tokens)
+        self.batches = torch.randint(config.vocab_size, (NOISE_BATCHES, rows, config.context + 1))
         if device == "cuda":
             self.batches = self.batches.pin_memory()
         self.count = 0
@@ -80,12 +69,11 @@ class SpeedTrial:
 
     def step(self) -> None:
         """One update; a GPU may still be at it afterwards."""
-        with threads_for(self.settings.threads, self.settings.workers):
+        with tuning.threads_for(self.settings.threads, self.settings.workers):
             self.update((self.batches[self.count % NOISE_BATCHES],), LR)
         self.count += 1
 
     def wait(self) -> None:
-        """Until all is done."""
         if self.settings.device == "cuda":
             torch.cuda.synchronize()
 

@@ -12,8 +12,8 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ from nanolm.model.fast.training import FUSED_BLOCKS, speed_up, training_kernels
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
 from nanolm.training.optim import Optimizers
-from nanolm.training.settings import Settings, TrainSettings
-from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step
+from nanolm.training.settings import NO_FLOAT8, Settings, TrainSettings
+from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step, temporarily
 
 PROBE_TOKENS = 1_024  # of the batch that threads are tried with
 TIMED_ROUNDS = 5
@@ -45,10 +45,10 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
+Fitted = tuple[TrainSettings, list[Choice]]
 
 
-@dataclass(frozen=True)
-class SpeedProbe:
+class SpeedProbe(NamedTuple):
     """What a step is tried with."""
 
     model: Model
@@ -57,15 +57,13 @@ class SpeedProbe:
     batch: Batch
 
 
-def fit_to_machine(
-    settings: TrainSettings, model: Model, seconds: float = math.inf
-) -> tuple[TrainSettings, list[Choice]]:
-    """`settings` with what was left open chosen by measuring `model` on the device, which ends
-    after about so many seconds."""
+def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.inf) -> Fitted:
+    """`settings` with what was left open chosen by measuring `model`, for about so long."""
     end = time.perf_counter() + seconds
-    if settings.dtype == "float8":
-        refuse_float8(model)
     chosen, config = Chosen(settings), model.config
+    fusible = isinstance(config, GPTConfig) and not unsupported(config, FUSED_BLOCKS)
+    if settings.dtype == "float8" and not fusible:  # its products are part of fused kernels
+        raise UsageError(NO_FLOAT8)
     if settings.device == "cuda" and chosen.open("attention") and isinstance(config, GPTConfig):
         times = attention_times(config, settings)
         chosen.choose("attention", min(times, key=times.__getitem__), in_words(times, "ms"))
@@ -77,34 +75,17 @@ def fit_to_machine(
         chosen.choose("threads", threads, reason)
         chosen.settings = replace(chosen.settings, workers=workers)
     if chosen.open("dtype"):
-        left = end - time.perf_counter()
         probe = make_probe([chosen.settings], model)
-        chosen.choose("dtype", *best_dtype(chosen.settings, probe, left))
+        chosen.choose("dtype", *best_dtype(chosen.settings, probe, end - time.perf_counter()))
     return chosen.settings, chosen.choices
 
 
-def refuse_float8(model: Model) -> None:
-    """Products in it are part of kernels that not all models can go through."""
-    if not isinstance(model.config, GPTConfig) or unsupported(model.config, FUSED_BLOCKS):
-        raise UsageError(
-            "--dtype float8: only for Transformers with norms before their layers; "
-            "try --dtype bfloat16"
-        )
-
-
-def resolved_dtype(dtype: str) -> str:
-    return "float32" if dtype == "auto" else dtype
-
-
-def best_threads(
-    settings: TrainSettings, model: Model, seconds: float = math.inf
-) -> tuple[tuple[int, int], str]:
+def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple[Any, str]:
     """How many threads, on how many parts of a batch at once; and why."""
     counts = [settings.threads or available_threads()]
     while not settings.threads and counts[0] > 1:
         counts.insert(0, counts[0] // 2)
-    busy = is_busy()
-    ways = []
+    busy, ways = is_busy(), []
     for threads in counts:
         # Dropout draws one sequence of random numbers: no parts side by side.
         side_by_side = {1} if settings.dropout else {1, min(threads, settings.batch or 1)}
@@ -123,11 +104,8 @@ def best_threads(
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
-    labelled = {
-        f"{threads}" + (f" in {count} parts" if count > 1 else ""): times[threads, count]
-        for threads, count in ways
-    }
-    return best, in_words(labelled, "ms a step")
+    names = [f"{count} in {parts} parts" if parts > 1 else f"{count}" for count, parts in ways]
+    return best, in_words(dict(zip(names, times.values(), strict=True)), "ms a step")
 
 
 def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:
@@ -137,11 +115,10 @@ def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf)
         return "float32", "no time to measure others"
     if not isinstance(config, GPTConfig) or config.dim < NARROW_DIM:
         return "float32", "the safe choice on a CPU"
-    exact, low = "float32", "bfloat16"
-    asked = [replace(settings, dtype=numbers) for numbers in (exact, low)]
-    times = dict(zip((exact, low), step_seconds(asked, probe, seconds), strict=True))
-    best = low if times[low] <= FASTER * times[exact] else exact
-    return best, in_words(times, "ms a step")
+    ways = [replace(settings, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    exact, low = step_seconds(ways, probe, seconds)
+    reason = in_words({"float32": exact, "bfloat16": low}, "ms a step")
+    return "bfloat16" if low <= FASTER * exact else "float32", reason
 
 
 def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
@@ -157,42 +134,37 @@ def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
     return SpeedProbe(model, dict(model.named_parameters()), loss, (ids,))
 
 
-def step_seconds(
-    ways: Sequence[Settings], probe: SpeedProbe, seconds: float = math.inf
-) -> list[float]:
+def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) -> list[float]:
     """Of the way forward and back, with each of these settings, taking turns for about so long."""
     end = time.perf_counter() + seconds
     probe.model.train()
-    workers = [getattr(way, "workers", None) or 1 for way in ways]
 
-    def once(way: Settings, shares: int, step: Step) -> float:
+    def once(way: Settings, step: Step) -> float:
         use_attention(probe.model, way)
-        with threads_for(way.threads, shares):
+        with threads_for(way.threads, step.workers):
             start = time.perf_counter()
             step.accumulate_gradients(probe.batch)
             seconds = time.perf_counter() - start
         step.optimizers.zero_grad()
         return seconds
 
-    steps = []
-    for way, shares in zip(ways, workers, strict=True):
-        with threads_for(way.threads, shares):
-            optimizers = Optimizers(probe.parameters, workers=shares)
-            steps.append(Step(probe.loss, optimizers, resolved_dtype(way.dtype)))
-    turns = list(zip(ways, workers, steps, strict=True))
+    turns = []
+    for way in ways:
+        workers = getattr(way, "workers", None) or 1
+        with threads_for(way.threads, workers):
+            step = Step(probe.loss, Optimizers(probe.parameters, workers=workers), way.dtype)
+            turns.append((way, step))
     first = [once(*turn) for turn in turns]
     tries = TIMED_ROUNDS if sum(first) < SLOW_ROUND else 0
     rounds: list[list[float]] = []
     while len(rounds) < tries and (not rounds or time.perf_counter() < end):
         rounds.append([once(*turn) for turn in turns])
-    rounds = rounds or [first]
     use_attention(probe.model, ways[0])
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+    return [statistics.median(column) for column in zip(*(rounds or [first]), strict=True)]
 
 
 def use_attention(model: Model, settings: Settings) -> None:
-    """On a CPU, let it be done as the settings say, and where products are in bfloat16: with them,
-    torch's own kernel is slow."""
+    """On a CPU, written out where asked for, or with bfloat16, where torch's kernel is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
     speed_up(model, math_attention=asked and settings.device == "cpu")
 
@@ -239,21 +211,14 @@ def attention_by(kernel: str | None) -> Iterator[None]:
         return
     others = [other for name, other in KERNELS.items() if name != kernel]
     # What torch has compiled before is looked up by everything but this.
-    tag = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = f"attention by {kernel}"
-    try:
-        with sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
-            yield
-    finally:
-        torch.compiler.config.cache_key_tag = tag
+    tag = temporarily(torch.compiler.config, "cache_key_tag", f"attention by {kernel}")
+    with tag, sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
+        yield
 
 
 @contextlib.contextmanager
 def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
-    """Threads for each part that is computed at the same time.
-
-    Results on a CPU are bit for bit the same only at the same numbers of both.
-    """
+    """Threads for each part of a batch. The last bits of results on a CPU depend on both."""
     keep_memory()  # what they free in a step, they ask for in the next
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
@@ -268,8 +233,8 @@ def warn_about_threads(settings: Settings, notify: Notify) -> None:
     workers = getattr(settings, "workers", None) or 1
     wanted, threads = settings.threads or 1, torch.get_num_threads()
     if threads < wanted // workers and settings.device == "cpu":
-        text = f"{wanted} threads cannot be had, only {threads * workers}"
-        notify(Note(f"{text}: the last bits will be others than with {wanted}"))
+        text = f"only {threads * workers} threads can be had"
+        notify(Note(f"{text}: results are not bit-identical to {wanted} threads"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
 
@@ -282,24 +247,21 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(True)
-    memory: Any = torch.utils.deterministic
-    filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    unfilled = temporarily(torch.utils.deterministic, "fill_uninitialized_memory", False)
     try:
-        with attention_by(DETERMINISTIC_KERNELS[0]):
+        with unfilled, attention_by(DETERMINISTIC_KERNELS[0]):
             yield
     finally:
         torch.use_deterministic_algorithms(False)
-        memory.fill_uninitialized_memory = filled
 
 
 def with_kernels(model: Model, settings: TrainSettings) -> None:
-    """Let a model on a GPU be trained through kernels made for it; on the way back they add up in
-    whatever order the GPU comes to it."""
+    """Train a model on a GPU through its own kernels, which do not sum in a fixed order."""
     if model.device.type == "cuda" and not settings.deterministic:
         speed_up(model, kernels=training_kernels(settings.dtype == "float8"))
 
 
-def compile_model(model: Model, device: str) -> None:
+def compile_model(model: Model) -> None:
     """Let it be compiled when it is next trained; the model itself stays as it is."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     speed_up(model, compiled=True)

@@ -46,17 +46,14 @@ class RunStart(Generic[S]):
         """Choose the folder of `request`, which has been checked."""
         # A device or dtype that this machine does not have is reported before anything is read.
         choose_dtype(request.dtype, choose_device(request.device)[0])
-        self.request = with_absolute_paths(request)
-        self.notify = notify
+        self.request, self.notify = with_absolute_paths(request), notify
         self.run = choose_run(self.request, Path(out) if out is not None else None, resume, notify)
         self.load_settings()
 
     def load_settings(self) -> None:
         """Those that were requested; where the run is resumed, those that it has."""
         self.fresh = not self.run.exists() or self.run.too_short()
-        self.settings = self.request
-        if not self.fresh:
-            self.settings = saved_settings(self.run, type(self.request))
+        self.settings = self.request if self.fresh else saved_settings(self.run, type(self.request))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -84,10 +81,8 @@ class RunStart(Generic[S]):
         known = run.facts()["fingerprints"]
         for what, fingerprint in fingerprints.items():
             if known.get(what) != fingerprint:
-                raise DataError(
-                    f"the {what} is not the one that {run.path} began with; "
-                    "bring it back, or start a new run with --out"
-                )
+                cure = "bring it back, or start a new run with --out"
+                raise DataError(f"the {what} is not the one that {run.path} began with; {cure}")
         return folder
 
     def record(
@@ -103,8 +98,8 @@ class RunStart(Generic[S]):
             return
         family, reason = model_type(model.config)
         if family == "nanolm":
-            why = f"transformers has none like it: {reason}"
-            choices = [*choices, Choice("format", "nanolm only", why)]
+            reason = f"transformers has none like it: {reason}"
+            choices = [*choices, Choice("format", "nanolm only", reason)]
         self.notify(Planned(tuple(choices)))
         facts = {
             "nanolm": __version__,
@@ -139,10 +134,8 @@ def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
 def check_context(settings: Settings, longest: int) -> None:
     """Refuse a context that the model to start from does not have."""
     if settings.context is not None and settings.context > longest:
-        raise UsageError(
-            f"--context {settings.context}: {settings.start_from} looks back on {longest:,} tokens "
-            "at most"
-        )
+        limit = f"{settings.start_from} looks back on {longest:,} tokens at most"
+        raise UsageError(f"--context {settings.context}: {limit}")
 
 
 def with_absolute_paths(settings: S) -> S:
@@ -152,16 +145,14 @@ def with_absolute_paths(settings: S) -> S:
         kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
         return path if kept else str(Path(path).absolute())
 
-    tokenizer, start = settings.tokenizer, settings.start_from
-    changes: dict[str, Any] = {
-        settings.texts: tuple(absolute(path) for path in getattr(settings, settings.texts)),
-        "start_from": start if start is None or not Path(start).exists() else absolute(start),
-        "tokenizer": tokenizer if tokenizer in (None, *TRAINABLE, *NAMED) else absolute(tokenizer),
-    }
-    for name in settings.files:
-        path = getattr(settings, name)
-        changes[name] = path and absolute(path)
-    return replace(settings, **changes)
+    paths = {name: getattr(settings, name) for name in settings.files}
+    if settings.start_from is not None and Path(settings.start_from).exists():
+        paths["start_from"] = settings.start_from
+    if settings.tokenizer not in (*TRAINABLE, *NAMED):
+        paths["tokenizer"] = settings.tokenizer
+    texts = tuple(map(absolute, getattr(settings, settings.texts)))
+    changes: Any = {name: path and absolute(path) for name, path in paths.items()}
+    return replace(settings, **(changes | {settings.texts: texts}))
 
 
 def run_name(corpus: str) -> str:
@@ -181,15 +172,13 @@ def numbered(stem: str) -> Iterator[Path]:
 def choose_folder(
     text: str, what: str, out: str | Path | None, fits: Callable[[Path], bool | None]
 ) -> Path:
-    """Where many runs on `text` go: `out`, or under runs/ one to resume, or a new name. `fits`
-    says whether a folder is one to resume; None: it holds nothing of the kind."""
+    """Where many runs on `text` go. `fits` says whether a folder is one to resume; None: it holds
+    nothing of the kind."""
     for folder in numbered(f"{run_name(text)}-{what}") if out is None else [Path(out)]:
         resumable = fits(folder)
         if resumable or (resumable is None and Run(folder).free()):
             return folder
-    raise DataError(
-        f"{out} is there, and no unfinished {what} of these settings; try another --out"
-    )
+    raise DataError(f"{out} is no unfinished {what} of these settings; try another --out")
 
 
 def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
@@ -227,12 +216,8 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
 
 def starts_over(run: Run, settings: Settings, notify: Notify) -> bool:
     """Whether a run of this text had too little time, and so is to be done anew."""
-    limits = ("minutes", "max_bytes")
-    before, now = (
-        {name: value for name, value in asked.items() if name not in limits}
-        for asked in (run.facts()["request"], settings.to_dict())
-    )
-    if not run.too_short() or before != now:
+    limits = dict.fromkeys(("minutes", "max_bytes"))
+    if not run.too_short() or run.facts()["request"] | limits != settings.to_dict() | limits:
         return False
     notify(Note(f"{run.path} had too little time before: starting over"))
     return True
@@ -245,21 +230,16 @@ def same_settings(run: Run, settings: Settings) -> bool:
 
 def refuse_finished(run: Run) -> None:
     if run.finished():
-        raise DataError(
-            f"{run.path} is finished; choose another --out, or leave it away for a new name"
-        )
+        raise DataError(f"{run.path} is finished; choose another --out, or omit it")
 
 
 def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    differences = [
-        f"  {option(name)}: {before.get(name, 'automatic')} there, {now.get(name, 'automatic')} now"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
-    raise DataError(
-        f"{run.path} is unfinished and has other settings; give the same to go on with it, "
-        "or choose another --out:\n" + "\n".join(differences)
-    )
+    text = f"{run.path} is unfinished and has other settings; give the same, or another --out:"
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            then = before.get(name, "automatic")
+            text += f"\n  {option(name)}: {then} there, {now.get(name, 'automatic')} now"
+    raise DataError(text)

@@ -2,14 +2,12 @@
 
     >>> extend("runs/novel", {"minutes": 10.0})
 
-The learning rate of a finished run has fallen to zero. So it goes back to the checkpoint from
-before it fell, and on from there; the model that the run came to is kept in its folder `earlier`.
+The learning rate of a finished run has fallen to zero, so it goes on from the checkpoint before
+that; the model that the run came to is kept in its folder `earlier`.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError, TooLittleTime, UsageError
@@ -18,7 +16,8 @@ from nanolm.pretraining.train import TrainResult, train
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
 from nanolm.training.events import Note, Notify
-from nanolm.training.settings import TrainSettings, option
+from nanolm.training.settings import TrainSettings
+from nanolm.training.state import State, read_state
 
 BUDGETS = ("minutes", "steps", "tokens")
 
@@ -32,8 +31,7 @@ def extend(
     """Train the run at `path` for one more budget; if that was begun before, go on with it."""
     run = Run(Path(path))
     if len(more) != 1:
-        names = ", ".join(option(name) for name in BUDGETS)
-        raise UsageError(f"--extend {path}: say how much more, by one of {names}")
+        raise UsageError(f"--extend {path}: say how much more: --minutes, --steps or --tokens")
     if not run.exists():
         raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
     TrainSettings((), **more).check()  # type: ignore[arg-type]
@@ -41,10 +39,8 @@ def extend(
         if run.finished() or run.too_short():
             go_back(run, more, notify)
         elif run.facts().get("extension") != more:
-            raise DataError(
-                f"{path} is not finished; go on with it first: "
-                f"nanolm train --config {run.config_file} --out {path}"
-            )
+            command = f"nanolm train --config {run.config_file} --out {path}"
+            raise DataError(f"{path} is not finished; go on with it first: {command}")
     return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
 
 
@@ -52,11 +48,16 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     """Let the run be what it was before its learning rate fell, with the larger budget."""
     facts = run.facts()
     settings = saved_settings(run, TrainSettings)
-    folder = before_the_fall(run)
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    best = checkpoint.follow(run.path / "best")
-    here = best is not None and best.parent.resolve() == run.checkpoints.resolve()
-    if best is not None and here and best.name > folder.name:
+    last = checkpoint.follow(run.path / "last")
+    decay = read_state(last).decay_step if last and (last / "state.json").is_file() else None
+    folder = run.checkpoints / f"step-{decay or 0:08}"
+    if decay is None or not folder.is_dir():
+        problem = f"{run.path} has no checkpoint from before its learning rate fell"
+        raise DataError(f"{problem}; try nanolm train CORPUS --from {run.path}")
+    files.verify(folder)
+    state = read_state(folder)
+    best, here = checkpoint.follow(run.path / "best"), run.checkpoints.resolve()
+    if best and best.parent.resolve() == here and best.name > folder.name:
         kept = run.path / "earlier" / best.name
         kept.parent.mkdir(exist_ok=True)
         best.rename(kept)
@@ -69,39 +70,22 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     if capped and "minutes" not in more:
         settings = replace(settings, steps=facts["result"]["steps"])
     settings = enlarged(settings, more, state, capped)
-    facts = {**facts, "request": settings.to_dict(), "extension": more}
-    earlier = facts.get("earlier", [])
-    facts["earlier"] = [*earlier, facts.pop("result")]
+    facts |= {"request": settings.to_dict(), "extension": more}
+    facts["earlier"] = [*facts.get("earlier", []), facts.pop("result")]
     facts.pop("forecast", None)  # it was about the time before
     run.configure(settings.to_dict())
     run.update(facts)
 
 
-def before_the_fall(run: Run) -> Path:
-    """The checkpoint at which the learning rate began to fall."""
-    last = checkpoint.follow(run.path / "last")
-    decay = None
-    if last is not None and (last / "state.json").is_file():
-        decay = json.loads((last / "state.json").read_text(encoding="utf-8")).get("decay_step")
-    folder = run.checkpoints / f"step-{decay or 0:08}"
-    if decay is None or not folder.is_dir():
-        raise DataError(
-            f"{run.path} has no checkpoint from before its learning rate fell; "
-            f"train on from its model instead: nanolm train CORPUS --from {run.path}"
-        )
-    files.verify(folder)
-    return folder
-
-
 def enlarged(
-    settings: TrainSettings, more: dict[str, float], state: dict[str, Any], capped: bool
+    settings: TrainSettings, more: dict[str, float], state: State, capped: bool
 ) -> TrainSettings:
     """With so much more to do: minutes from now on, or steps as if asked for at once."""
     if "minutes" in more:
-        minutes = state["seconds"] / 60 + more["minutes"]
+        minutes = state.seconds / 60 + more["minutes"]
         return replace(settings, minutes=minutes, steps=settings.steps if capped else None)
     steps = more.get("steps", 0)
     if "tokens" in more:
-        steps = more["tokens"] * state["step"] / max(1, state["tokens"])
-    before = settings.steps or state["step"]
+        steps = more["tokens"] * state.step / max(1, state.tokens)
+    before = settings.steps or state.step
     return replace(settings, steps=max(before + 1, round(before + steps)), minutes=None)

@@ -10,7 +10,6 @@ from torch import Tensor
 from nanolm.evaluation import Score, evaluate
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig
 from nanolm.model.fast.training import speed_up, speedups_of
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model, save_model, snapshot
@@ -21,16 +20,9 @@ from nanolm.planning.tuning import compile_model, missing_compiler, use_attentio
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY
-from nanolm.text.store import Prepared
 from nanolm.text.tokens import Batches
-from nanolm.training.distributed import (
-    ALONE,
-    World,
-    copy_full_tensor,
-    full_tensor,
-    gathered_copy,
-    wrap_fsdp,
-)
+from nanolm.training import distributed
+from nanolm.training.distributed import ALONE, World
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
 from nanolm.training.loss import next_token_loss
@@ -53,14 +45,11 @@ SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: held-out text of a
 class NextToken(Task):
     """A language model on a text."""
 
-    def __init__(
-        self, job: Job, notify: Notify, world: World = ALONE, slowdown: float = 1.0
-    ) -> None:
+    def __init__(self, job: Job, notify: Notify, world: World = ALONE, slowdown: float = 1) -> None:
         """`slowdown`: everything takes so many times as long as usual."""
         settings = self.settings = job.settings
-        self.slowdown = slowdown
         assert settings.context and settings.batch
-        self.job, self.notify, self.world = job, notify, world
+        self.job, self.notify, self.world, self.slowdown = job, notify, world, slowdown
         self.step_tokens = settings.batch * settings.context
         shape = (settings.context, settings.batch, settings.seed)
         batches = Batches(job.text.train, *shape, world.rows(settings.batch))
@@ -68,7 +57,7 @@ class NextToken(Task):
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
             # Kernels that reach from one layer into the next would miss what others have of it.
-            self.sharded = wrap_fsdp(self.network, self.loss)
+            self.sharded = distributed.wrap_fsdp(self.network, self.loss)
         else:
             with_kernels(self.network, settings)
         use_attention(self.network, settings)
@@ -76,7 +65,8 @@ class NextToken(Task):
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         if not job.fixed_steps:
             self.patience = UNPLANNED_PATIENCE
-        self.keeps_last = len(job.text.val) > 0 and not can_choose_by(job.text)
+        held_out = job.text.tokenizer.byte_lengths()[job.text.val[: 2 * TO_CHOOSE_BY]].sum()
+        self.keeps_last = len(job.text.val) > 0 and held_out < TO_CHOOSE_BY  # too little to choose
         self.evaluated_all = False  # of the held-out text, by the last evaluation
         self.has_evaluated = False
         self.seconds_per_token = 0.0  # of it: a guess, until some have been evaluated
@@ -84,17 +74,16 @@ class NextToken(Task):
         if forecast and forecast.seconds:
             learned = forecast.passes * len(job.text.train)
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
-        missing: str | None = "recurrent layers gain nothing from it"
-        if isinstance(self.network, GPT):
-            missing = missing_compiler(settings.device)
+        is_gpt = isinstance(self.network, GPT)
+        missing = missing_compiler(settings.device) if is_gpt else "not for recurrent layers"
         if not missing:
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
             notify(Note(f"--compile is left out: {missing}"))
 
     def start_event(self, run: Path, step: int) -> Started:
-        parameters = self.network.parameter_count()
-        return Started(run, parameters, f"{len(self.job.text.train):,} training tokens", step)
+        data = f"{len(self.job.text.train):,} training tokens"
+        return Started(run, self.network.parameter_count(), data, step)
 
     def lr_scale(self, name: str) -> float:
         if self.settings.start_from is not None or not isinstance(self.network, GPT):
@@ -112,17 +101,16 @@ class NextToken(Task):
         forecast = self.job.forecast
         if not forecast or not forecast.steps or steps > FEW_STEPS_SHARE * forecast.steps:
             return forecast
-        assert isinstance(self.network.config, GPTConfig)
+        assert isinstance(self.network, GPT)
         return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def report_slow_steps(self, steps: int) -> None:
         """Say so where far fewer steps than planned could be done in the time."""
         planned, forecast = self.job.forecast, self.forecast_for(steps)
         if planned and forecast and forecast is not planned:
-            text = f"{steps:,} steps were done in the time, not {planned.steps:,} as planned: the "
-            text += "machine was slower than when it was measured. Predicted for that many: "
-            text += f"{forecast.bits_per_byte:.3f} bits per byte, not {planned.bits_per_byte:.3f}"
-            self.notify(Note(text))
+            text = f"{steps:,} steps, not {planned.steps:,}: the machine was slower than measured. "
+            text += f"Predicted for that many: {forecast.bits_per_byte:.3f} bits per byte, "
+            self.notify(Note(f"{text}not {planned.bits_per_byte:.3f}"))
 
     def why_validation_rises(self) -> str:
         if self.job.text.shift < SHIFTED_TEXT:
@@ -153,7 +141,7 @@ class NextToken(Task):
 
     def compile(self, wanted: bool) -> None:
         if wanted:
-            compile_model(self.network, self.settings.device)
+            compile_model(self.network)
         else:
             speed_up(self.network, compiled=False)
 
@@ -174,14 +162,13 @@ class NextToken(Task):
             tokens = EVALUATION_SPEEDUP * share * state.tokens / progress
             if settings.minutes and self.seconds_per_token:  # not all of them were for steps
                 tokens = max(tokens, share * 60 * settings.minutes / self.seconds_per_token)
-            tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.from_first(tokens)))
+            tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.agree(tokens)[0]))
             state.evaluated_tokens = min(tokens, len(text.val))
         self.evaluated_all = state.evaluated_tokens == len(text.val)
         network = self.full_model()
         latest = -float(state.step)  # lower is better: the last weights are kept
         if not len(text.val):
-            if self.world.first:
-                self.write(network, state.step)
+            self.write(network, state.step)
             return [latest], {}
         if not self.has_evaluated:
             self.score(network, limit=1)  # what only the first time takes
@@ -189,49 +176,41 @@ class NextToken(Task):
         start = time.monotonic()
         score = self.score(network, state.evaluated_tokens)
         self.seconds_per_token = (time.monotonic() - start) / max(1, score.tokens)
-        if self.world.first:
-            self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
+        self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
         return [latest if self.keeps_last else score.loss], as_metrics(score)
 
     def full_model(self) -> Model:
         """The model; one that is sharded, as a copy that is whole."""
-        return snapshot(self.network, full_tensor) if self.sharded else self.network
+        return snapshot(self.network, distributed.full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
-        """A sample of what the model has come to."""
+        """A sample of what the model has come to, by the first process."""
+        if not self.world.first:
+            return
         text = self.job.text
         writer = LanguageModel(network, text.tokenizer)
         sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
-        heading = f"## Step {step:,}{measured}\n"
         quoted = "\n".join("> " + line for line in (text.prompt + sample).splitlines())
-        append(self.job.run.samples, f"{heading}\n{quoted}\n\n")
+        append(self.job.run.samples, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
         self.notify(Wrote(step, text.prompt, sample))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
-        """How good the model is on held-out text, or on about `limit` tokens of it; `network` is
-        what `full_model` gave, if anything."""
+        """On held-out text, or about `limit` tokens of it; `network` is what `full_model` gave."""
         settings, text = self.settings, self.job.text
         assert settings.context
-        network = network or self.full_model()
+        what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
-        how = (settings.context, limit)
         with torch.autocast(settings.device, low, enabled=low is not None):
-            return evaluate(network, text.tokenizer, text.val, *how, world=self.world)
+            return evaluate(*what, world=self.world)
 
     def snapshot(self) -> Callable[[Path], None]:
-        copy = snapshot(self.network, gathered_copy)
+        copy = snapshot(self.network, distributed.gathered_copy)
         return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
 
     def load_weights(self, folder: Path) -> None:
         saved = dict(load_model(folder).named_parameters())
         for name, parameter in self.network.named_parameters():
-            copy_full_tensor(parameter, saved[name])
-
-
-def can_choose_by(text: Prepared) -> bool:
-    """Is enough text held out to choose the best weights by?"""
-    sizes = text.tokenizer.byte_lengths()
-    return int(sizes[text.val[: 2 * TO_CHOOSE_BY]].sum()) >= TO_CHOOSE_BY
+            distributed.copy_full_tensor(parameter, saved[name])
 
 
 def as_metrics(score: Score) -> dict[str, float]:

@@ -55,17 +55,10 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """All that another process needs to do its part, if it sees the same files."""
-        paths = {
-            "run": self.run.path,
-            "text": self.text.folder,
-            "checkpoint": self.checkpoint,
-            "base": self.base,
-        }
-        return {
-            "settings": self.settings.to_dict(),
-            "fixed_steps": self.fixed_steps,
-            **{name: path and str(path.absolute()) for name, path in paths.items()},
-        }
+        paths = {"run": self.run.path, "text": self.text.folder}
+        saved = {"checkpoint": self.checkpoint, "base": self.base}
+        absolute = {name: path and str(path.absolute()) for name, path in (saved | paths).items()}
+        return {"settings": self.settings.to_dict(), "fixed_steps": self.fixed_steps, **absolute}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -94,10 +87,8 @@ def time_budget(settings: TrainSettings) -> float | None:
 
 
 def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> float | None:
-    """Until when the text has to be prepared, by `time.monotonic`, `elapsed` seconds of the time
-    for all being gone; None where nobody waits for it."""
-    budget = time_budget(settings)
-    if budget is None:
+    """Until when the text has to be prepared, by `time.monotonic`; None: nobody waits for it."""
+    if (budget := time_budget(settings)) is None:
         return None
     left = budget * (SETUP_SHARE - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
     return time.monotonic() + max(left, budget * LEAST_TEXT_SHARE)
@@ -106,17 +97,15 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
 def prepare_text(
     settings: TrainSettings, base: Path | None, notify: Notify, until: float | None = None
 ) -> Prepared:
-    """The text as tokens, split into training and validation; as much of it as can be prepared
-    `until` then."""
+    """As tokens, split into training and validation; as much as can be prepared `until` then."""
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
         tokenizer = model_tokenizer(base)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
-    most_doublings, budget = None, time_budget(settings)
-    if budget and choose_device(settings.device)[0] == "cpu":
-        most_doublings = doublings(budget * READ_BYTES_PER_SECOND)
+    budget = time_budget(settings)
+    on_cpu = budget and choose_device(settings.device)[0] == "cpu"
     request = TextRequest(
         corpus=settings.corpus,
         val=settings.val,
@@ -125,7 +114,7 @@ def prepare_text(
         reading=settings.reading(),
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
-        most_doublings=most_doublings,
+        most_doublings=doublings(budget * READ_BYTES_PER_SECOND) if budget and on_cpu else None,
         max_bytes=settings.max_bytes,
     )
     return prepare_tokens(request, progress, note, until=until)
@@ -140,8 +129,7 @@ def plan_for(
     processes: int = 1,
 ) -> Plan:
     """What to do with a text, `elapsed` seconds of the time for it being gone."""
-    tokenizer = text.tokenizer
-    budget = time_budget(settings)
+    tokenizer, budget = text.tokenizer, time_budget(settings)
 
     @cache
     def ngram_bits() -> float | None:
@@ -152,9 +140,7 @@ def plan_for(
     stats = TextStats(tokenizer.vocab_size, text.size, len(text.train), ngram_bits)
     given = load_config(base) if base else None
     plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
-    if given is None:
-        plan.fill(tokenizer=tokenizer.kind)
-    plan.fill(val_split=DEFAULT_SPLIT)
+    plan.fill(val_split=DEFAULT_SPLIT, tokenizer=None if given else tokenizer.kind)
     if plan.settings.tokenizer == "bpe":
         plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
     plan.settings = replace(plan.settings, max_bytes=text.max_bytes)
@@ -162,7 +148,7 @@ def plan_for(
     return plan
 
 
-def prepare(
+def make_job(
     start: RunStart[TrainSettings],
     base: Path | None,
     text: Prepared,
@@ -170,15 +156,12 @@ def prepare(
     processes: int = 1,
 ) -> Job:
     """Plan what was left open and build the model, or resume both."""
-    run = start.run
-    folder = start.checkpoint(text.fingerprints)
+    run, folder = start.run, start.checkpoint(text.fingerprints)
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
     model = build(plan.settings, base, folder, text)
     if folder and model.config != wanted_config(plan.settings, base, text):
         raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
-    spare = math.inf
-    if plan.settings.minutes:
-        spare = max(0.0, 60 * plan.settings.minutes * SETUP_SHARE - elapsed())
+    spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
     more = {"forecast": asdict(forecast)} if forecast else {}
@@ -197,14 +180,11 @@ def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) ->
     return replace(load_config(base), dropout=settings.dropout)
 
 
-def build(
-    settings: TrainSettings, base: Path | None, checkpoint: Path | None, text: Prepared
-) -> Model:
-    """The model as it was saved in a checkpoint, or as `base` is, or new."""
-    if checkpoint:
-        return load_model(checkpoint)
+def build(settings: TrainSettings, base: Path | None, folder: Path | None, text: Prepared) -> Model:
+    """The model as it was saved in `folder`, a checkpoint, or as `base` is, or new."""
+    if folder:
+        return load_model(folder)
     if base:
         return load_model(base, settings.dropout or 0.0)
-    config = wanted_config(settings, None, text)
     torch.manual_seed(settings.seed)
-    return build_model(config)
+    return build_model(wanted_config(settings, None, text))

@@ -13,23 +13,12 @@ from nanolm.errors import TooLittleTime
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.device import choose_device
+from nanolm.planning import tuning
 from nanolm.planning.planner import SETUP_SHARE, Plan
-from nanolm.planning.tuning import (
-    attention_by,
-    deterministic_algorithms,
-    threads_for,
-    warn_about_threads,
-)
+from nanolm.pretraining import prepare
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
 from nanolm.pretraining.language import NextToken, as_metrics
-from nanolm.pretraining.prepare import (
-    Job,
-    find_base,
-    plan_for,
-    prepare,
-    prepare_text,
-    text_deadline,
-)
+from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadline
 from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Note, Notify
@@ -65,11 +54,8 @@ def train(
     notify: Notify = lambda event: None,
     started: float | None = None,
 ) -> TrainResult:
-    """Train on `settings.corpus`, or go on with an unfinished run of the same settings.
-
-    A time to train for is counted from `started`, by `time.monotonic`, or from now. Where this is
-    the first of several processes, the others `follow` it.
-    """
+    """Train on `settings.corpus`, or go on with an unfinished run of the same settings. Minutes
+    are counted from `started`, by `time.monotonic`, or from now. Other processes `follow`."""
     elapsed = stopwatch(started)
     settings.check()
     with join_world() as world, world.leading():
@@ -81,7 +67,7 @@ def train(
         until = text_deadline(start.settings, elapsed) if start.fresh else None
         text = prepare_text(start.settings, base, notify, until)
         with start.locked():
-            job = prepare(start, base, text, elapsed, world.size)
+            job = prepare.make_job(start, base, text, elapsed, world.size)
             world.broadcast(job.to_dict())
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
@@ -93,7 +79,7 @@ def follow() -> TrainResult:
     """Do what the first of several processes has decided, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
-        with deterministic_algorithms(job.settings.deterministic):
+        with tuning.deterministic_algorithms(job.settings.deterministic):
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
@@ -102,15 +88,15 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
     settings = job.settings
     if world.joined:  # what suits one process may be too much for each of several
         threads = min(settings.threads or 1, available_threads())
-        job = replace(job, settings=replace(settings, workers=1, threads=threads))
-        settings = job.settings
+        settings = replace(settings, workers=1, threads=threads)
+        job = replace(job, settings=settings)
     world.connect(settings.device)
     with (
-        threads_for(settings.threads, settings.workers),
-        attention_by(settings.attention),
+        tuning.threads_for(settings.threads, settings.workers),
+        tuning.attention_by(settings.attention),
         StopRequest() as stop,
     ):
-        warn_about_threads(settings, notify)
+        tuning.warn_about_threads(settings, notify)
         # On a busy machine everything takes longer, what comes after the steps too.
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, slowdown)
@@ -120,8 +106,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":
             task.report_slow_steps(trainer.state.step)
-        state, held_out = trainer.state, len(job.text.val)
-        scores = state.scores
+        state, scores, held_out = trainer.state, trainer.state.scores, len(job.text.val)
         if stopped != "interrupted":
             trainer.checkpointer.load_best()
             if held_out and not (task.evaluated_all and state.best_step == state.step):
@@ -168,7 +153,7 @@ def plan_only(
     settings = with_absolute_paths(settings)
     base = find_base(settings, notify)
     text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
-    return plan_for(settings, base, text, elapsed, notify)
+    return prepare.plan_for(settings, base, text, elapsed, notify)
 
 
 def stopwatch(started: float | None) -> Callable[[], float]:

@@ -5,7 +5,7 @@ import time
 
 from nanolm.training.schedule import DECAY
 from nanolm.training.settings import Settings
-from nanolm.training.state import BudgetState
+from nanolm.training.state import State
 
 MIN_STEPS = 20  # fewer teach nothing:
 OVERTIME = 1.05  # times the budget, where they would not be done otherwise
@@ -16,7 +16,7 @@ MAX_RESERVE_SHARE = 0.4  # of the time for steps, before it is known what the en
 class Budget:
     """Counts the time, and keeps a reserve for what comes after the steps."""
 
-    def __init__(self, settings: Settings, state: BudgetState) -> None:
+    def __init__(self, settings: Settings, state: State) -> None:
         self.settings, self.state = settings, state
         self.total = 60 * (settings.minutes or math.inf)  # seconds
         self.evaluation_seconds = 0.0  # of this process, saving included
@@ -62,9 +62,8 @@ class Budget:
         return True
 
     def used_up_by(self) -> str:
-        """What ended the run."""
-        all_steps = self.settings.steps and self.state.step >= self.settings.steps
-        return "steps" if all_steps else "minutes"
+        steps = self.settings.steps
+        return "steps" if steps and self.state.step >= steps else "minutes"
 
     def reserve_for_end(self, seconds: float, spent: float) -> None:
         """Before the first step: seconds that the end takes, about, and what is spent by now."""
@@ -86,8 +85,8 @@ class Budget:
             self.evaluation_seconds += seconds
         self.evaluated = True
 
-    def seconds_left(self, progress: float) -> float:
-        training = self.state.seconds - self.state.setup
+    def seconds_left(self) -> float:
+        training, progress = self.state.seconds - self.state.setup, self.progress()
         return training / progress * max(0, 1 - progress) if progress else math.inf
 
     def seconds_left_at(self, step_seconds: float) -> float:

@@ -9,17 +9,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanolm import files
 from nanolm.errors import ModelError
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
-from nanolm.training.distributed import World, gathered_copy
+from nanolm.training.distributed import gathered_copy
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Note, Notify
-from nanolm.training.optim import load_tensors
 from nanolm.training.state import State, read_state
 from nanolm.training.step import Step
 from nanolm.training.task import Task
@@ -31,17 +30,10 @@ class Checkpointer:
     """Saves weights, optimizer state, loss scale, EMA and `State` together, and loads them."""
 
     def __init__(
-        self,
-        run: Run,
-        task: Task,
-        state: State,
-        step: Step,
-        ema: EMA | None,
-        notify: Notify,
-        world: World,
+        self, run: Run, task: Task, state: State, step: Step, ema: EMA | None, notify: Notify
     ) -> None:
         self.run, self.task, self.state, self.ema = run, task, state, ema
-        self.notify, self.world = notify, world
+        self.notify, self.world = notify, step.world
         self.on_gpu = step.device.type == "cuda"
         self.with_tensors = [part for part in (step.optimizers, step.scale, ema) if part]
         self.saved_step = -1
@@ -64,16 +56,16 @@ class Checkpointer:
         """All but the weights, as it was saved in `folder`."""
         vars(self.state).update(vars(read_state(folder)))
         self.saved_step = self.state.step
-
-        def load(tensors: dict[str, Tensor]) -> None:
+        file = folder / "optimizer.safetensors"
+        tensors = load_file(file)
+        try:
             for part in self.with_tensors:
                 part.load_state_tensors(tensors)
-
-        load_tensors(folder / "optimizer.safetensors", load)
+        except KeyError as error:
+            raise ModelError(f"{file}: {error} is missing") from None
 
     def save(self) -> None:
-        """Copy what a checkpoint of this step needs, unless it is there already; another thread
-        writes it."""
+        """Copy what a checkpoint of this step needs, for another thread to write."""
         self.last_save = time.monotonic()
         state, folder = self.state, self.folder(self.state.step)
         if self.saved_step == state.step:
@@ -85,7 +77,7 @@ class Checkpointer:
         if not (self.world.first or self.task.sharded):
             return
         state.lengths = self.run.lengths()
-        state_json = state.to_json()
+        state_json = state.to_json()  # as it is now
         with averaged(self.ema):
             write_model = self.task.snapshot()
         tensors: dict[str, Tensor] = {}

@@ -1,7 +1,6 @@
 """Whether to use torch.compile: as asked, or where it pays back within the run.
 
-The first steps show how long the run takes. Where compiling could save more than it costs, it is
-tried, and kept if it is faster.
+Where, by the first steps, it could save more than it costs, it is tried, and kept if faster.
 """
 
 import time
@@ -11,7 +10,6 @@ from statistics import median
 from nanolm.choice import Choice
 from nanolm.runs.folder import Run
 from nanolm.training.budget import Budget
-from nanolm.training.distributed import World
 from nanolm.training.events import Note, Notify
 from nanolm.training.settings import Settings
 from nanolm.training.step import Step, out_of_memory
@@ -30,7 +28,6 @@ class CompileChoice:
     task: Task
     step: Step
     notify: Notify
-    world: World
 
     def __post_init__(self) -> None:
         self.open = self.task.compile_seconds is not None
@@ -42,10 +39,9 @@ class CompileChoice:
     def decide(self, budget: Budget) -> None:
         """Compile what is to be compiled."""
         self.open = False
-        asked, cost = getattr(self.settings, "compile", None), self.task.compile_seconds
-        assert cost is not None
-        wanted = bool(asked)
-        if asked is None and self.settings.device in EXPECTED_GAIN and not self.world.joined:
+        asked = getattr(self.settings, "compile", None)
+        wanted, cost = bool(asked), self.task.compile_seconds or 0.0
+        if asked is None and self.settings.device in EXPECTED_GAIN and not self.step.world.joined:
             # Not the mean: much is made ready in the first one.
             state = budget.state
             left = budget.seconds_left_at(median(self.step_seconds or [state.seconds / state.step]))
@@ -53,16 +49,14 @@ class CompileChoice:
             wanted = gain > cost
             reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"
             self.notify(Choice("compile", "let us see" if wanted else "no", reason))
-        if wanted:
-            compiled = self.try_compiled()
-            if asked is None and compiled is not None:
-                self.task.compile(False)
-                plain = self.measure()
-                wanted = compiled < plain
-                self.task.compile(wanted)
-                times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
-                self.notify(Choice("compile", "yes" if wanted else "no", times))
-        if asked is None and self.world.first:
+        compiled = self.try_compiled() if wanted else None
+        if asked is None and compiled is not None:
+            self.task.compile(False)
+            plain = self.measure()
+            self.task.compile(wanted := compiled < plain)
+            times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
+            self.notify(Choice("compile", "yes" if wanted else "no", times))
+        if asked is None and self.step.world.first:
             decided = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
             self.run.configure(decided.to_dict())
         self.step.discard_graphs()

@@ -3,9 +3,8 @@
     torchrun --nproc-per-node 8 -m nanolm train corpus.txt
 
 Everything between them is PyTorch's own: DDP, or FSDP2 where the model is sharded. The first one
-decides; it reads the text, plans, reports and writes. The others receive what it decided, as JSON
-in the store at which all of them met, and from then on all do the same. So a model does not know
-that there are others, and neither does a run folder.
+reads the text, plans, reports and writes; the others receive what it decided as JSON, in the store
+at which all of them met. So neither a model nor a run folder knows that there are others.
 """
 
 import json
@@ -58,8 +57,7 @@ class World:
 
     def weight(self, batch: int) -> float:
         """Of the mean over this one's rows, beside those of the others."""
-        rows = self.rows(batch)
-        return float((rows.stop - rows.start) * self.size / batch)
+        return len(range(batch)[self.rows(batch)]) * self.size / batch
 
     def broadcast(self, facts: dict[str, Any]) -> None:
         """Let the others know, who wait for nothing else."""
@@ -109,17 +107,11 @@ class World:
         progress, *any_ = agreed.tolist()
         return (progress, *(value > 0 for value in any_))
 
-    def from_first(self, value: float) -> float:
-        """What the first one has."""
-        return float(self.agree(value)[0])
-
     def all_reduce_max(self, value: int) -> int:
-        """The most that any of them has."""
+        most = torch.tensor(value)
         if self.joined:
-            most = torch.tensor(value)
             dist.all_reduce(most, dist.ReduceOp.MAX)
-            value = int(most)
-        return value
+        return int(most)
 
     def barrier(self) -> None:
         """Until all of them are here."""
@@ -127,15 +119,12 @@ class World:
 
     def all_reduce_sum(self, *numbers: Tensor) -> None:
         """Let each be the sum of what all of them have."""
-        if self.joined:
-            for each in numbers:
-                dist.all_reduce(each)
+        for each in numbers if self.joined else ():
+            dist.all_reduce(each)
 
     def all_reduce_mean(self, numbers: Tensor) -> Tensor:
-        if self.joined:
-            dist.all_reduce(numbers)
-            numbers /= self.size
-        return numbers
+        self.all_reduce_sum(numbers)
+        return numbers / self.size if self.joined else numbers
 
 
 ALONE = World()
@@ -143,7 +132,7 @@ ALONE = World()
 
 @contextmanager
 def join_world() -> Iterator[World]:
-    """The world that this process was started in; that another process of it is lost is told."""
+    """The world that this process was started in; says so if another process of it is lost."""
     rank, size = process()
     if rank is None:
         yield ALONE
@@ -151,25 +140,20 @@ def join_world() -> Iterator[World]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=STARTUP_TIMEOUT))
     except (RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error}); start all with "
-            "torchrun, or unset them"
-        ) from None
+        problem = f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error})"
+        raise UsageError(f"{problem}; start all with torchrun, or unset them") from None
     # A launcher that starts them again may have the same store: what is in there is old.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    world = World(rank, size, PrefixStore(f"nanolm {attempt}", store))
     try:
-        yield world
+        yield World(rank, size, PrefixStore(f"nanolm {attempt}", store))
     except RuntimeError as error:
         text = str(error).lower()
         lost = isinstance(error, dist.DistError) or any(sign in text for sign in PEER_LOST_SIGNS)
-        if size > 1 and lost:
-            first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-            raise PeerLost(
-                f"another of the {size} processes ended ({first}); the same command goes on from "
-                "the last checkpoint"
-            ) from None
-        raise
+        if size == 1 or not lost:
+            raise
+        first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
+        problem = f"another of the {size} processes ended ({first})"
+        raise PeerLost(f"{problem}; the same command goes on from the last checkpoint") from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -179,10 +163,8 @@ def local_rank() -> int:
     """Which GPU of this machine is this process's."""
     count, there = local_processes(), torch.cuda.device_count()
     if count > there:
-        raise DataError(
-            f"{count} processes on a machine with {there} GPUs; one for each is enough: "
-            f"torchrun --nproc-per-node {there}, or --device cpu"
-        )
+        hint = f"torchrun --nproc-per-node {there}, or --device cpu"
+        raise DataError(f"{count} processes on a machine with {there} GPUs; try {hint}")
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -198,14 +180,12 @@ class LossModule(nn.Module):
 
 
 def wrap_ddp(model: nn.Module, loss: Any) -> DistributedDataParallel:
-    """`loss`, with the gradients of its model being the mean over all processes. Its weights are
-    those of the first one."""
+    """`loss`, with the mean of the gradients of all processes, and the first one's weights."""
     return DistributedDataParallel(LossModule(model, loss))
 
 
 def wrap_fsdp(model: Model, loss: Any) -> nn.Module:
-    """The same, each process keeping a share of every weight, and having the others' while it needs
-    them."""
+    """The same, each process keeping a share of every weight, gathered only while it is needed."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -213,9 +193,9 @@ def wrap_fsdp(model: Model, loss: Any) -> nn.Module:
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    learning = LossModule(model, loss)
-    fully_shard(learning, mesh=mesh)
-    return learning
+    sharded = LossModule(model, loss)
+    fully_shard(sharded, mesh=mesh)
+    return sharded
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -2,14 +2,12 @@
 
     >>> ema = EMA(dict(model.named_parameters()), 0.98)  # over about 50 steps
     >>> ema.update(step=1)
-    >>> with ema.applied():
-    ...     evaluate(model)
 
 Training goes on with the weights as they are; what is judged and saved as the model is their mean.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +37,6 @@ class EMA:
             parameter.copy_(mean)
             mean.copy_(weights)
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Let the model be the mean meanwhile."""
-        self.swap()
-        try:
-            yield
-        finally:
-            self.swap()
-
     def state_tensors(self) -> dict[str, Tensor]:
         """What to save besides the mean: the weights as they are."""
         return {f"{name}.now": parameter.detach() for name, parameter in self.parameters.items()}
@@ -59,6 +48,13 @@ class EMA:
             copy_full_tensor(parameter, tensors[name])
 
 
-def averaged(ema: EMA | None) -> AbstractContextManager[None]:
+@contextmanager
+def averaged(ema: EMA | None) -> Iterator[None]:
     """The model as it is evaluated and saved: with its EMA, if there is one, as its weights."""
-    return ema.applied() if ema else nullcontext()
+    if ema:
+        ema.swap()
+    try:
+        yield
+    finally:
+        if ema:
+            ema.swap()

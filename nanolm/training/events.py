@@ -47,9 +47,8 @@ class Started:
     step: int  # more than 0: resumed there
 
     def __str__(self) -> str:
-        begin = (
-            f"resuming {self.run} at step {self.step:,}" if self.step else f"training {self.run}"
-        )
+        resuming = f"resuming {self.run} at step {self.step:,}"
+        begin = resuming if self.step else f"training {self.run}"
         return f"{begin}: {self.parameters:,} parameters, {self.data}"
 
 

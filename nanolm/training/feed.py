@@ -3,11 +3,10 @@
     >>> feed = source(batches, "cuda")
     >>> feed.ids(feed.batch(0).to("cuda"))  # (batch, context + 1), on the device
 
-Where the whole text fits beside the model, it lies on the GPU: a batch is then a few numbers that
-say where its windows begin. Otherwise threads prefetch some batches from the disk.
+Where the whole text fits beside the model, it lies on the GPU, and a batch is where its windows
+begin. Otherwise threads prefetch batches from the disk.
 """
 
-from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -19,36 +18,27 @@ from nanolm.text.tokens import Batches
 MAX_MEMORY_SHARE = 0.25  # of the free memory of a GPU that a text may take
 PREFETCH_BATCHES = 16  # batches
 READER_THREADS = 8  # threads; a disk answers several of them at once
-# Torch knows signed integers better.
-SIGNED_DTYPES = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 COPY_TOKENS = 1 << 24  # tokens at a time
 
 
-class Source(ABC):
-    """Where batches come from, and what to make of them on the device."""
+class Source:
+    """Batches from the disk, or the memory of the machine."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
-        self.signed = SIGNED_DTYPES[batches.tokens.dtype]
+        self.signed = np.dtype(f"i{batches.tokens.dtype.itemsize}")  # which torch knows better
         self.mask = np.iinfo(batches.tokens.dtype).max
 
-    @abstractmethod
     def batch(self, index: int) -> Tensor:
         """What has to be brought to the device."""
+        return torch.from_numpy(self.batches[index].view(self.signed))
 
     def ids(self, batch: Tensor) -> Tensor:
         """The windows, each with the token that follows: (batch, context + 1)."""
         return batch.long() & int(self.mask)
 
 
-class DiskSource(Source):
-    """From the disk, or the memory of the machine."""
-
-    def batch(self, index: int) -> Tensor:
-        return torch.from_numpy(self.batches[index].view(self.signed))
-
-
-class PrefetchSource(DiskSource):
+class PrefetchSource(Source):
     """The same, some batches before they are asked for."""
 
     def __init__(self, batches: Batches) -> None:
@@ -57,10 +47,9 @@ class PrefetchSource(DiskSource):
         self.prefetched: dict[int, Future[Tensor]] = {}
 
     def batch(self, index: int) -> Tensor:
-        wanted = range(index, index + PREFETCH_BATCHES)
         self.prefetched = {
             number: self.prefetched.get(number) or self.readers.submit(self.pinned, number)
-            for number in wanted
+            for number in range(index, index + PREFETCH_BATCHES)
         }
         return self.prefetched[index].result()
 
@@ -74,8 +63,8 @@ class DeviceSource(Source):
     def __init__(self, batches: Batches, device: str) -> None:
         super().__init__(batches)
         tokens = batches.tokens.view(self.signed)
-        kind = torch.int16 if self.signed is np.int16 else torch.int32
-        self.tokens = torch.empty(len(tokens), dtype=kind, device=device)
+        dtype = torch.from_numpy(np.empty(0, self.signed)).dtype
+        self.tokens = torch.empty(len(tokens), dtype=dtype, device=device)
         for first in range(0, len(tokens), COPY_TOKENS):
             part = np.array(tokens[first : first + COPY_TOKENS])
             self.tokens[first : first + len(part)].copy_(torch.from_numpy(part))
@@ -90,6 +79,6 @@ class DeviceSource(Source):
 
 def source(batches: Batches, device: str) -> Source:
     if device != "cuda":
-        return DiskSource(batches)
+        return Source(batches)
     fits = batches.tokens.nbytes < MAX_MEMORY_SHARE * torch.cuda.mem_get_info()[0]
     return DeviceSource(batches, device) if fits else PrefetchSource(batches)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nanolm.errors import Diverged, OutOfMemory
+from nanolm.formats import counted
 from nanolm.training.checkpointer import Checkpointer
-from nanolm.training.distributed import World
 from nanolm.training.events import Note, Notify
 from nanolm.training.settings import Settings
 from nanolm.training.state import State
@@ -34,27 +34,22 @@ class Guard:
     step: Step
     checkpointer: Checkpointer
     notify: Notify
-    world: World
 
     @contextmanager
     def out_of_memory(self, batch: tuple[Tensor, ...]) -> Iterator[None]:
-        """Around a step, which splits a batch that does not fit: that is reported and kept; where
-        nothing fits, say what to change."""
+        """Around a step, which splits a batch that does not fit; where nothing fits, say what to
+        change."""
         state, context = self.state, self.settings.context
         try:
             yield
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            if self.world.joined:
-                raise OutOfMemory(
-                    f"{len(batch[0]):,} sequences of --context {context} do not fit into "
-                    "the memory of each process; try more processes, --shard, or a smaller --batch"
-                ) from None
-            raise OutOfMemory(
-                f"not even one sequence of --context {context} fits into memory; "
-                f"try --context {max(1, (context or 1) // 2)}, or a smaller model"
-            ) from None
+            rows, hint = 1, f"--context {max(1, (context or 1) // 2)}, or a smaller model"
+            if self.step.world.joined:
+                rows, hint = len(batch[0]), "more processes, --shard, or a smaller --batch"
+            problem = f"no room for {counted(rows, 'sequence')} of --context {context}"
+            raise OutOfMemory(f"{problem}; try {hint}") from None
         if self.step.grad_accum_steps != state.grad_accum_steps:
             state.grad_accum_steps = self.step.grad_accum_steps
             rows = -(-len(batch[0]) // state.grad_accum_steps)
@@ -69,22 +64,17 @@ class Guard:
         return self.state.bad_steps >= MAX_BAD_STEPS
 
     def rollback(self, step: int) -> None:
-        """After too many bad steps in a row, up to `step`: to the last checkpoint before them, and
-        on from there with the batches behind them."""
+        """After too many bad steps in a row, up to `step`: to the last checkpoint before them."""
         state = self.state
         self.checkpointer.finish()
-        why = (
-            f"no finite gradient for {MAX_BAD_STEPS} steps, up to step {step:,}; they were left out"
-        )
+        why = f"no finite gradient for {MAX_BAD_STEPS} steps, up to step {step:,}; all skipped"
         if state.rollbacks >= MAX_ROLLBACKS:
-            raise Diverged(
-                f"{why}, and going back {MAX_ROLLBACKS} times did not help. Start again with a "
-                f"smaller --lr (it was {self.settings.lr:g})."
-            )
+            why += f", and going back {MAX_ROLLBACKS} times did not help"
+            raise Diverged(f"{why}. Start again with a smaller --lr than {self.settings.lr:g}.")
         kept = {"seconds": state.seconds, "warnings_shown": state.warnings_shown}
         kept |= {"grad_accum_steps": state.grad_accum_steps, "rollbacks": state.rollbacks + 1}
         next_batch = state.step + state.data_offset
-        self.world.barrier()  # until what is being saved is there
+        self.step.world.barrier()  # until what is being saved is there
         good = self.checkpointer.last_good()
         if good:  # else the weights are still those from before: nothing bad was learned
             self.checkpointer.rewind(good)
@@ -98,23 +88,16 @@ class Guard:
         state = self.state
         warnings = {}
         if state.evals_without_gain:
-            warnings["overfitting"] = (
-                f"validation loss has been rising since step {state.best_step:,}: "
-                f"{task.why_validation_rises()}"
-            )
+            since = f"validation loss has been rising since step {state.best_step:,}"
+            warnings["overfitting"] = f"{since}: {task.why_validation_rises()}"
         elif task.keeps_last and state.scores["val_loss"] > 1.1 * (state.lowest_loss or 0):
-            warnings["memorizing"] = (
-                "validation loss is rising: the model is memorizing the text, and its last weights "
-                "are kept; more text would help"
-            )
+            reason = "the model is memorizing the text, and its last weights are kept"
+            warnings["memorizing"] = f"validation loss is rising: {reason}; more text would help"
         first, now = state.first_loss, state.train_loss
         late = state.step >= STUCK_STEPS and progress >= STUCK_PROGRESS
         if late and first and now and now > STUCK_RATIO * first:
-            warnings["stuck"] = (
-                f"the loss does not move: {first:.3f} at first, {now:.3f} now; try a higher --lr, "
-                "or look at the text with `nanolm data check`"
-            )
-        for name, text in warnings.items():
-            if name not in state.warnings_shown:
-                state.warnings_shown.append(name)
-                self.notify(Note(text))
+            cure = "try a higher --lr, or look at the text with `nanolm data check`"
+            warnings["stuck"] = f"the loss does not move: {first:.3f}, now {now:.3f}; {cure}"
+        for name in [name for name in warnings if name not in state.warnings_shown]:
+            state.warnings_shown.append(name)
+            self.notify(Note(warnings[name]))

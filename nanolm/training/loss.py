@@ -2,9 +2,8 @@
 
     >>> next_token_loss(model.head, model.hidden_states(x), y)
 
-With a vocabulary of 50,000, the logits of a batch are larger than everything else in the model
-together. So a large batch goes through the last layer in chunks, and of each chunk only the
-gradients stay: with cross-entropy they are known as soon as the logits are.
+With a vocabulary of 50,000, the logits of a batch are larger than the rest of the model. So it goes
+through the last layer in chunks, of which only the gradients stay: they are known with the logits.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     turn = kernels.cross_entropy_ if kernels else cross_entropy_
-    scores: Callable[[Tensor, Tensor], Any] = partial(LogitProducts, turn=turn)
+    scores: Any = partial(LogitProducts, turn=turn)
     if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
     loss: Tensor = ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
@@ -61,13 +60,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """Cross-entropy of x @ weight.T: the gradients are computed in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        scores: Callable[[Tensor, Tensor], Any],
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, scores: Any) -> Tensor:
         count, columns = len(x), len(weight)
         products = scores(x, weight)
         most = SCORES if x.is_cuda else CPU_CHUNK_LOGITS
@@ -91,7 +84,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         share = gradient / ctx.count  # only now: in float16 it would have vanished before
-        return multiply_(to_x, share), to_weight.mul_(share), None, None
+        kernels = kernels_for(to_x)
+        to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
+        return to_x, to_weight.mul_(share), None, None
 
 
 def kernels_for(x: Tensor) -> Any:
@@ -102,12 +97,6 @@ def kernels_for(x: Tensor) -> Any:
 
             return fused if fused.available() else None
     return None
-
-
-def multiply_(x: Tensor, factor: Tensor) -> Tensor:
-    kernels = kernels_for(x)
-    product: Tensor = kernels.multiply_(x, factor) if kernels else x.mul_(factor)
-    return product
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:

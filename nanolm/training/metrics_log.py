@@ -20,7 +20,6 @@ from nanolm.runs.folder import Run, append
 from nanolm.training.budget import Budget
 from nanolm.training.distributed import World
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, Wrote
-from nanolm.training.state import State
 from nanolm.training.task import Task
 
 LOG_EVERY = 10  # steps
@@ -29,8 +28,8 @@ MAX_PENDING_SECONDS = 0.25  # and for how long;
 MAX_PENDING_DISTRIBUTED = 4  # where other processes have to be as far behind
 
 
-@dataclass(frozen=True)
-class PendingStep:
+@dataclass
+class LaunchedStep:
     """A step that was launched on the device, which may still be computing it."""
 
     step: int
@@ -40,16 +39,11 @@ class PendingStep:
     numbers: Tensor  # the norm of the gradient, the loss and what else is recorded
     done: torch.cuda.Event | None  # when they can be read
 
-
-@dataclass(frozen=True)
-class FinishedStep:
-    """What came of it."""
-
-    step: int
-    tokens: int
-    lr: float
-    grad_norm: float
-    values: dict[str, float]
+    def read_back(self) -> None:
+        if self.done:
+            self.done.synchronize()
+        self.grad_norm, *values = self.numbers.tolist()
+        self.values = dict(zip(self.names, values, strict=True))
 
     def is_finite(self) -> bool:
         return all(map(math.isfinite, (self.grad_norm, *self.values.values())))
@@ -58,12 +52,10 @@ class FinishedStep:
 class MetricsLog:
     """Reads back the results of steps, adds them up, and writes a line every few steps."""
 
-    def __init__(
-        self, run: Run, task: Task, state: State, budget: Budget, notify: Notify, world: World
-    ) -> None:
-        self.run, self.task, self.state, self.budget = run, task, state, budget
+    def __init__(self, run: Run, task: Task, budget: Budget, notify: Notify, world: World) -> None:
+        self.run, self.task, self.state, self.budget = run, task, budget.state, budget
         self.notify, self.world = notify, world
-        self.pending: deque[PendingStep] = deque()
+        self.pending: deque[LaunchedStep] = deque()
         self.max_pending = 0  # until it is known how long a step takes
         if world.joined and next(iter(task.parameters().values())).is_cuda:
             self.max_pending = MAX_PENDING_DISTRIBUTED
@@ -82,30 +74,25 @@ class MetricsLog:
         """The step that was just launched; its numbers are copied to where they can be read."""
         done = None
         if numbers.is_cuda:
-            pinned = torch.empty(numbers.shape, pin_memory=True)
-            numbers = pinned.copy_(numbers, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
+            numbers = torch.empty(numbers.shape, pin_memory=True).copy_(numbers, non_blocking=True)
+            done = torch.cuda.current_stream().record_event()
         state = self.state
-        self.pending.append(PendingStep(state.step, state.tokens, lr, names, numbers, done))
+        self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, numbers, done))
 
-    def read_back(self, keep: int) -> Iterator[FinishedStep]:
+    def read_back(self, keep: int) -> Iterator[LaunchedStep]:
         """The results of the steps that were launched, but for the last `keep` of them."""
         before, count = self.state.seconds, 0
         while len(self.pending) > keep:
             step, count = self.pending.popleft(), count + 1
-            if step.done:
-                step.done.synchronize()
-            norm, *values = step.numbers.tolist()
+            step.read_back()
             self.budget.tick()
-            named = dict(zip(step.names, values, strict=True))
-            yield FinishedStep(step.step, step.tokens, step.lr, norm, named)
+            yield step
             if step.done and not self.world.joined:
                 each = (self.state.seconds - before) / count
-                self.max_pending = int(MAX_PENDING_SECONDS / max(each, 1e-9))
-                self.max_pending = max(1, min(MAX_PENDING, self.max_pending))
+                fitting = int(MAX_PENDING_SECONDS / max(each, 1e-9))
+                self.max_pending = max(1, min(MAX_PENDING, fitting))
 
-    def add(self, step: FinishedStep) -> None:
+    def add(self, step: LaunchedStep) -> None:
         """To the sums for the next line of metrics, and for the next evaluation."""
         state = self.state
         for name, value in step.values.items():
@@ -114,15 +101,14 @@ class MetricsLog:
         state.summed += 1
         state.evaluation_steps += 1
 
-    def log(self, step: FinishedStep) -> None:
+    def log(self, step: LaunchedStep) -> None:
         """Write a line of metrics where one is due: the means since the last one."""
         if step.step % LOG_EVERY:
             return
         state = self.state
         seconds = state.seconds - self.last_log[1]
         if seconds >= MAX_PENDING_SECONDS or not self.tokens_per_second:  # less is inexact
-            speed = (step.tokens - self.last_log[0]) / max(seconds, 1e-9)
-            self.tokens_per_second = round(speed)
+            self.tokens_per_second = round((step.tokens - self.last_log[0]) / max(seconds, 1e-9))
             self.last_log = (step.tokens, state.seconds)
         means = {name: value / state.summed for name, value in state.sums.items()}
         state.train_loss = means.get("loss", state.train_loss)
@@ -130,19 +116,15 @@ class MetricsLog:
         if state.first_loss is None:
             state.first_loss = state.train_loss
         means |= {"lr": step.lr, "grad_norm": step.grad_norm}
-        means["tokens_per_second"] = self.tokens_per_second
-        if state.skipped:
-            means["skipped"] = state.skipped
+        means |= {"tokens_per_second": self.tokens_per_second}
+        means |= {"skipped": state.skipped} if state.skipped else {}
         state.sums, state.summed, state.skipped = {}, 0, 0
         self.write(step.step, step.tokens, means)
 
     def log_evaluation(self) -> None:
         """Write the scores, beside the means over all steps since the last evaluation."""
-        state = self.state
-        means = {
-            f"train_{name}": value / state.evaluation_steps
-            for name, value in state.evaluation_sums.items()
-        }
+        state, steps = self.state, self.state.evaluation_steps
+        means = {f"train_{name}": sum_ / steps for name, sum_ in state.evaluation_sums.items()}
         state.evaluation_sums, state.evaluation_steps = {}, 0
         self.write(state.step, state.tokens, means | state.scores)
 
@@ -158,10 +140,9 @@ class MetricsLog:
         }
         if self.world.first:
             append(self.run.metrics, json.dumps(line) + "\n")
-        progress = self.budget.progress()
-        expected = self.task.expected(min(1, progress)) if "val_loss" in values else None
-        left = self.budget.seconds_left(progress)
-        self.notify(Progressed(line, min(1, progress), left, expected))
+        left, progress = self.budget.seconds_left(), min(1, self.budget.progress())
+        expected = self.task.expected(progress) if "val_loss" in values else None
+        self.notify(Progressed(line, progress, left, expected))
 
 
 def also_to_log(run: Run, notify: Notify) -> Notify:

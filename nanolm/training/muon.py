@@ -2,13 +2,10 @@
 
     >>> orthogonalize(torch.randn(24, 384, 384))  # 24 matrices at a time
 
-What a gradient says about a matrix is mostly said along a few directions, and what it has to say
-along the others drowns. An update that is as large along all of them learns more from each step.
-It is found by a few products (Newton and Schulz's iteration), for all matrices of a shape together:
-one by one, launching them would take longer than they do.
-
-A parameter can hold several matrices one below the other (queries, keys and values; gate and up);
-each is a matrix of its own here.
+A gradient is large along a few directions, and what it says along the others drowns; an update that
+is as large along all of them learns more. Newton and Schulz's iteration finds it, for all matrices
+of a shape together: one by one, launching the products would take longer than they do. A parameter
+can hold several matrices, stacked (queries, keys and values; gate and up); each has its own update.
 """
 
 import math
@@ -18,24 +15,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.training.optim import BaseOptimizer
+from nanolm.training.distributed import local_tensor
+from nanolm.training.optim import BaseOptimizer, split_evenly
 
 MOMENTUM = 0.9
 ITERATIONS = 4  # of Newton and Schulz's: a fifth one was no better
 A, B, C = 3.4445, -4.7750, 2.0315  # of its polynomial, steepest at zero (Keller Jordan)
 EPSILON = 1e-7
 ADAM_RMS = 0.2  # the usual size of an entry of Adam's update, so that one rate serves both
+Tensors = Sequence[Tensor]
 
 
 class Muon(BaseOptimizer):
-    """Momentum, made orthogonal: all matrices of a shape at a time. It works in the gradients,
-    which nobody needs any more.
-
-    The "rows" of a group say how many rows each of the matrices has that are stacked in a
-    parameter.
-    """
+    """Momentum, made orthogonal. The "rows" of a group are those of the matrices in each parameter.
+    It works in the gradients, which nobody needs any more."""
 
     moments = ("momentum",)
 
@@ -48,8 +44,20 @@ class Muon(BaseOptimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group, batch in zip(self.param_groups, self.batches, strict=True):
-            parameters, gradients, momenta, lr = self.momentum_inputs(group)
-            if not gradients:
+            params, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
+            if not params:
+                continue
+            parameters = [local_tensor(p) for p in params]
+            gradients = [local_tensor(p.grad) for p in params]
+            momenta = [local_tensor(self.state[p]["momentum"]) for p in params]
+            if self.grad_scale is not None:
+                torch._foreach_div_(gradients, self.grad_scale)
+            if self.found_inf is not None and isinstance(lr, Tensor):
+                # A GPU is not asked: with the momentum as gradient, at rate 0, nothing changes.
+                for momentum, gradient in zip(momenta, gradients, strict=True):
+                    gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
+                lr = lr * (1 - self.found_inf)
+            elif self.found_inf is not None and self.found_inf.item():
                 continue
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
@@ -60,13 +68,13 @@ class Muon(BaseOptimizer):
 
 @dataclass(frozen=True)
 class MatrixView:
-    """Where a matrix lies: in which parameter, and which of its rows."""
+    """Where a matrix lies."""
 
     parameter: int
     rows: slice
     tall: bool  # more rows than columns; its transpose needs less
 
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+    def of(self, tensors: Tensors) -> Tensor:
         matrix = tensors[self.parameter][self.rows]
         return matrix.mT if self.tall else matrix
 
@@ -74,8 +82,7 @@ class MatrixView:
 class MatrixBatch:
     """The matrices of some parameters, those of the same shape together."""
 
-    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
-        """`rows` are those of the matrices in each parameter, from top to bottom."""
+    def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
         for number, (parameter, counts) in enumerate(zip(parameters, rows, strict=True)):
             first, columns = 0, parameter.shape[1]
@@ -85,16 +92,12 @@ class MatrixBatch:
                 self.shapes.setdefault(shape, []).append(view)
                 first += count
 
-    def add_updates(
-        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
-    ) -> None:
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
         """Move the parameters against their directions, made orthogonal."""
         for views, updates in self.updates(directions, lr):
             torch._foreach_add_([view.of(parameters) for view in views], updates.unbind())
 
-    def updates(
-        self, directions: Sequence[Tensor], lr: float | Tensor
-    ) -> Iterator[tuple[list[MatrixView], Tensor]]:
+    def updates(self, directions: Tensors, lr: Any) -> Iterator[tuple[list[MatrixView], Tensor]]:
         """What to add, all of a shape at a time."""
         for (_, longer), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
@@ -102,23 +105,15 @@ class MatrixBatch:
 
 
 class DistributedMatrixBatch:
-    """The same where many processes train: each makes the updates of some parameters, for all.
+    """The same where many processes train: each makes the updates of some parameters, for all. Of
+    what is sharded, each has some rows, which first come together where the update is made."""
 
-    What is replicated goes from the process that made it to all others; of what is sharded, each
-    process has some rows, which first have to come together where the update is made.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
-        self.owned: list[list[int]] = [[] for _ in self.ranks]  # numbers of parameters, by rank
-        work = [0.0 for _ in self.ranks]
         costs = [height * min(height, width) * width for height, width in self.shapes]
-        for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-            least = work.index(min(work))
-            self.owned[least].append(number)
-            work[least] += costs[number]
+        self.owned = split_evenly(dict(enumerate(costs)), len(self.ranks))  # by rank
         self.mine = self.owned[self.rank]
         mine = [parameters[number] for number in self.mine]
         self.batch = MatrixBatch(mine, [rows[number] for number in self.mine])
@@ -129,21 +124,17 @@ class DistributedMatrixBatch:
         each = -(-rows // len(self.ranks))
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
 
-    def add_updates(
-        self, parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float | Tensor
-    ) -> None:
-        full = [directions[number] for number in self.mine]
-        if self.sharded:
-            full = self.gather_rows(directions)
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
+        mine = [directions[number] for number in self.mine]
+        full = self.gather_rows(directions) if self.sharded else mine
         updates = [torch.empty_like(each) for each in full]
         for views, some in self.batch.updates(full, lr):
             for view, update in zip(views, some, strict=True):
                 view.of(updates).copy_(update)
-        spread = self.scatter_rows if self.sharded else self.all_gather
-        for number, update in spread(updates, directions[0]):
+        for number, update in self.spread(updates, directions[0]):
             parameters[number].add_(update)
 
-    def gather_rows(self, directions: Sequence[Tensor]) -> list[Tensor]:
+    def gather_rows(self, directions: Tensors) -> list[Tensor]:
         """All rows of the parameters that are this process's."""
         like = directions[0]
         sent = [flatten([directions[number] for number in owned], like) for owned in self.owned]
@@ -152,43 +143,34 @@ class DistributedMatrixBatch:
         sizes = [[r * c for r, c in zip(count, columns, strict=True)] for count in counts]
         got = all_to_all(sent, [sum(size) for size in sizes])
         parts = [part.split(size) for part, size in zip(got, sizes, strict=True)]
-        return [
-            torch.cat([part[place] for part in parts]).view(-1, columns[place])
-            for place in range(len(self.mine))
-        ]
+        full = [torch.cat(of_one) for of_one in zip(*parts, strict=True)]
+        return [each.view(-1, width) for each, width in zip(full, columns, strict=True)]
 
-    def scatter_rows(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The rows that are here of every parameter's update."""
-        shares = [
-            update.split([self.rows(number, rank) for rank in self.ranks])
-            for number, update in zip(self.mine, updates, strict=True)
-        ]
-        sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
-        shapes = [
-            [(self.rows(n, self.rank), self.shapes[n][1]) for n in owned] for owned in self.owned
-        ]
-        got = all_to_all(sent, [sum(r * c for r, c in shape) for shape in shapes])
-        for owned, shape, part in zip(self.owned, shapes, got, strict=True):
-            pieces = part.split([r * c for r, c in shape])
-            for number, size, piece in zip(owned, shape, pieces, strict=True):
-                yield number, piece.view(size)
-
-    def all_gather(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Every update, from the process that made it."""
-        sizes = [[math.prod(self.shapes[n]) for n in owned] for owned in self.owned]
-        most = max(sum(size) for size in sizes)
-        mine = like.new_zeros(most)
-        made = flatten(updates, like)
-        mine[: len(made)] = made
-        all_ = like.new_empty(len(self.ranks) * most)
-        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(all_, mine)
-        for owned, size, part in zip(self.owned, sizes, all_.view(-1, most), strict=True):
-            for number, piece in zip(owned, part[: sum(size)].split(size), strict=True):
-                yield number, piece.view(self.shapes[number])
+    def spread(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """What is here of every parameter's update, from the process that made it."""
+        here = [(self.rows(n, self.rank), shape[1]) for n, shape in enumerate(self.shapes)]
+        shapes = [[here[number] for number in owned] for owned in self.owned]
+        sizes = [[math.prod(shape) for shape in some] for some in shapes]
+        parts: Any
+        if self.sharded:
+            shares = [
+                update.split([self.rows(number, rank) for rank in self.ranks])
+                for number, update in zip(self.mine, updates, strict=True)
+            ]
+            sent = [flatten([share[rank] for share in shares], like) for rank in self.ranks]
+            parts = all_to_all(sent, [sum(size) for size in sizes])
+        else:
+            most, made = max(map(sum, sizes)), flatten(updates, like)
+            parts = like.new_empty(len(self.ranks), most)
+            gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(parts.view(-1), F.pad(made, (0, most - len(made))))
+        for owned, some, size, part in zip(self.owned, shapes, sizes, parts, strict=True):
+            pieces = part[: sum(size)].split(size)
+            for number, shape, piece in zip(owned, some, pieces, strict=True):
+                yield number, piece.view(shape)
 
 
-def flatten(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+def flatten(tensors: Tensors, like: Tensor) -> Tensor:
     return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
 
 
@@ -196,8 +178,7 @@ def all_to_all(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
     """What each process has sent to this one: so many numbers."""
     got = sent[0].new_empty(sum(sizes))
     dist.all_to_all_single(got, torch.cat(sent), sizes, [len(part) for part in sent])
-    parts: tuple[Tensor, ...] = got.split(sizes)
-    return parts
+    return tuple(got.split(sizes))
 
 
 def orthogonalize(matrices: Tensor, iterations: int = ITERATIONS) -> Tensor:

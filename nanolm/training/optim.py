@@ -2,33 +2,27 @@
 
     >>> optimizers = Optimizers(dict(model.named_parameters()), "adamw", weight_decay=0.1)
     >>> optimizers.set_lr(1e-3)
-    >>> optimizers.step()
 
-Weight decay is for matrices alone: pulling norms, biases and single vectors towards zero helps
-nothing. The parameters can be split between several worker threads, each with optimizers of its
-own.
+Weight decay is for matrices alone: pulling norms and biases towards zero helps nothing. Parameters
+can be split between worker threads, each with optimizers of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nanolm.errors import ModelError
-from nanolm.training.distributed import copy_full_tensor, local_tensor
+from nanolm.training.distributed import copy_full_tensor
 from nanolm.training.optimizers import OPTIMIZERS
+
+K = TypeVar("K")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """What a training step asks of an optimizer.
-
-    As in torch's fused optimizers, `step` divides gradients by `grad_scale`, and where `found_inf`
-    is 1, nothing changes. On a GPU the learning rate of a group is a tensor: a step that was
-    captured into a CUDA graph finds the current one there.
-    """
+    """As in torch's fused optimizers, `step` divides gradients by `grad_scale`, and where
+    `found_inf` is 1, nothing changes. On a GPU the learning rate of a group is a tensor: a step
+    that was captured into a CUDA graph finds the current one there."""
 
     moments: tuple[str, ...]  # names of the state of each parameter, of the parameter's shape
     grad_scale: Tensor | None = None
@@ -43,31 +37,7 @@ class BaseOptimizer(torch.optim.Optimizer):
         """Allocate the state: with AdamW, twice what the parameters take."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                zeros = {name: torch.zeros_like(parameter) for name in self.moments}
-                self.state[parameter] = zeros
-
-    def momentum_inputs(
-        self, group: dict[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Any]:
-        """The parameters of a group that have gradients, these, divided by `grad_scale` in place,
-        their momentum (the first of `moments`) and the learning rate.
-
-        Where `found_inf` is 1, there are none, or, on a GPU, which is not asked, gradients are what
-        the momentum is and the learning rate is 0: a step with these changes nothing.
-        """
-        params = [p for p in group["params"] if p.grad is not None]
-        gradients, lr = [local_tensor(p.grad) for p in params], group["lr"]
-        momenta = [local_tensor(self.state[p][self.moments[0]]) for p in params]
-        if params and self.grad_scale is not None:
-            torch._foreach_div_(gradients, self.grad_scale)
-        if self.found_inf is not None:
-            if isinstance(lr, Tensor):
-                for momentum, gradient in zip(momenta, gradients, strict=True):
-                    gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
-                lr = lr * (1 - self.found_inf)
-            elif self.found_inf.item():
-                return [], [], [], lr
-        return [local_tensor(p) for p in params], gradients, momenta, lr
+                self.state[parameter] = {n: torch.zeros_like(parameter) for n in self.moments}
 
 
 class Optimizers:
@@ -82,47 +52,43 @@ class Optimizers:
         lr_scale: Callable[[str], float] = lambda name: 1.0,
         workers: int = 1,
     ) -> None:
-        """`muon_parameters` are those that optimizers for matrices take, each with the rows of the
-        matrices stacked in it; `lr_scale` is what to multiply the learning rate of each by."""
+        """`muon_parameters` are those for Muon, each with the rows of the matrices stacked in it;
+        `lr_scale` is what to multiply the learning rate of each parameter by."""
         self.parameters = parameters
         self.by_worker: list[list[BaseOptimizer]] = []
         self.worker_parameters: list[list[nn.Parameter]] = []
         self.lr_tensors: dict[float, Tensor] = {}  # on a GPU, by scale
-        self.initialized = False
         spec, on_gpu = OPTIMIZERS[name], next(iter(parameters.values())).is_cuda
         taken: Mapping[str, Any] = dict.fromkeys(parameters)  # by the chosen optimizer
         if spec.takes == "matrices":
             taken = muon_parameters or {}
-        for share in split_evenly(parameters, workers):
+        sizes = {key: parameter.numel() for key, parameter in parameters.items()}
+        for share in split_evenly(sizes, workers):
             groups: dict[tuple[bool, bool, float], dict[str, Any]] = {}
-            for key, parameter in share.items():
-                alike = (key in taken, parameter.dim() >= 2, lr_scale(key))
+            for key in share:
+                alike = (key in taken, parameters[key].dim() >= 2, lr_scale(key))
                 group = groups.setdefault(alike, {"params": [], "rows": []})
-                group["params"].append(parameter)
+                group["params"].append(parameters[key])
                 group["rows"].append(taken.get(key))
             for (_, matrix, scale), group in groups.items():
-                group |= {"weight_decay": weight_decay if matrix else 0.0}
-                group |= {"lr_scale": scale, "lr": 0.0}
+                decay = weight_decay if matrix else 0.0
+                group |= {"weight_decay": decay, "lr_scale": scale, "lr": 0.0}
                 if on_gpu:
-                    zero = torch.zeros((), device="cuda")
-                    group["lr"] = self.lr_tensors.setdefault(scale, zero)
+                    group["lr"] = self.lr_tensors.setdefault(scale, torch.zeros((), device="cuda"))
             self.worker_parameters.append([p for some in groups.values() for p in some["params"]])
             self.by_worker.append([])
             for is_taken, by in ((True, spec), (False, OPTIMIZERS["adamw"])):
-                its = [group for alike, group in groups.items() if alike[0] == is_taken]
-                if its:
-                    kind: Any = by.load()
-                    self.by_worker[-1].append(kind(its))
+                if its := [group for alike, group in groups.items() if alike[0] == is_taken]:
+                    self.by_worker[-1].append(by.load()(its))
 
     def all(self) -> list[BaseOptimizer]:
         return [optimizer for optimizers in self.by_worker for optimizer in optimizers]
 
     def init_state(self) -> None:
         """Allocate the state of all optimizers, unless it is there."""
-        if not self.initialized:
-            for optimizer in self.all():
+        for optimizer in self.all():
+            if not optimizer.state:
                 optimizer.init_state()
-            self.initialized = True
 
     def set_lr(self, lr: float) -> None:
         for scale, tensor in self.lr_tensors.items():
@@ -166,20 +132,12 @@ class Optimizers:
                     state["step"].copy_(tensors["step"])
 
 
-def split_evenly(parameters: dict[str, nn.Parameter], parts: int) -> list[dict[str, nn.Parameter]]:
-    """`parameters` in so many parts of about the same size."""
-    split: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
-    sizes = [0] * parts
-    for name, parameter in sorted(parameters.items(), key=lambda item: -item[1].numel()):
-        smallest = sizes.index(min(sizes))
-        split[smallest][name] = parameter
-        sizes[smallest] += parameter.numel()
+def split_evenly(sizes: Mapping[K, int], parts: int) -> list[list[K]]:
+    """The keys in so many parts of about the same size."""
+    split: list[list[K]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for key in sorted(sizes, key=lambda key: -sizes[key]):
+        smallest = totals.index(min(totals))
+        split[smallest].append(key)
+        totals[smallest] += sizes[key]
     return split
-
-
-def load_tensors(file: Path, take: Callable[[dict[str, Tensor]], None]) -> None:
-    """Let `take` have what is in `file`, or say what is missing there."""
-    try:
-        take(load_file(file))
-    except KeyError as error:
-        raise ModelError(f"{file}: {error} is missing") from None

@@ -7,10 +7,7 @@ Importing this costs nothing (no torch), so the command line can use it for its 
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -23,10 +20,9 @@ class OptimizerSpec:
     distill_lr: float  # and for distillation
     takes: Literal["all", "matrices"] = "all"  # "matrices": AdamW updates everything else
 
-    def load(self) -> "type[torch.optim.Optimizer]":
+    def load(self) -> Any:
         module, _, name = self.path.partition(":")
-        kind: type[torch.optim.Optimizer] = getattr(import_module(module), name)
-        return kind
+        return getattr(import_module(module), name)
 
 
 OPTIMIZERS = {

@@ -8,43 +8,32 @@ Importing this costs nothing (no torch), so the command line can use it for its 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from nanolm.errors import UsageError, did_you_mean
+from nanolm.errors import UsageError, did_you_mean, refuse
 from nanolm.formats import readable
-from nanolm.model.config import (
-    FAMILIES,
-    PRESETS,
-    RECURRENT,
-    FeedForwardKind,
-    Norm,
-    NormPlace,
-    Positions,
-    complete_shape,
-    configure,
-)
+from nanolm.model import config
+from nanolm.model.config import FAMILIES, PRESETS, RECURRENT
 from nanolm.text import tokenizer_problem
 from nanolm.text.decoding import Reading
 from nanolm.training.optimizers import OPTIMIZERS
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-OWN_DTYPES = (*DTYPES, "float8")  # of `nanolm train`
-KERNELS = ("cudnn", "flash", "efficient", "math")  # of attention on a GPU
 DEFAULT_FAMILY = "modern"
-VAL_SPLITS = ("spread", "end")  # where held-out text comes from: all over the text, or its end
 DEFAULT_SPLIT = "spread"
+NO_FLOAT8 = "--dtype float8: only for Transformers with pre-norm layers; try --dtype bfloat16"
 
 CHOICES = {  # what a setting may be; besides, it may be left open
     "family": tuple(FAMILIES),
     "preset": tuple(PRESETS),
-    "positions": get_args(Positions),
-    "norm": get_args(Norm),
-    "norm_place": get_args(NormPlace),
-    "feed_forward": get_args(FeedForwardKind),
+    "positions": get_args(config.Positions),
+    "norm": get_args(config.Norm),
+    "norm_place": get_args(config.NormPlace),
+    "feed_forward": get_args(config.FeedForwardKind),
     "device": DEVICES,
-    "dtype": OWN_DTYPES,
-    "attention": KERNELS,
+    "dtype": (*DTYPES, "float8"),
+    "attention": ("cudnn", "flash", "efficient", "math"),  # kernels on a GPU
     "optimizer": tuple(OPTIMIZERS),
-    "val_split": VAL_SPLITS,
+    "val_split": ("spread", "end"),  # held out all over the text, or at its end
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
@@ -56,25 +45,16 @@ ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # what a recu
 
 RANGES = {  # what is possible; what is sensible is for the user to say
     "max_bytes": (1_000, 10**15),
-    "layers": (1, 1_000),
-    "heads": (1, 1_000),
-    "kv_heads": (1, 1_000),
-    "hidden": (1, 1_000_000),
-    "rope_base": (1, 10**12),
-    "dim": (1, 100_000),
-    "context": (1, 1_000_000),
-    "steps": (1, 10**12),
-    "minutes": (0.001, 10**6),
-    "epochs": (0.001, 10**6),
+    **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
+    **dict.fromkeys(("dim", "evaluations"), (1, 100_000)),
+    **dict.fromkeys(("hidden", "context", "batch"), (1, 1_000_000)),
+    **dict.fromkeys(("rope_base", "steps", "save_every"), (1, 10**12)),
+    **dict.fromkeys(("minutes", "epochs"), (0.001, 10**6)),
     "tokens": (1, 10**15),
-    "batch": (1, 1_000_000),
     "lr": (1e-9, 10),
     "weight_decay": (0, 1_000),
-    "evaluations": (1, 100_000),
-    "save_every": (1, 10**12),
     "seed": (0, (1 << 63) - 1),
-    "threads": (1, 1_024),
-    "workers": (1, 1_024),
+    **dict.fromkeys(("threads", "workers"), (1, 1_024)),
 }
 
 
@@ -110,29 +90,25 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """From names and values, such as those of a config.toml; what is none is refused."""
+        """From names and values, such as those of a config.toml."""
         texts = values.get(cls.texts, ())
         if not isinstance(texts, (str, list, tuple)):
             raise UsageError(f"{cls.texts} = {texts!r}: must be a list of files")
-        texts = (texts,) if isinstance(texts, str) else tuple(str(path) for path in texts)
-        values = {**values, cls.texts: texts}
-        hints = get_type_hints(cls)
+        texts = (texts,) if isinstance(texts, str) else tuple(map(str, texts))
+        hints = {n: hint for n, hint in get_type_hints(cls).items() if get_origin(hint) != ClassVar}
         problems = []
         for name, value in values.items():
-            if name not in hints or get_origin(hints[name]) is ClassVar:
-                problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
-                continue
-            if name == cls.texts:
-                continue
-            kinds = get_args(hints[name]) or (hints[name],)
+            kinds = get_args(hints.get(name)) or (hints.get(name),)
             if float in kinds:
                 kinds = (*kinds, int)  # 3 minutes are 3.0 minutes
-            fits = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
-            if not fits:
+            if name not in hints:
+                problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
+            elif name == cls.texts:
+                continue
+            elif not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
                 problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
-        if problems:
-            raise UsageError("\n".join(problems))
-        return cls(**values)
+        refuse(problems)
+        return cls(**{**values, cls.texts: texts})
 
     def to_dict(self) -> dict[str, Any]:
         """What has a value, as config.toml holds it."""
@@ -141,8 +117,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
-        if problems := self.problems():
-            raise UsageError("\n".join(problems))
+        refuse(self.problems())
 
     def problems(self) -> list[str]:
         """Those that all kinds of training can have."""
@@ -150,16 +125,13 @@ class Settings:
         for name, known in CHOICES.items():
             value = getattr(self, name, None)
             if value is not None and value not in known:
-                problems.append(
-                    f"{option(name)} {value}: there is {', '.join(known)}"
-                    + did_you_mean(value, list(known))
-                )
+                hint = did_you_mean(value, list(known))
+                problems.append(f"{option(name)} {value}: there is {', '.join(known)}{hint}")
         for name, (least, most) in RANGES.items():
             value = getattr(self, name, None)
             if value is not None and not least <= value <= most:
-                problems.append(
-                    f"{option(name)} {value}: must be from {readable(least)} to {readable(most)}"
-                )
+                bounds = f"must be from {readable(least)} to {readable(most)}"
+                problems.append(f"{option(name)} {value}: {bounds}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             problems.append(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.average is not None and not 0 <= self.average < 1:
@@ -169,20 +141,14 @@ class Settings:
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
             problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
-            problems.append(
-                f"--vocab-size {self.vocab_size}: must be at least 258 (every byte and two special "
-                "tokens) and at most 1048576"
-            )
+            bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
+            problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
         # Minutes can stand beside the others: what is used up first ends the run.
-        counts = ("steps", "epochs", "tokens")
-        budgets = [name for name in counts if getattr(self, name, None)]
+        budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"give one of {' and '.join(option(name) for name in budgets)}")
+            problems.append(f"give one of {' and '.join(budgets)}")
         if self.deterministic and self.minutes:
-            problems.append(
-                "--deterministic and --minutes cannot be together: no two clocks are alike; "
-                "say --steps or --epochs"
-            )
+            problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems
 
 
@@ -232,25 +198,18 @@ class TrainSettings(Settings):
             problems.append(f"--val {self.val} is trained on too; name another file")
         fraction = self.val_fraction
         if self.val is None and fraction is not None and not 0 <= fraction <= 0.5:
-            problems.append(
-                f"--val-fraction {fraction}: must be from 0 (train on everything) to 0.5; 0.1 "
-                "holds out a tenth, or name a file with --val"
-            )
-        if self.dropout and (self.workers or 1) > 1:
-            problems.append(
-                f"--workers {self.workers} cannot be with --dropout {self.dropout}, whose numbers "
-                "come one after the other; try --workers 1"
-            )
+            hint = "must be from 0 (train on everything) to 0.5; or name a file with --val"
+            problems.append(f"--val-fraction {fraction}: {hint}")
+        if self.dropout and (self.workers or 1) > 1:  # its random numbers are one sequence
+            clash = f"--workers {self.workers} cannot be with --dropout {self.dropout}"
+            problems.append(f"{clash}; try --workers 1")
         compiled = {"--compile": bool(self.compile)}
         float8 = {"--dtype float8": self.dtype == "float8"}
         if self.shard:
             recurrent = {f"--family {self.family}": self.family in RECURRENT}
             problems += exclusive("--shard", compiled | float8 | recurrent)
         if self.dtype == "float8" and (self.family in RECURRENT or self.norm_place == "post"):
-            problems.append(
-                "--dtype float8: only for Transformers with norms before their layers; "
-                "try --dtype bfloat16"
-            )
+            problems.append(NO_FLOAT8)
         if self.compile:
             problems += exclusive("--compile", float8)
         if self.deterministic:
@@ -265,52 +224,38 @@ class TrainSettings(Settings):
         return problems
 
     def model_problems(self) -> list[str]:
-        """What keeps the sizes that are given, here or by the preset, from being a model; what is
-        left open is chosen so that it fits."""
+        """What keeps the given sizes from being a model; those left open are chosen to fit."""
         family = self.family or DEFAULT_FAMILY
         if self.start_from is not None or family in RECURRENT:
             return []
         sizes = [getattr(self, name) for name in (*SIZES, "context")]
-        if any(size is not None and size < 1 for size in sizes) or family not in FAMILIES:
-            return []
-        if self.preset not in (None, *PRESETS):
+        known = family in FAMILIES and self.preset in (None, *PRESETS)
+        if not known or any(size is not None and size < 1 for size in sizes):
             return []
         preset = PRESETS[self.preset or "micro"]
         shape = {name: getattr(self, name) for name in (*SIZES, *SWITCHES)}
         shape["layers"] = self.layers or preset.layers
+        heads, dim = self.heads or preset.heads, self.dim or preset.dim
         if self.preset is None:
-            usual = (preset.heads, preset.dim)
-            heads, dim = complete_shape(*usual, self.heads, self.dim, self.kv_heads)
-        else:
-            heads, dim = self.heads or preset.heads, self.dim or preset.dim
-        shape |= {"heads": heads, "dim": dim}
-        context = self.context or preset.context
-        problems = configure(family, vocab_size=1, context=context, **shape).problems()
-        from_preset = [
-            f"{option(name)} {shape[name]}"
-            for name in ("heads", "dim")
-            if self.preset is not None and getattr(self, name) is None
-        ]
-        if problems and from_preset:
-            problems[-1] += f" (--preset {self.preset} has {' and '.join(from_preset)})"
+            given = (self.heads, self.dim, self.kv_heads)
+            heads, dim = config.complete_shape(preset.heads, preset.dim, *given)
+        shape |= {"heads": heads, "dim": dim, "context": self.context or preset.context}
+        problems = config.configure(family, vocab_size=1, **shape).problems()
+        implied = [f"--{n} {shape[n]}" for n in ("heads", "dim") if getattr(self, n) is None]
+        if problems and implied and self.preset is not None:
+            problems[-1] += f" (--preset {self.preset} has {' and '.join(implied)})"
         return problems
 
     def _clashes(self) -> list[str]:
         """Settings of the model that cannot stand together."""
-        given = {name for name in ARCHITECTURE if getattr(self, name) is not None}
+        names = (*ARCHITECTURE, "tokenizer", "vocab_size")
+        given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            given |= {name for name in ("tokenizer", "vocab_size") if getattr(self, name)}
-            return [
-                f"{option(name)} cannot be given with --from: {self.start_from} has its own"
-                for name in (*ARCHITECTURE, "tokenizer", "vocab_size")
-                if name in given
-            ]
+            clash = f"cannot be given with --from: {self.start_from} has its own"
+            return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
-            return [
-                f"{option(name)} is for Transformers; --family {self.family} has no such thing"
-                for name in ARCHITECTURE
-                if name in given & ATTENTION
-            ]
+            clash = f"is for Transformers; --family {self.family} has no such thing"
+            return [f"{option(name)} {clash}" for name in given if name in ATTENTION]
         switches = FAMILIES.get(self.family or DEFAULT_FAMILY, {})
         positions = self.positions or switches.get("positions")
         if self.rope_base is not None and positions != "rope":
@@ -320,11 +265,8 @@ class TrainSettings(Settings):
 
 def exclusive(option: str, others: dict[str, bool]) -> list[str]:
     """What to say of those of the others that are given too."""
-    return [
-        f"{option} and {other} cannot be together: leave out one"
-        for other, given in others.items()
-        if given
-    ]
+    both = [other for other, given in others.items() if given]
+    return [f"{option} and {other} cannot be together: leave out one" for other in both]
 
 
 def option(name: str) -> str:

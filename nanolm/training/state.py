@@ -1,7 +1,4 @@
-"""Everything that the training loop changes besides weights and optimizer state: state.json.
-
-Each part is what one helper of the loop keeps; together they are one flat object, saved whole.
-"""
+"""Everything that the training loop changes besides weights and optimizer state: state.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -19,9 +16,8 @@ NAMES_ON_DISK = {  # where they are not those of the fields: as version 0.1.0 wr
 
 
 @dataclass
-class BudgetState:
-    """How far the run is, and what it has cost."""
-
+class State:
+    # How far the run is, and what it has cost.
     step: int = 0
     seconds: float = 0.0  # spent in the loop, evaluating and saving included
     setup: float = 0.0  # seconds of the budget that went into preparing, not into steps
@@ -29,11 +25,7 @@ class BudgetState:
     decay_step: int | None = None  # where the learning rate began to fall
     begun: float = 0.0  # of runs of 0.1.0: how much of the budget was used before the first step
 
-
-@dataclass
-class MetricsState:
-    """What was measured since the last line of metrics, and what that line said."""
-
+    # What was measured since the last line of metrics, and what that line said.
     tokens: int = 0  # trained on
     sums: dict[str, float] = field(default_factory=dict)  # of loss and the like, since the
     summed: int = 0  # last line of metrics, over so many steps
@@ -44,11 +36,7 @@ class MetricsState:
     train_loss: float | None = None  # in the last one
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
-
-@dataclass
-class EvaluationState:
-    """How good the model was on held-out data."""
-
+    # How good the model was on held-out data.
     evaluations: int = 0
     evaluated_tokens: int | None = None  # how much held-out text is evaluated on the way
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
@@ -58,21 +46,12 @@ class EvaluationState:
     evals_without_gain: int = 0  # since the best, those that were clearly worse
     warnings_shown: list[str] = field(default_factory=list)
 
-
-@dataclass
-class GuardState:
-    """What went wrong, and what was done about it."""
-
+    # What went wrong, and what was done about it.
     data_offset: int = 0  # batches left out; the index of a batch is step + data_offset
     bad_steps: int = 0  # in a row without a finite gradient
     rollbacks: int = 0  # to a checkpoint, after too many of them
     good_step: int = 0  # of the last checkpoint that was not saved between them
     grad_accum_steps: int = 1  # micro-batches of a batch, so that it fits into memory
-
-
-@dataclass
-class State(BudgetState, MetricsState, EvaluationState, GuardState):
-    """All of it."""
 
     def to_json(self) -> str:
         values = {NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}

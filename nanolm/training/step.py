@@ -2,19 +2,17 @@
 
     >>> norm, loss = Step(task.loss, Optimizers(parameters), "float32")(batch, lr=1e-3)
 
-A batch that does not fit into memory is split into micro-batches, whose gradients accumulate to the
-same. On a CPU, micro-batches can be computed side by side, each by a worker thread of its own:
-threads that share every product have to wait for each other hundreds of times a step, these once.
-On a GPU, a small batch takes less time than launching its kernels one by one does, so the whole
-step is captured into a CUDA graph, one for each shape of batch that comes up again, and replayed.
-
-Where several processes share a batch, the gradients, and what is recorded, are the means over all.
+A batch that does not fit into memory is split into micro-batches, whose gradients accumulate. On a
+CPU, worker threads can compute one each: threads that share every product wait for each other
+hundreds of times a step, these once. On a GPU, launching the kernels of a small batch takes longer
+than they do, so steps are captured into CUDA graphs, one for each shape, and replayed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -33,16 +31,8 @@ SCALE_GROWTH_INTERVAL = 2_000  # steps without an overflow
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
+Gradients = dict[nn.Parameter, Tensor | None]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-
-
-@dataclass
-class CapturedStep:
-    """A step as a CUDA graph, with where its batch goes in and its results come out."""
-
-    graph: torch.cuda.CUDAGraph
-    batch: Batch
-    numbers: Tensor
 
 
 class Step:
@@ -58,16 +48,17 @@ class Step:
         world: World = ALONE,
         weight: float = 1.0,
     ) -> None:
-        """`tokens` counts a batch; `save_memory` is what is left to try when no row fits; `weight`
-        is that of this process's rows beside those of the others."""
+        """`save_memory` is what is left to try when no row fits; `weight` is that of this process's
+        rows beside those of the others."""
         self.loss, self.optimizers = loss, optimizers
-        self.world, self.weight = world, weight
-        self.tokens, self.save_memory = tokens, save_memory
+        self.tokens, self.save_memory, self.world, self.weight = tokens, save_memory, world, weight
         self.parameters = list(optimizers.parameters.values())
         self.device = self.parameters[0].device
         # On a CPU only the products are in bfloat16, within them: all else would be slower with it.
         on_cpu = dtype == "bfloat16" and self.device.type == "cpu"
-        self.matmul_precision = "bf16" if on_cpu else "ieee"
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        rounding = "bf16" if on_cpu else "ieee"
+        self.matmul_precision = partial(temporarily, matmul, "fp32_precision", rounding)
         self.autocast_dtype = None if on_cpu else AUTOCAST_DTYPES.get(dtype)
         self.scale = LossScale(self.device) if dtype == "float16" else None
         self.names: list[str] = []  # of the numbers behind the norm
@@ -97,8 +88,7 @@ class Step:
             self.use_less_memory(len(batch[0]), failure)
 
     def fit_to_memory(self, batch: Batch) -> None:
-        """Find micro-batches that fit before the first step: in a step, the other processes would
-        wait for this one while it tries again."""
+        """Before the first step: in a step, the other processes would wait for this one."""
         if isinstance(self.loss, DistributedDataParallel) and self.device.type == "cuda":
             with self.loss.no_sync():
                 self.retry_until_it_fits(self.accumulate_gradients, batch)
@@ -118,8 +108,9 @@ class Step:
 
     def discard_graphs(self) -> None:
         """What was captured does what was right then."""
-        self.seen: dict[tuple[torch.Size, ...], int] = {}
-        self.captured: dict[tuple[torch.Size, ...], CapturedStep] = {}
+        self.seen: Counter[tuple[torch.Size, ...]] = Counter()
+        # By shape: the graph, where its batch goes in, and where its results come out.
+        self.captured: dict[Any, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
         self.graph_memory: Any = None  # one pool for all graphs: they never run together
 
     def update(self, batch: Batch) -> Tensor:
@@ -135,7 +126,7 @@ class Step:
             grad_scale = grad_scale * self.scale.factor
         numbers = torch.cat([norm[None], numbers])
         found_inf = (0 * numbers).sum().nan_to_num(nan=1)  # 0 times what is not finite is NaN
-        with cpu_matmul_precision(self.matmul_precision):
+        with self.matmul_precision():
             self.by_each_worker(lambda worker: self.optimizers.step(grad_scale, found_inf, worker))
         if self.scale:
             self.scale.adapt(found_inf)
@@ -156,14 +147,9 @@ class Step:
         """Leave the gradients with the parameters; the loss and what else is recorded."""
         rows = len(batch[0])
         size = -(-rows // max(self.grad_accum_steps, self.workers))
-        micro_batches = [
-            (
-                tuple(part[first : first + size] for part in batch),
-                min(size, rows - first) / rows * self.weight,
-            )
-            for first in range(0, rows, size)
-        ]
-        with cpu_matmul_precision(self.matmul_precision):
+        parts = zip(*(part.split(size) for part in batch), strict=True)
+        micro_batches = [(part, len(part[0]) / rows * self.weight) for part in parts]
+        with self.matmul_precision():
             if len(micro_batches) == 1:
                 return self.backward(*micro_batches[0])
             if self.workers == 1:
@@ -177,7 +163,7 @@ class Step:
             self.by_each_worker(lambda worker: self.add_gradients(worker, gradients))
             return torch.stack([numbers for numbers, _ in results]).sum(dim=0)
 
-    def add_gradients(self, worker: int, results: list[dict[nn.Parameter, Tensor | None]]) -> None:
+    def add_gradients(self, worker: int, results: list[Gradients]) -> None:
         """Always in the same order, so that the same bits come out."""
         for parameter in self.optimizers.worker_parameters[worker]:
             gradients = [each for all_ in results if (each := all_[parameter]) is not None]
@@ -191,9 +177,7 @@ class Step:
         loss.backward()
         return numbers
 
-    def compute_gradients(
-        self, micro_batch: Batch, share: float
-    ) -> tuple[Tensor, dict[nn.Parameter, Tensor | None]]:
+    def compute_gradients(self, micro_batch: Batch, share: float) -> tuple[Tensor, Gradients]:
         """The same, handed over instead of added."""
         loss, numbers = self.forward(micro_batch, share)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
@@ -221,32 +205,25 @@ class Step:
         shape = tuple(part.shape for part in batch)
         if self.tokens(batch) > MAX_GRAPH_TOKENS:
             return self.update(batch)
-        self.seen[shape] = self.seen.get(shape, 0) + 1
+        self.seen[shape] += 1
         if self.seen[shape] <= GRAPH_WARMUP:
             return self.update(batch)
-        if shape not in self.captured:
-            self.captured[shape] = self.capture(batch)
-        captured = self.captured[shape]
-        for place, part in zip(captured.batch, batch, strict=True):
+        if shape not in self.captured:  # recorded without being done
+            inputs, graph = tuple(part.to(self.device) for part in batch), torch.cuda.CUDAGraph()
+            with graph_capture(graph, self.graph_memory):
+                numbers = self.update(inputs)
+            self.graph_memory = self.graph_memory or graph.pool()
+            self.captured[shape] = graph, inputs, numbers
+        graph, inputs, numbers = self.captured[shape]
+        for place, part in zip(inputs, batch, strict=True):
             place.copy_(part, non_blocking=True)
-        captured.graph.replay()
-        return captured.numbers
-
-    def capture(self, batch: Batch) -> CapturedStep:
-        """Record a step without doing it."""
-        inputs = tuple(part.to(self.device) for part in batch)
-        graph = torch.cuda.CUDAGraph()
-        with graph_capture(graph, self.graph_memory):
-            numbers = self.update(inputs)
-        self.graph_memory = self.graph_memory or graph.pool()
-        return CapturedStep(graph, inputs, numbers)
+        graph.replay()
+        return numbers
 
 
 class LossScale:
-    """What losses are multiplied by, so that small gradients are not lost in float16.
-
-    Halved when something overflows, doubled when nothing has for long; all of it on the device.
-    """
+    """What losses are multiplied by, so that small gradients are not lost in float16: halved when
+    something overflows, doubled when nothing has for long; all of it on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.factor = torch.tensor(65_536.0, device=device)
@@ -267,15 +244,14 @@ class LossScale:
 
 
 @contextmanager
-def cpu_matmul_precision(precision: str) -> Iterator[None]:
-    """Let float32 products on a CPU round what they multiply, where it has units for that."""
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = precision
+def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """With another value of an attribute meanwhile."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        setattr(owner, name, before)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

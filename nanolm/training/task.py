@@ -27,7 +27,6 @@ class Task(ABC):
         """What to tell before the first step."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
         return dict(self.model.named_parameters())
 
     def lr_scale(self, name: str) -> float:
@@ -35,8 +34,7 @@ class Task(ABC):
         return 1.0
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The parameters that are for Muon, if that is the optimizer, each with the rows of the
-        matrices stacked in it."""
+        """Those for Muon, each with the rows of the matrices stacked in it."""
         return {}
 
     def expected(self, learned: float) -> float | None:
@@ -56,7 +54,6 @@ class Task(ABC):
         """Batch number `index`, on the CPU."""
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
-        """How many a batch has."""
         return batch[0].numel()
 
     def epoch(self, batches: int) -> float | None:
@@ -65,18 +62,14 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to minimise, and what to keep a record of besides, or instead as "loss".
-
-        No number may leave the device.
-        """
+        """What to minimise, and what to record besides, or instead as "loss": on the device."""
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
 
     def compile(self, wanted: bool) -> None:
-        """Let the model be compiled when it is next used, or not any more; asked only of tasks
-        that say how long it takes."""
+        """From the next use on; asked only of tasks that say how long it takes."""
         raise NotImplementedError
 
     def save_memory(self) -> bool:

@@ -3,8 +3,7 @@
     >>> with Trackers(["tensorboard"], notify) as notify:
     ...     train(settings, notify=notify)
 
-What they are given is what metrics.jsonl is given. None of them is needed, and a run does not end
-because one of them fails.
+They get what metrics.jsonl gets. None is needed, and a run does not end because one of them fails.
 """
 
 import contextlib
@@ -13,21 +12,19 @@ import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from nanolm.errors import UsageError
+from nanolm.runs.folder import Run
 from nanolm.training.events import Event, Note, Notify, Progressed, Started
 
 PROJECT = "nanolm"
 Values = dict[str, float]
 
 
-class Tracker:
-    """One of them, from the first step of a run on."""
-
-    def __init__(self, log: Callable[[Values, int], None], close: Callable[[], None]) -> None:
-        self.log, self.close = log, close
+class Tracker(NamedTuple):
+    log: Callable[[Values, int], None]
+    close: Callable[[], None]
 
 
 def tensorboard(run: Path, settings: dict[str, Any], step: int) -> Tracker:
@@ -69,7 +66,7 @@ def known(names: str) -> list[str]:
     return chosen
 
 
-class Trackers:
+class Trackers(contextlib.AbstractContextManager["Trackers"]):
     """Passes every event on, and the numbers among them to trackers too."""
 
     def __init__(self, names: Sequence[str], notify: Notify) -> None:
@@ -83,18 +80,12 @@ class Trackers:
             for name in self.names:
                 self.attempt(name, lambda name=name: self.begin(name, event))  # type: ignore[misc]
         elif isinstance(event, Progressed):
-            step = int(event.record.get("step", 0))
-            values = {
-                key: float(value)
-                for key, value in event.record.items()
-                if key != "step" and isinstance(value, int | float)
-            }
+            numbers = {k: float(v) for k, v in event.record.items() if isinstance(v, int | float)}
+            step = int(numbers.pop("step", 0))
             for name, tracker in list(self.open.items()):
-                self.attempt(name, lambda log=tracker.log: log(values, step))  # type: ignore[misc]
+                self.attempt(name, lambda log=tracker.log: log(numbers, step))  # type: ignore[misc]
 
     def begin(self, name: str, event: Started) -> None:
-        from nanolm.runs.folder import Run
-
         self.open[name] = TRACKERS[name](event.run, Run(event.run).settings(), event.step)
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
@@ -109,15 +100,7 @@ class Trackers:
         if text := said.getvalue().strip():
             self.notify(Note(text))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

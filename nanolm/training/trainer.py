@@ -75,10 +75,10 @@ class Trainer:
 
         state = self.state = State()
         self.budget = Budget(settings, state)
-        self.metrics = MetricsLog(run, task, state, self.budget, notify, world)
-        self.checkpointer = Checkpointer(run, task, state, self.step, self.ema, notify, world)
-        self.guard = Guard(settings, state, self.step, self.checkpointer, notify, world)
-        self.compile_choice = CompileChoice(run, settings, task, self.step, notify, world)
+        self.metrics = MetricsLog(run, task, self.budget, notify, world)
+        self.checkpointer = Checkpointer(run, task, state, self.step, self.ema, notify)
+        self.guard = Guard(settings, state, self.step, self.checkpointer, notify)
+        self.compile_choice = CompileChoice(run, settings, task, self.step, notify)
 
         self.budget.reserve_for_end(task.seconds_after_training(), spent)
         if saved:

@@ -14,7 +14,7 @@ from nanolm.machine import available_threads, is_busy
 from nanolm.model.config import GPTConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import non_embedding_parameters
-from nanolm.planning import planner, recipe, sizes
+from nanolm.planning import recipe, sizes
 from nanolm.planning.planner import make_plan
 from nanolm.planning.scaling_law import Forecast, Law
 from nanolm.planning.sizes import TextStats, model_config
@@ -86,7 +86,6 @@ def test_it_is_said_why_the_best_forecast_was_not_taken(
     timed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizes, "AS_GOOD", 9.0)  # all are near enough, so the smallest is taken
-    monkeypatch.setattr(planner, "AS_GOOD", 9.0)
     plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
     shown = next(choice for choice in plan.choices if choice.what == "model")
     assert re.search(

@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {**TINY_MODEL, "steps": 30, "threads": 1}
 )
 def test_float8_is_refused_by_models_without_kernels_for_it(config: Any) -> None:
     settings = TrainSettings((), dtype="float8", context=8, batch=2, device="cuda")
-    with pytest.raises(UsageError, match="--dtype float8: only for Transformers with norms before"):
+    with pytest.raises(UsageError, match="--dtype float8: only for Transformers with pre-norm"):
         tuning.fit_to_machine(settings, build_model(config))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import nanolm
 from nanolm.evaluation import evaluate
-from nanolm.training.ema import EMA
+from nanolm.training.ema import EMA, averaged
 from nanolm.training.trainer import Trainer
 
 
@@ -35,7 +35,7 @@ def test_the_mean(steps: int) -> None:
         parameter.data.add_(torch.randn(3, 2))
         seen.append(parameter.detach().clone())
         ema.update(step)
-    with ema.applied():
+    with averaged(ema):
         assert torch.allclose(parameter, by_hand(seen, 0.75), atol=1e-6)
         if steps <= 4:
             assert torch.allclose(parameter, torch.stack(seen).mean(dim=0), atol=1e-6)

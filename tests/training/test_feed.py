@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanolm.text.tokens import Batches
-from nanolm.training.feed import DeviceSource, DiskSource, PrefetchSource, source
+from nanolm.training.feed import DeviceSource, PrefetchSource, Source, source
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
@@ -17,7 +17,7 @@ def test_every_way_brings_the_same_tokens(kind: Any, tmp_path: Path) -> None:
     np.arange(high - 999, high + 1, dtype=np.int64).astype(kind).tofile(tmp_path / "tokens")
     tokens = np.asarray(np.memmap(tmp_path / "tokens", dtype=kind, mode="r"))
     batches = Batches(tokens, context=8, batch=3, seed=1)
-    ways = [DiskSource(batches), DeviceSource(batches, "cpu")]
+    ways = [Source(batches), DeviceSource(batches, "cpu")]
     if torch.cuda.is_available():
         ways.append(PrefetchSource(batches))
     for index in (0, 1, 2, 7, 3):  # a run may also go back
@@ -32,12 +32,12 @@ def test_reading_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def read(self: PrefetchSource, index: int) -> torch.Tensor:
         asked.append(index)
-        return DiskSource.batch(self, index)  # without a GPU nothing can be pinned
+        return Source.batch(self, index)  # without a GPU nothing can be pinned
 
     monkeypatch.setattr(PrefetchSource, "pinned", read)
     feed = PrefetchSource(batches)
     for index in range(5):
-        assert torch.equal(feed.batch(index), DiskSource(batches).batch(index))
+        assert torch.equal(feed.batch(index), Source(batches).batch(index))
     feed.readers.shutdown()
     assert sorted(asked) == list(range(len(asked)))  # each once
     assert len(asked) >= 20
@@ -45,4 +45,4 @@ def test_reading_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_reads_as_it_goes() -> None:
     batches = Batches(np.arange(1000, dtype=np.uint16), context=8, batch=3, seed=1)
-    assert isinstance(source(batches, "cpu"), DiskSource)
+    assert isinstance(source(batches, "cpu"), Source)
