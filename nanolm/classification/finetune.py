@@ -15,40 +15,20 @@ from torch import nn
 
 from nanolm import files
 from nanolm.choice import Choice
-from nanolm.classification.classifier import MISTAKES, mistakes_csv
-from nanolm.classification.data import LabelSplit, split_data
+from nanolm.classification import metrics, recipe
+from nanolm.classification.classifier import MISTAKES, Logits, mistakes_csv
+from nanolm.classification.data import LabelSplit, Texts, split_data
 from nanolm.classification.distill import Teacher
-from nanolm.classification.metrics import (
-    ClassifierScores,
-    Mistake,
-    fit_temperature,
-    json_value,
-    majority,
-    score,
-    worst_mistakes,
-)
-from nanolm.classification.probe import PROBE_FOLDS, LinearProbe
-from nanolm.classification.recipe import (
-    choose_fraction,
-    choose_settings,
-    fresh_config,
-    wants_teacher,
-)
+from nanolm.classification.metrics import ClassifierScores, Mistake, score, worst_mistakes
+from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
 from nanolm.errors import DataError, UsageError
+from nanolm.model import huggingface
 from nanolm.model.base import Model
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
-from nanolm.model.huggingface import (
-    BaseModel,
-    checked,
-    load_classifier,
-    load_model,
-    save_model,
-    weights_fingerprint,
-)
 from nanolm.model.stored import load_any_config, load_classifier_config
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
@@ -97,7 +77,7 @@ class FinetuneResult:
     test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = json_value(asdict(self))
+        values = metrics.json_value(asdict(self))
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -110,7 +90,7 @@ def finetune(
     """Fine-tune on `settings.data`, or go on with an unfinished run of the same settings."""
     settings.check()
     start = RunStart(with_start(settings, notify), out, resume, notify)
-    split = split_data(choose_fraction(start.settings), reports(notify)[1])
+    split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:
         base = find_or_download(str(start.settings.start_from), *reports(notify))
@@ -120,7 +100,10 @@ def finetune(
             warn_about_threads(task.settings, start.notify)
             begin = time.monotonic()
             if probe := task.start():
-                start.notify(Note(in_words(probe)))
+                tried = f"{100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold"
+                tried = f" ({tried} cross-validation)" if probe.accuracy else ""
+                what = "the head starts from a linear probe of the model as it is"
+                start.notify(Note(what + tried))
             spent = time.monotonic() - begin
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
             stopped = trainer.train(stop)
@@ -135,44 +118,41 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
     newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
-    start = SCRATCH
     if given:
         why = f"training from scratch, since {given[0]} is given (--from for another start)"
     elif newest is None:
         why = f"no run of a language model under {ROOT}/ to start from: training from scratch"
     else:
-        start = str(newest)
         why = f"starting from {newest}, the newest run of a language model (--from for another)"
     notify(Note(why))
-    return replace(settings, start_from=start)
+    return replace(settings, start_from=SCRATCH if given or newest is None else str(newest))
 
 
 def prepare(
     start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
 ) -> ClassifierTask:
     """Plan what was left open and build the task with its model, or resume both."""
-    settings, texts = choose_fraction(start.settings), split.train.texts
+    settings, texts = recipe.choose_fraction(start.settings), split.train.texts
     _, progress = reports(start.notify)
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
-    fingerprints, reference = {"data": fingerprint(split)}, None
+    fingerprints, reference, parameters = {"data": fingerprint(split)}, None, 0
     config: ModelConfig | None = None
-    parameters = 0
     if base:
         loaded = load_any_config(base)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
-        with checked(base, loaded) as (model, _):
+        with huggingface.checked(base, loaded) as (model, _):
             parameters = model.parameter_count()
         check_context(settings, config.context)
         headless = isinstance(loaded, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
-        fingerprints["model to start from"] = weights_fingerprint(base)
-        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
+        weights = fingerprints["model to start from"] = huggingface.weights_fingerprint(base)
+        reference = huggingface.BaseModel(base.resolve(), weights)
     lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
     teacher, parts, choices = None, None, []
     if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
-    if wants_teacher(settings, parameters, lengths):
+    if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
     if wants_words(settings, base, tokenizer, teacher, start.fresh):
@@ -187,9 +167,9 @@ def prepare(
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
-    settings, more = choose_settings(settings, config, parameters, lengths, teacher)
+    settings, more = recipe.choose_settings(settings, config, parameters, lengths, teacher)
     assert settings.context and settings.long and settings.dropout is not None
-    config = config or fresh_config(settings, tokenizer.vocab_size)
+    config = config or recipe.fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
         base=replace(config, dropout=settings.dropout),
         labels=split.labels,
@@ -201,23 +181,14 @@ def prepare(
     classifier, head = start_model(classifier_config, base, parts)
     if folder:
         saved = load_classifier_config(folder)
-        saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
-        if saved != classifier_config:
+        if replace(saved, base=replace(saved.base, dropout=settings.dropout)) != classifier_config:
             raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
-    task = ClassifierTask(
-        settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
-    )
+    how = (classifier, head, folder, progress, reference, teacher)
+    task = ClassifierTask(settings, split, tokenizer, *how)
     for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
         start.notify(Note(text))  # now that nothing is wrong with the settings
     start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
     return task
-
-
-def in_words(probe: LinearProbe) -> str:
-    what = "the head starts from a linear probe of the model as it is"
-    if not probe.accuracy:
-        return what
-    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold cross-validation)"
 
 
 def wants_words(
@@ -231,17 +202,15 @@ def wants_words(
     when distilling an n-gram model, which is hard to learn from small pieces of words."""
     if base is None or isinstance(load_any_config(base), ClassifierConfig):
         return False
-    if settings.vocab_size is not None:
-        if not isinstance(tokenizer, ByteLevel) or settings.vocab_size < tokenizer.vocab_size:
-            raise UsageError(
-                f"--vocab-size {settings.vocab_size}: {settings.start_from} has a vocabulary of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.kind}); only one of nanolm's own BPE "
-                "tokenizers can be extended, to more tokens than it has"
-            )
-        return settings.vocab_size > tokenizer.vocab_size
+    size, known = settings.vocab_size, tokenizer.vocab_size
+    if size is not None:
+        if not isinstance(tokenizer, ByteLevel) or size < known:
+            has = f"{settings.start_from} has {known:,} tokens ({tokenizer.kind})"
+            which = "only a BPE tokenizer of nanolm can be extended, to more than it has"
+            raise UsageError(f"--vocab-size {size}: {has}; {which}")
+        return size > known
     distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
-    small = isinstance(tokenizer, ByteLevel) and tokenizer.vocab_size < VOCABULARY
-    return fresh and distilled and small
+    return fresh and distilled and isinstance(tokenizer, ByteLevel) and known < VOCABULARY
 
 
 def start_model(
@@ -252,9 +221,10 @@ def start_model(
     if base is None:
         model: Model = build_model(config.base)
     elif isinstance(load_any_config(base), ClassifierConfig):
-        return Classifier(config, load_classifier(base, config.base.dropout).base), None
+        trained = huggingface.load_classifier(base, config.base.dropout)
+        return Classifier(config, trained.base), None
     else:
-        model = load_model(base, config.base.dropout)
+        model = huggingface.load_model(base, config.base.dropout)
     if parts:
         model = with_vocabulary(model, parts)
     head = model.head
@@ -296,42 +266,38 @@ def finish(
         train_loss=state.train_loss,
         best_step=state.best_step,
         stopped=stopped,
-        majority=majority(split.val.truth, len(labels)),
+        majority=metrics.majority(split.val.truth, len(labels)),
     )
     if stopped == "interrupted":
         return result
     logits, truth = task.logits(task.val), split.val.truth
-    temperature = fit_temperature(logits, truth)
+    temperature = metrics.fit_temperature(logits, truth)
     # What is divided by it are the weights of the last layer, so everybody who loads the folder
     # has calibrated probabilities.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)
-    mistakes = worst_mistakes(split.val.texts, logits, truth, labels, temperature)
-    files.write_atomically(run.path / MISTAKES_FILE, mistakes_csv(mistakes))
+
+    def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
+        scores = score(logits, part.truth, labels, temperature)
+        mistakes = worst_mistakes(part.texts, logits, part.truth, labels, temperature)
+        files.write_atomically(run.path / file, mistakes_csv(mistakes))
+        return scores, mistakes[:MISTAKES]
+
+    val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
+    result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
     if task.test and split.test:
-        test_logits = task.logits(task.test)  # by the calibrated model
-        test_mistakes = worst_mistakes(split.test.texts, test_logits, split.test.truth, labels)
-        files.write_atomically(run.path / TEST_MISTAKES_FILE, mistakes_csv(test_mistakes))
-        result = replace(
-            result,
-            test=score(test_logits, split.test.truth, labels),
-            test_mistakes=test_mistakes[:MISTAKES],
-        )
-    result = replace(
-        result,
-        temperature=round(temperature, 4),
-        val=score(logits, truth, labels, temperature),
-        uncalibrated=score(logits, truth, labels),
-        mistakes=mistakes[:MISTAKES],
-    )
+        calibrated = task.logits(task.test)
+        test, mistakes = measure(split.test, calibrated, 1.0, TEST_MISTAKES_FILE)
+        result = replace(result, test=test, test_mistakes=mistakes)
+    result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)
     return result
 
 
 def save_final(task: ClassifierTask, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
-        save_model(task.whole(), folder, task.tokenizer)
+        huggingface.save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}
         (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
 

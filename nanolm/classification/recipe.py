@@ -28,9 +28,8 @@ DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
     """How much is held out, which has to be known before anything else."""
-    if settings.val is not None or settings.val_fraction is not None:
-        return settings
-    return replace(settings, val_fraction=0.2)
+    given = settings.val is not None or settings.val_fraction is not None
+    return settings if given else replace(settings, val_fraction=0.2)
 
 
 def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int]) -> bool:
@@ -51,9 +50,7 @@ def choose_settings(
 ) -> tuple[FinetuneSettings, list[Choice]]:
     """For a model of so many `parameters` and training texts of these `lengths` in tokens.
 
-    `base` is the config of the trained model; None: from scratch. `teacher` was fitted on the
-    training texts.
-    """
+    `base` is the config of the trained model; None: from scratch."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
@@ -72,13 +69,11 @@ def choose_settings(
     context = chosen.settings.context
     assert context
     if beyond := sum(length > context for length in lengths):
-        choose(
-            "long", "windows", f"{beyond:,} of {count:,} texts have more than {context:,} tokens"
-        )
+        reason = f"{beyond:,} of {count:,} texts have more than {context:,} tokens"
+        choose("long", "windows", reason)
     fill(long="windows")
-    windows = count
-    if chosen.settings.long == "windows":
-        windows = sum(-(-length // context) for length in lengths)
+    split = chosen.settings.long == "windows"
+    windows = sum(-(-length // context) for length in lengths) if split else count
     small = parameters < LARGE_PARAMETERS
     if base is None:
         fill(train="all")
@@ -90,12 +85,12 @@ def choose_settings(
         choose("train", "all", f"{parameters:,} parameters can all be trained here")
     dim = base.dim if base else PRESETS[chosen.settings.preset or "micro"].dim
     threads = 1 if dim < NARROW_DIM else available_threads()
-    few = "small models gain little from more"
-    choose("threads", threads, few if threads == 1 else "as many as this process may use")
+    few, all_of_them = "small models gain little from more", "as many as this process may use"
+    choose("threads", threads, few if threads == 1 else all_of_them)
     if teacher:
         measured = f"n-grams alone predict {teacher.accuracy:.1%} of held-out training texts"
-        reason = f"{measured}, the majority class {teacher.majority:.1%}"
-        choose("distill", teacher.weight(), reason)
+        majority = f"the majority class {teacher.majority:.1%}"
+        choose("distill", teacher.weight(), f"{measured}, {majority}")
     distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
     if distill:
         choose("batch", DISTILLED_BATCH, "labelled texts, and as many synthetic ones")
@@ -113,14 +108,8 @@ def choose_settings(
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
     if base is not None and trains_all and not distill:
         choose("layer_decay", 0.8, "layers near the input know what they need already")
-    fill(
-        dropout=0.1 if trains_all and base is not None and small else 0.0,
-        weight_decay=0.1 if base is None else 0.01,
-        layer_decay=1.0,
-        average=0.0,
-        language_loss=0.0,
-        distill=0.0,
-    )
+    fill(dropout=0.1 if trains_all and base is not None and small else 0.0, layer_decay=1.0)
+    fill(weight_decay=0.1 if base is None else 0.01, average=0.0, language_loss=0.0, distill=0.0)
     epochs = settings.epochs
     if settings.steps is None and epochs is None:  # what was asked for is done
         fill(patience=DEFAULT_PATIENCE)
@@ -177,12 +166,6 @@ def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
     """The model that is trained from scratch."""
     preset = PRESETS[settings.preset or "micro"]
     assert settings.family and settings.context
-    return configure(
-        settings.family,
-        vocab_size=vocab_size,
-        context=settings.context,
-        dropout=settings.dropout,
-        layers=preset.layers,
-        heads=preset.heads,
-        dim=preset.dim,
-    )
+    shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim")}
+    shape |= {"vocab_size": vocab_size, "context": settings.context}
+    return configure(settings.family, **shape, dropout=settings.dropout)
