@@ -80,14 +80,9 @@ def evaluate_texts(
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
                 # Of the text itself: other people's tokenizers may add to it, or lose of it.
                 bits = score.loss * score.tokens / math.log(2)
-                exact = replace(
-                    score,
-                    bytes=corpus.size,
-                    characters=characters,
-                    bits_per_byte=bits / max(1, corpus.size),
-                    bits_per_character=bits / max(1, characters),
-                )
-                scores.append(exact)
+                score = replace(score, bits_per_byte=bits / max(1, corpus.size))
+                score = replace(score, bits_per_character=bits / max(1, characters))
+                scores.append(replace(score, bytes=corpus.size, characters=characters))
                 model.cpu()  # room for the next
     return scores
 
@@ -134,8 +129,7 @@ def evaluate(
             text += sizes[targets].sum(dim=0)
             if ranks is None:
                 continue
-            counts[1] += (ranks[counted] <= 1).sum()
-            counts[2] += (ranks[counted] <= 5).sum()
+            counts[1:] += (ranks[counted, None] <= torch.tensor([1, 5])).sum(dim=0)
             part = np.empty(min(room, len(targets)), SURPRISE)
             bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
             for name, value in (("id", targets), ("bits", bits), ("rank", ranks)):
@@ -147,8 +141,7 @@ def evaluate(
         by_batch[number] = total
     # All but one of what is added are zero: nothing is rounded.
     world.all_reduce_sum(by_batch, counts, text)
-    all_nats = sum(by_batch.tolist())
-    size, characters = text.tolist()
+    all_nats, (size, characters) = sum(by_batch.tolist()), text.tolist()
     tokens, top_1, top_5 = counts.tolist()
     all_bits, some = all_nats / math.log(2), max(1, tokens)
     return Score(
@@ -171,8 +164,8 @@ def scored(
     stride: int,
     ranked: bool,
     report: Report,
-    every: int = 1,
-    world: World = ALONE,
+    every: int,
+    world: World,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """(id, nats, rank) of every token but the first, in order, each an array for a batch, with the
     number of the batch. Where there are other processes, they have the other batches.
@@ -184,6 +177,7 @@ def scored(
     targets = len(ids) - 1
     window = max(1, min(window, targets))
     stride = min(stride, window)
+    old = window - stride  # targets that the window before has scored
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
     for number, done in enumerate(range(0, len(starts), rows)):
@@ -193,7 +187,6 @@ def scored(
         places = begin + np.arange(window + 1)  # (rows, window + 1)
         # The last window may reach beyond the text: what fills it up is seen by nothing before it.
         part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
-        old = window - stride  # targets that the window before has scored
         new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
         new[0 if done else 1 :, :old] = False
         skip = old if done else 0  # the first window of all has nothing before it

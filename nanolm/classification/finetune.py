@@ -33,14 +33,8 @@ from nanolm.model.stored import load_any_config, load_classifier_config
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import (
-    Run,
-    find_or_download,
-    find_tokenizer,
-    is_classifier,
-    model_tokenizer,
-    runs_by_age,
-)
+from nanolm.runs import folder as runs
+from nanolm.runs.folder import Run
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
@@ -93,7 +87,7 @@ def finetune(
     split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:
-        base = find_or_download(str(start.settings.start_from), *reports(notify))
+        base = runs.find_or_download(str(start.settings.start_from), *reports(notify))
     with start.locked():
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
@@ -117,7 +111,7 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
-    newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
+    newest = next((run for run in runs.runs_by_age(ROOT) if not runs.is_classifier(run)), None)
     if given:
         why = f"training from scratch, since {given[0]} is given (--from for another start)"
     elif newest is None:
@@ -235,9 +229,9 @@ def choose_tokenizer(
     settings: FinetuneSettings, base: Path | None, texts: list[str], notify: Notify
 ) -> Tokenizer:
     if base is not None:
-        return model_tokenizer(base)
+        return runs.model_tokenizer(base)
     if settings.tokenizer not in (None, *TRAINABLE):
-        return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
+        return runs.find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
     vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)

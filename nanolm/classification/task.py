@@ -18,15 +18,8 @@ from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
 from nanolm.classification.adapters import Adapters
-from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, in_batches, predict
-from nanolm.classification.data import (
-    CachedStates,
-    Encoded,
-    LabelSplit,
-    LengthBatches,
-    Truncation,
-    encode,
-)
+from nanolm.classification.classifier import Logits, encode_for, in_batches, predict
+from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
 from nanolm.classification.probe import LinearProbe, fit_probe
@@ -68,20 +61,19 @@ class ClassifierTask(Task):
         teacher: Teacher | None = None,
     ) -> None:
         """`base` is the model folder to start from; None: from scratch."""
-        assert settings.context and settings.long and settings.batch
+        assert settings.batch
         assert settings.weight_decay is not None and settings.evaluations and settings.train
         self.settings, self.split, self.tokenizer, self.base = settings, split, tokenizer, base
         self.checkpoint, device = saved, settings.device
-        cut = Truncation(settings.context, settings.long)
-        how = (tokenizer, cut, progress, LENGTH_MULTIPLE[device])
-        self.train, self.val = encode(split.train, *how), encode(split.val, *how)
-        self.test = encode(split.test, *how) if split.test else None
+        self.classifier = self.model = model.to(device)
+        self.train = encode_for(model, split.train, tokenizer, progress)
+        self.val = encode_for(model, split.val, tokenizer, progress)
+        self.test = encode_for(model, split.test, tokenizer, progress) if split.test else None
         self.batches = LengthBatches(self.train.lengths, settings.batch, settings.seed)
         self.distillation = None
         if teacher and settings.distill:
             data = (split.train, self.train, self.batches, tokenizer)
             self.distillation = Distillation(teacher, settings.distill, *data)
-        self.classifier = self.model = model.to(device)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         self.patience = settings.patience
         self.weights = None
@@ -90,8 +82,11 @@ class ClassifierTask(Task):
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
-        self.language_head = self.make_language_head(head)
-        self.untied_head = None if model.config.base.tied else self.language_head
+        self.untied_head: nn.Linear | None = None
+        if settings.language_loss and not model.config.base.tied:
+            if not isinstance(head, nn.Linear):
+                raise DataError("--language-loss needs a language model, not a classifier")
+            self.untied_head = head.to(device)
         names = trained_names(model, settings.train)
         self.trained = {name: value for name, value in model.named_parameters() if name in names}
         for name, parameter in model.named_parameters():
@@ -161,19 +156,6 @@ class ClassifierTask(Task):
             features[rows] = x.cpu()
         return features
 
-    def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
-        """The language-modeling head, where there is a language-modeling loss."""
-        if not self.settings.language_loss:
-            return None
-        config = self.classifier.config.base
-        if config.tied:
-            layer = nn.Linear(config.dim, config.vocab_size, bias=False, device="meta")
-            layer.weight = self.classifier.base.token_embedding.weight
-            return layer
-        if not isinstance(head, nn.Linear):
-            raise DataError("--language-loss needs a language model, and --from is a classifier")
-        return head.to(self.settings.device)
-
     def start_event(self, run: Path, step: int) -> Started:
         train, val, labels = len(self.split.train), len(self.split.val), len(self.split.labels)
         data = f"{train:,} texts to learn from, {val:,} to validate on, {counted(labels, 'label')}"
@@ -232,8 +214,9 @@ class ClassifierTask(Task):
         if target:
             every = model.score(prefix_pooled(x, model.config.pool)).float()
             loss = -(target[0] * every.log_softmax(dim=2)).sum() / len(ids)
-        if self.language_head is not None and self.settings.language_loss:
-            scores = self.language_head(x[:, :-1]).float().flatten(0, 1)
+        if self.settings.language_loss:
+            head = self.untied_head or model.base.token_embedding
+            scores = F.linear(x[:, :-1], head.weight).float().flatten(0, 1)
             nats = F.cross_entropy(scores, ids[:, 1:].flatten(), reduction="none")
             real = ~filling(ids, lengths)[:, 1:] & labelled[:, None]
             language = (nats * real.flatten()).sum() / real.sum().clamp(min=1)

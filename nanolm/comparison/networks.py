@@ -35,9 +35,6 @@ class TextNetwork(nn.Module, ABC):
         logits: Tensor = self.score(self.dropout(self.vector(words, more)))  # (texts, labels)
         return logits
 
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
 
 class Perceptron(TextNetwork):
     """Counts of words into a network with one hidden layer: words may matter together."""
@@ -56,10 +53,10 @@ class Perceptron(TextNetwork):
 class Averaging(TextNetwork):
     """A deep averaging network: the mean of the words' vectors, and layers above it."""
 
-    def __init__(self, words: int, width: int, labels: int, layers: int = 2) -> None:
+    def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(width, labels)
         self.embedding = embedding(words, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = pooled(self.dropout(self.embedding(ids)), lengths, "mean")  # (texts, width)
@@ -74,9 +71,8 @@ class Convolution(TextNetwork):
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(len(FILTER_SIZES) * width, labels)
         self.embedding = embedding(words, width)
-        self.filters = nn.ModuleList(
-            nn.Conv1d(width, width, size, padding=size - 1) for size in FILTER_SIZES
-        )
+        filters = (nn.Conv1d(width, width, size, padding=size - 1) for size in FILTER_SIZES)
+        self.filters = nn.ModuleList(filters)
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.dropout(self.embedding(ids)).masked_fill(filling(ids, lengths)[..., None], 0)
@@ -115,8 +111,7 @@ class Recurrence(TextNetwork):
                 module.init_weights()
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        mirror = mirrored_positions(ids, lengths)
+        x, mirror = self.embedding(ids), mirrored_positions(ids, lengths)
         for number, (forward, *backward) in enumerate(zip(*self.directions, strict=True)):
             given = self.dropout(x)
             outputs = [self.run(forward, given)]

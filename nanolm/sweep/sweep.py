@@ -2,13 +2,11 @@
 
     >>> sweep(SweepRequest(TrainSettings(("a.txt",), minutes=30.0), over="lr,dropout=0:0.1:0.2"))
 
-All trials get a short time, the best third of them three times as much, the best third of those
-three times that (see halving.py). So every round takes about as long, and most of the time goes to
-what is good. A trial is a normal run; a longer one goes on from where its learning rate began to
-fall. Where seeds are among what is varied, trials that differ in nothing else are one combination:
-they go on or end together, and are compared by their mean. What there was no time for is tried if
-others end early, or named. All that is known is in sweep.json, so the same request goes on after a
-kill.
+All trials get a short time, the best third of them three times as much, and so on (halving.py), so
+every round takes about as long. A trial is a normal run; a longer one goes on from where its
+learning rate began to fall. Trials that differ only in their seed go on or end together, by their
+mean. What there was no time for is tried if others end early, or named. All that is known is in
+sweep.json, so the same request goes on after a kill.
 """
 
 import math
@@ -35,15 +33,7 @@ from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.sweep import halving, space
 from nanolm.sweep.halving import cost, rungs
-from nanolm.sweep.result import (
-    Combination,
-    SweepResult,
-    SweepState,
-    SweepTrial,
-    combinations,
-    in_words,
-    ranked,
-)
+from nanolm.sweep.result import SweepResult, SweepState, SweepTrial, combinations, in_words, ranked
 from nanolm.sweep.space import AROUND, BUDGETS, SEED, Point
 from nanolm.text.sources import STDIN
 from nanolm.training.events import Event, Note, Planned
@@ -90,8 +80,6 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial came to the end of a round."""
-
     round: int
     rounds: int
     number: int  # in this round
@@ -128,8 +116,6 @@ def sweep(
 
 
 class Sweep(Ledger[SweepState]):
-    """A sweep at work."""
-
     def __init__(
         self, file: Path, state: SweepState, asked: TrainSettings, watch: Watch, clock: float
     ) -> None:
@@ -217,24 +203,25 @@ class Sweep(Ledger[SweepState]):
                 if stop.requested or not self.attempt(trial, number):
                     return False
                 self.watch(TrialEnded(number + 1, rounds, place, len(trials), trial, self.left()))
-            if number == 0 and self.time_for_another(alive):
+            if number == 0 and self.time_for_another(len(alive) + 1, trials):
                 self.add(state.waiting.pop(0))
                 self.save()
                 alive = combinations(state.trials)
                 continue
             if len(alive) == 1:
                 break
-            best = sorted(alive, key=Combination.score)[: max(1, len(alive) // halving.FACTOR)]
+            alive.sort(key=lambda each: each.score())
+            best = alive[: max(1, len(alive) // halving.FACTOR)]
             alive, number = [each for each in best if each.score() < math.inf], number + 1
         return True
 
-    def time_for_another(self, tried: list[Combination]) -> bool:
-        """Whether one more combination fits in, by what the first round of those took."""
-        results = [trial.results[0] for each in tried for trial in each.trials if trial.results]
+    def time_for_another(self, count: int, tried: list[SweepTrial]) -> bool:
+        """Whether a combination more, `count` in all, fits in, by the first round of those."""
+        results = [trial.results[0] for trial in tried if trial.results]
         if not self.state.waiting or not results:
             return False
         longer = fmean(result["stopped"] not in CONVERGED for result in results)
-        count, seconds = len(tried) + 1, fmean(result["seconds"] for result in results)
+        seconds = fmean(result["seconds"] for result in results)
         units = 1 + longer * (cost(count) - count)  # its first round, and all further rounds
         return self.left() > units * len(self.seeds) * seconds
 
