@@ -131,14 +131,15 @@ def prepare(
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
     fingerprints, reference, parameters = {"data": fingerprint(split)}, None, 0
     config: ModelConfig | None = None
+    language_model = False
     if base:
         loaded = load_any_config(base)
+        language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
         with huggingface.checked(base, loaded) as (model, _):
             parameters = model.parameter_count()
         check_context(settings, config.context)
-        headless = isinstance(loaded, ClassifierConfig) and not config.tied
-        if headless and settings.language_loss is None:
+        if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
         weights = fingerprints["model to start from"] = huggingface.weights_fingerprint(base)
         reference = huggingface.BaseModel(base.resolve(), weights)
@@ -149,7 +150,7 @@ def prepare(
     if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    if wants_words(settings, base, tokenizer, teacher, start.fresh):
+    if language_model and wants_words(settings, tokenizer, teacher, start.fresh):
         assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
         tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
@@ -186,16 +187,10 @@ def prepare(
 
 
 def wants_words(
-    settings: FinetuneSettings,
-    base: Path | None,
-    tokenizer: Tokenizer,
-    teacher: Teacher | None,
-    fresh: bool,
+    settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
 ) -> bool:
     """Whether to extend the model's vocabulary with words of the labelled texts: on request, or
     when distilling an n-gram model, which is hard to learn from small pieces of words."""
-    if base is None or isinstance(load_any_config(base), ClassifierConfig):
-        return False
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:
         if not isinstance(tokenizer, ByteLevel) or size < known:

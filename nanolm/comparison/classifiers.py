@@ -129,9 +129,8 @@ def train_linear(lesson: Lesson, longest: int = 1) -> TrainedClassifier:
             raise Interrupted
         if time.monotonic() - begin > lesson.seconds:
             break
-    size, seconds = model.weight.size + model.bias.size, time.monotonic() - begin
-    steps = len(INVERSE_PENALTIES)
-    return TrainedClassifier(lambda new: model.logits(vocabulary.bags(new)), size, seconds, steps)
+    how = (model.weight.size + model.bias.size, time.monotonic() - begin, len(INVERSE_PENALTIES))
+    return TrainedClassifier(lambda texts: model.logits(vocabulary.bags(texts)), *how)
 
 
 def train_neural(
@@ -153,8 +152,7 @@ def train_neural(
 
     # Threads that share so little work only wait for each other.
     lengths = features.train.lengths
-    small = BATCH * lengths.mean() < MULTITHREADED_TOKENS
-    with threads_for(1 if small else settings.threads):
+    with threads_for(1 if BATCH * lengths.mean() < MULTITHREADED_TOKENS else settings.threads):
         left = max(0.5, lesson.seconds - (time.monotonic() - begin))
         how = (evaluate, lr, left, settings.seed, lesson.stop)
         steps = train_network(network, lengths, lambda rows: tensors(features.rows(rows)), *how)
@@ -172,9 +170,9 @@ def train_transformer(lesson: Lesson, pretrained: bool = False) -> TrainedClassi
         evaluations=TRANSFORMER_EVALUATIONS,
     )
     result = train_in_run(settings, lesson.folder, partial(finetune, notify=lesson.notify))
-    model = load(lesson.folder, lambda text: None).on(settings.device, settings.dtype)
-    size = model.model.parameter_count()
-    return TrainedClassifier(model.logits, size, result["seconds"], result["steps"])
+    classifier = load(lesson.folder, lambda text: None).on(settings.device, settings.dtype)
+    how = (classifier.model.parameter_count(), result["seconds"], result["steps"])
+    return TrainedClassifier(classifier.logits, *how)
 
 
 def neural(
@@ -191,10 +189,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
         "bag of words, linear", "a weight for each word, added up: order is lost", 0.3, train_linear
     ),
     "pairs": ModelKind(
-        "bag of pairs, linear",
-        "neighbours count as a word: order, as far as the next word",
-        0.5,
-        partial(train_linear, longest=2),
+        "bag of pairs, linear", "order, but only of pairs", 0.5, partial(train_linear, longest=2)
     ),
     "mlp": neural(
         "bag of words, MLP", "words matter together; order is still lost", 0.3, Perceptron, 2e-3
@@ -218,12 +213,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
         "LSTM, max of states", "the strongest sign counts", 2.0, Recurrence, pool="max"
     ),
     "lstm-both": neural(
-        "LSTM, both ways",
-        "read from both ends, each word knows what follows it too",
-        2.0,
-        Recurrence,
-        pool="max",
-        bidirectional=True,
+        "LSTM, both ways", "what follows is known", 2.0, Recurrence, pool="max", bidirectional=True
     ),
     "lstm-two": neural(
         "LSTM, two layers", "a second layer reads the first", 3.0, Recurrence, pool="max", layers=2
@@ -274,8 +264,7 @@ class ClassifierComparison:
                 scores = score(trained.logits(part.texts), part.truth, split.labels)
                 result[f"{prefix}accuracy"] = scores.accuracy
                 result[f"{prefix}macro_f1"] = scores.macro_f1
-        names = ("parameters", "seconds", "steps")
-        result |= {name: getattr(trained, name) for name in names}
+        result |= {key: getattr(trained, key) for key in ("parameters", "seconds", "steps")}
         return result | {"long_seconds": inference_seconds(trained.logits, split.val.texts)}
 
 

@@ -74,8 +74,6 @@ class CompareState(LedgerState):
 
 @dataclass(frozen=True)
 class RowTrained:
-    """A row has been trained with a seed."""
-
     row: ModelKind
     seed: int
     result: dict[str, Any]
@@ -122,32 +120,24 @@ def compare(
     choose_dtype(request.settings.dtype, device)  # fails early if this machine lacks it
     settings = replace(with_absolute_paths(request.settings), device=device)
     asked = json.loads(json.dumps({**asdict(request), "settings": settings.to_dict()}))
-
     request = replace(request, settings=settings)
-    job = opened(CompareState, settings, "compare", out, asked, again=True)
-    with job as (file, state), StopRequest() as stop:
-        return Comparison(file, state, request, watch, clock, stop).run()
+    with opened(CompareState, settings, "compare", out, asked, again=True) as (file, state):
+        work = Comparison(file, state, request, watch, clock)
+        with work.stop:
+            return work.run()
 
 
 class Comparison(Ledger[CompareState]):
-    """One in progress."""
-
     def __init__(
-        self,
-        file: Path,
-        state: CompareState,
-        request: CompareRequest,
-        watch: Watch,
-        clock: float,
-        stop: StopRequest,
+        self, file: Path, state: CompareState, request: CompareRequest, watch: Watch, clock: float
     ) -> None:
         super().__init__(file, state, request.minutes, clock, watch)
-        self.request, self.stop = request, stop
+        self.request, self.stop = request, StopRequest()
         self.task: ClassifierComparison | LanguageModelComparison
         if isinstance(request.settings, TrainSettings):
             self.task = LanguageModelComparison(request.settings, self.pass_on)
         else:
-            self.task = ClassifierComparison(request.settings, self.pass_on, stop)
+            self.task = ClassifierComparison(request.settings, self.pass_on, self.stop)
         kinds = self.task.kinds
         self.kinds = {name: kinds[name] for name in kinds if name in (request.only or kinds)}
 
