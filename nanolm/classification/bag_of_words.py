@@ -4,9 +4,8 @@
     >>> bags = vocabulary.bags(["good, good film!", "bad"])
     >>> LogisticModel.fit(bags, np.array([1, 0]), labels=2, words=len(vocabulary), strength=1.0)
 
-A word counts for its frequency in the text times the logarithm of its rarity in the training texts
-(TF-IDF), and the vector of a text has length 1, so that long texts do not outweigh short ones. The
-order of the words is lost, unless pairs of neighbours count as words too.
+A word counts for its frequency in the text times the logarithm of its rarity in the training texts,
+and the vector of a text has length 1, so that long texts do not outweigh short ones.
 """
 
 import re

@@ -4,11 +4,10 @@
     >>> teacher.accuracy, teacher.weight()
     >>> ids, lengths, truth, target = Distillation(teacher, ...).batch(0)
 
-A small language model that sees a few hundred labelled texts memorizes them. Logistic regression
-on n-grams (TF-IDF) does better there, and its predictions cost almost nothing: it labels as many
-synthetic texts, spliced together from the training texts, as there is time for, after each word.
-The classifier learns from these and from the true labels. Where words alone do not predict the
-label, which cross-validation shows, there is no teacher.
+A small language model memorizes a few hundred labelled texts. Logistic regression on n-grams does
+better there, and costs almost nothing: it labels synthetic texts, spliced together from the
+training texts, after each word. The classifier learns from these and from the true labels. Where
+cross-validation shows that words alone do not predict the label, there is no teacher.
 """
 
 import re

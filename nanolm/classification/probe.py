@@ -3,10 +3,9 @@
     >>> probe = fit_probe(features, truth, labels=2)   # features: (texts, dim)
     >>> classifier.score.weight.copy_(probe.weight)    # (labels, dim)
 
-There is no intercept, as in the `score` layer of `transformers`: features are scaled to unit
-variance but not centred, and the mean of a language model's features, which is far from zero,
-takes its place. The strength of the L2 penalty is chosen by cross-validation, and so is the size of
-the logits.
+There is no intercept, as in the `score` layer of `transformers`: features are scaled but not
+centred, and their mean, which is far from zero, takes its place. Cross-validation chooses the
+strength of the L2 penalty and the size of the logits.
 """
 
 from collections import deque

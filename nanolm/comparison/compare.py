@@ -3,8 +3,7 @@
     >>> compare(CompareRequest(FinetuneSettings(), minutes=10), out=None, watch=print)
 
 Every model is trained on the same split; with several seeds, all models with the first one, then
-all with the next, so that a comparison that ends early is still one. All that is known is in
-compare.json, so the same request resumes after a kill with the row that it was at.
+all with the next, so that a comparison that ends early is still one. compare.json has all of it.
 """
 
 import json

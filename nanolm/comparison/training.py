@@ -2,8 +2,7 @@
 
     >>> train_network(network, lengths, rows, evaluate, 1e-3, seconds=20, seed=1, stop=stop)
 
-AdamW, batches of texts of about the same length, the learning rate warmed up, constant and decayed;
-the weights that did best on validation texts are kept.
+AdamW on batches of texts of about the same length; the best weights on validation texts are kept.
 """
 
 import math
@@ -40,8 +39,6 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A row of the comparison."""
-
     title: str
     teaches: str
     share: float  # of the time, relative to the others

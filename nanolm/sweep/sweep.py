@@ -110,9 +110,8 @@ def sweep(
             watch(Note(f"going on with {work.folder}"))
         with StopRequest() as stop:
             done = work.all_rounds(stop)
-        if not done:
-            return SweepResult(str(work.folder), None, None, ranked(state.trials))
-        return work.finish(out is not None)
+        interrupted = SweepResult(str(work.folder), None, None, ranked(state.trials))
+        return work.finish(out is not None) if done else interrupted
 
 
 class Sweep(Ledger[SweepState]):
@@ -165,19 +164,17 @@ class Sweep(Ledger[SweepState]):
             others = space.draw(values, own, min(size, space.MOST_COMBINATIONS), settings.seed)
             self.state.waiting = [point for point in others if point not in points]
         first = f"{counted(len(points), 'combination')} to begin with"
-        if SEED in given:
-            first += f", {counted(len(self.seeds), 'seed')} each"
+        each = f", {counted(len(self.seeds), 'seed')} each" if SEED in given else ""
         rounds = counted(len(rungs(len(points))), "round")
-        self.watch(Note(f"{self.folder}: {first}, {rounds}"))
+        self.watch(Note(f"{self.folder}: {first}{each}, {rounds}"))
         if size > len(points) and request.trials is None:
             least = halving.FIRST_ROUND_SECONDS
             why = f"there is time for {len(points):,} of {size:,} combinations"
             if by_value:
                 least = halving.FIRST_ROUND_SECONDS_BY_VALUE
                 why += f"; the others are tried if time is left: {in_words(self.state.waiting)}"
-            needed = cost(size) * len(self.seeds) * least
-            enough = math.ceil(needed / 60 + self.state.seconds / 60)
-            self.watch(Note(f"{why} (--minutes {enough} for all)"))
+            needed = cost(size) * len(self.seeds) * least + self.state.seconds
+            self.watch(Note(f"{why} (--minutes {math.ceil(needed / 60)} for all)"))
         self.save()
 
     def add(self, point: Point) -> None:
