@@ -22,7 +22,7 @@ from nanolm.choice import Report
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
-from nanolm.text.corpus import Corpus, read_corpus
+from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
@@ -31,6 +31,7 @@ from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
 
 MOST_LOGITS = 1 << 24  # of a batch, at 4 bytes each
+BLOCK = 1 << 20  # bytes that are read at a time
 CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
 # One token of a text; rank 1 is the likeliest. An array of them, for a text may have many.
 SURPRISE = np.dtype([("id", "u4"), ("bits", "f4"), ("rank", "u4")])
@@ -70,7 +71,10 @@ def evaluate_texts(
     sources = find_sources(names, cache, report, reading.encoding)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
-        characters = count_characters(corpus)
+        # The bytes that begin a character, less the marks before documents.
+        blocks = (corpus.read(at, at + BLOCK) for at in range(0, corpus.length, BLOCK))
+        characters = sum(len(block.translate(None, CONTINUATION)) for block in blocks)
+        characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
             with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -85,13 +89,6 @@ def evaluate_texts(
                 scores.append(replace(score, bytes=corpus.size, characters=characters))
                 model.cpu()  # room for the next
     return scores
-
-
-def count_characters(corpus: Corpus) -> int:
-    """The bytes that begin a character, less the marks before documents."""
-    size = 1 << 20
-    blocks = (corpus.read(start, start + size) for start in range(0, corpus.length, size))
-    return sum(len(block.translate(None, CONTINUATION)) for block in blocks) - corpus.documents
 
 
 @torch.inference_mode()

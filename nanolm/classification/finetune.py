@@ -25,7 +25,6 @@ from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettin
 from nanolm.classification.task import ClassifierTask
 from nanolm.errors import DataError, UsageError
 from nanolm.model import huggingface
-from nanolm.model.base import Model
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
@@ -136,8 +135,8 @@ def prepare(
         loaded = load_any_config(base)
         language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
-        with huggingface.checked(base, loaded) as (model, _):
-            parameters = model.parameter_count()
+        with huggingface.checked(base, loaded) as (stored, _):
+            parameters = stored.parameter_count()
         check_context(settings, config.context)
         if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
@@ -154,7 +153,8 @@ def prepare(
         assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
         tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
-        parts, added = tokenizer.parts(known), tokenizer.vocab_size - known.vocab_size
+        parts = tokenizer.parts(known)  # the model's tokens that each token consists of
+        added = tokenizer.vocab_size - known.vocab_size
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
@@ -173,7 +173,15 @@ def prepare(
         long=settings.long,  # type: ignore[arg-type]
     )
     torch.manual_seed(settings.seed)
-    classifier, head = start_model(classifier_config, base, parts)
+    head: nn.Module | None = None
+    if base and not language_model:
+        model = huggingface.load_classifier(base, settings.dropout).base
+    else:
+        fresh = classifier_config.base
+        model = huggingface.load_model(base, settings.dropout) if base else build_model(fresh)
+        model = with_vocabulary(model, parts) if parts else model
+        head = model.head
+    classifier = Classifier(classifier_config, model)
     if folder:
         saved = load_classifier_config(folder)
         if replace(saved, base=replace(saved.base, dropout=settings.dropout)) != classifier_config:
@@ -200,24 +208,6 @@ def wants_words(
         return size > known
     distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
     return fresh and distilled and isinstance(tokenizer, ByteLevel) and known < VOCABULARY
-
-
-def start_model(
-    config: ClassifierConfig, base: Path | None, parts: list[list[int]] | None
-) -> tuple[Classifier, nn.Module | None]:
-    """A classifier on the pretrained model, or a new one, and the language-modeling head.
-    `parts` lists, for each token of an extended vocabulary, the model's tokens it consists of."""
-    if base is None:
-        model: Model = build_model(config.base)
-    elif isinstance(load_any_config(base), ClassifierConfig):
-        trained = huggingface.load_classifier(base, config.base.dropout)
-        return Classifier(config, trained.base), None
-    else:
-        model = huggingface.load_model(base, config.base.dropout)
-    if parts:
-        model = with_vocabulary(model, parts)
-    head = model.head
-    return Classifier(config, model), head
 
 
 def choose_tokenizer(

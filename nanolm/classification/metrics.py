@@ -137,11 +137,7 @@ def majority(truth: Integers, classes: int) -> float:
 
 
 def worst_mistakes(
-    texts: Sequence[str],
-    logits: Floats,
-    truth: Integers,
-    labels: Sequence[str],
-    temperature: float = 1.0,
+    texts: list[str], logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1
 ) -> tuple[Mistake, ...]:
     """All mistakes, the most confident first."""
     predicted, confidence = logits.argmax(axis=1), softmax(logits, temperature).max(axis=1)

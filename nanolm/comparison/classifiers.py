@@ -240,6 +240,7 @@ class ClassifierComparison:
         self.kinds = classifier_kinds(settings)
         self.lessons: dict[int, Lesson] = {}
 
+    @property
     def seeds(self) -> int:
         """How many are worth it: chance matters where texts are few."""
         return SEEDS_OF_FEW if len(self.lesson(self.settings.seed).split.train) < FEW_TEXTS else 1

@@ -167,7 +167,7 @@ class Comparison(Ledger[CompareState]):
 
     def train_rows(self) -> None:
         first, found = self.request.settings.seed, self.state.found
-        count = self.request.seeds or self.task.seeds()
+        count = self.request.seeds or self.task.seeds
         todo = [
             (seed, name)
             for seed in range(first, first + count)

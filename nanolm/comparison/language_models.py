@@ -31,13 +31,10 @@ MAX_NGRAM = 5  # tokens
 class LanguageModelComparison:
     """A text, and the models that learn to continue it."""
 
-    measure = "bits_per_byte"
+    measure, seeds = "bits_per_byte", 1
 
     def __init__(self, settings: TrainSettings, notify: Notify) -> None:
         self.settings, self.notify, self.kinds = settings, notify, LANGUAGE_MODELS
-
-    def seeds(self) -> int:
-        return 1
 
     def fingerprint(self) -> str:
         return json.dumps(self.text.fingerprints)

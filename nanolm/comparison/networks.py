@@ -111,7 +111,10 @@ class Recurrence(TextNetwork):
                 module.init_weights()
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        x, mirror = self.embedding(ids), mirrored_positions(ids, lengths)
+        x = self.embedding(ids)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        mirror = lengths[:, None] - 1 - positions  # as far from the other end; padding stays
+        mirror = torch.where(mirror < 0, positions, mirror)
         for number, (forward, *backward) in enumerate(zip(*self.directions, strict=True)):
             given = self.dropout(x)
             outputs = [self.run(forward, given)]
@@ -134,13 +137,6 @@ def embedding(words: int, width: int, std: float = 0.3) -> nn.Embedding:
     layer = nn.Embedding(words, width)
     nn.init.normal_(layer.weight, std=std)
     return layer
-
-
-def mirrored_positions(ids: Tensor, lengths: Tensor) -> Tensor:
-    """For each position the one as far from the other end of its text; padding stays."""
-    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    mirrored = lengths[:, None] - 1 - positions
-    return torch.where(mirrored < 0, positions, mirrored)
 
 
 def reorder(x: Tensor, positions: Tensor) -> Tensor:
