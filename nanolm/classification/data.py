@@ -38,10 +38,8 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts with the number of the label of each."""
-
     texts: list[str]
-    truth: Ints
+    truth: Ints  # the number of the label of each
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -67,8 +65,7 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     """Read everything, and split by label where no file is named."""
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
-    written, count = sorted_labels(set(whole.labels)), len(whole.labels)
-    notes = list(whole.notes)
+    written, count, notes = sorted_labels(set(whole.labels)), len(whole.labels), list(whole.notes)
     if len(written) == 1:
         more = "; --limit may be too low" if count == settings.limit else ""
         where = ", ".join(settings.data[:5])
@@ -157,8 +154,6 @@ def duplicates(train: Texts, other: Texts, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Truncation:
-    """What is done with texts beyond the context."""
-
     context: int
     rule: str  # head, tail or windows
 
@@ -241,8 +236,7 @@ def encode(
             report("encoding", number, len(texts))
     of = np.array(text, dtype=np.int64)
     how = {"count": len(texts), "padding": tokenizer.padding, "most": cut.context}
-    all_of_it = packed(windows) | how
-    return Encoded(**all_of_it, truth=texts.truth[of], text=of, multiple=multiple)
+    return Encoded(**packed(windows) | how, truth=texts.truth[of], text=of, multiple=multiple)
 
 
 def packed(windows: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> dict[str, Any]:

@@ -33,8 +33,7 @@ def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
 
 
 def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int]) -> bool:
-    """Whether a linear model is worth fitting: asked for, or left open for a small model and few
-    texts."""
+    """Whether a linear model is worth fitting: as asked for, or a small model and few texts."""
     if settings.distill is not None:
         return settings.distill > 0
     few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
@@ -54,10 +53,9 @@ def choose_settings(
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
-    device = chosen.settings.device
+    device, longest = chosen.settings.device, max(lengths)
     if device != "cpu":  # there it takes a measurement
         choose("dtype", *choose_dtype(settings.dtype, device))
-    longest = max(lengths)
     if base is None:
         choose("preset", "micro", "a fresh model for labelled text needs no more")
         fill(family=DEFAULT_FAMILY)
@@ -85,12 +83,12 @@ def choose_settings(
         choose("train", "all", f"{parameters:,} parameters can all be trained here")
     dim = base.dim if base else PRESETS[chosen.settings.preset or "micro"].dim
     threads = 1 if dim < NARROW_DIM else available_threads()
-    few, all_of_them = "small models gain little from more", "as many as this process may use"
-    choose("threads", threads, few if threads == 1 else all_of_them)
+    few = "small models gain little from more"
+    choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if teacher:
-        measured = f"n-grams alone predict {teacher.accuracy:.1%} of held-out training texts"
-        majority = f"the majority class {teacher.majority:.1%}"
-        choose("distill", teacher.weight(), f"{measured}, {majority}")
+        right, majority = f"{teacher.accuracy:.1%}", f"the majority class {teacher.majority:.1%}"
+        reason = f"n-grams alone predict {right} of held-out training texts, {majority}"
+        choose("distill", teacher.weight(), reason)
     distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
     if distill:
         choose("batch", DISTILLED_BATCH, "labelled texts, and as many synthetic ones")

@@ -61,8 +61,8 @@ class ClassifierTask(Task):
         teacher: Teacher | None = None,
     ) -> None:
         """`base` is the model folder to start from; None: from scratch."""
-        assert settings.batch
-        assert settings.weight_decay is not None and settings.evaluations and settings.train
+        assert settings.batch and settings.weight_decay is not None
+        assert settings.evaluations and settings.train
         self.settings, self.split, self.tokenizer, self.base = settings, split, tokenizer, base
         self.checkpoint, device = saved, settings.device
         self.classifier = self.model = model.to(device)
@@ -75,8 +75,7 @@ class ClassifierTask(Task):
             data = (split.train, self.train, self.batches, tokenizer)
             self.distillation = Distillation(teacher, settings.distill, *data)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
-        self.patience = settings.patience
-        self.weights = None
+        self.patience, self.weights = settings.patience, None
         if settings.class_weights:
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
@@ -114,8 +113,7 @@ class ClassifierTask(Task):
         self.batching = (model.device, self.low, progress, "computing features")
 
     def start(self) -> LinearProbe | None:
-        """Run what is frozen, once for each text, and let the head of a fresh run start from the
-        solution of a linear probe."""
+        """Run what is frozen, once for each text, and start the head from a linear probe."""
         if self.base is None:
             return None
         with self.classifier.base.eval_mode():
@@ -161,9 +159,8 @@ class ClassifierTask(Task):
         data = f"{train:,} texts to learn from, {val:,} to validate on, {counted(labels, 'label')}"
         trained = sum(parameter.numel() for parameter in self.parameters().values())
         whole = self.classifier.parameter_count()
-        if trained < whole:
-            data = f"{trained:,} of them trained, {data}"
-        return Started(run, whole, data, step)
+        some = f"{trained:,} of them trained, " if trained < whole else ""
+        return Started(run, whole, some + data, step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         named = dict(self.trained)
@@ -286,10 +283,9 @@ class ClassifierTask(Task):
             if self.adapters:
                 self.adapters.load_state_dict(load_file(folder / ADAPTERS))
             return
-        saved = load_classifier(folder)
         if self.adapters:  # they are in there already
             self.adapters.active = False
-        self.classifier.load_state_dict(saved.state_dict())
+        self.classifier.load_state_dict(load_classifier(folder).state_dict())
 
     def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
@@ -324,8 +320,8 @@ def frozen_layers(model: Classifier, which: str) -> int:
         return 0
     frozen = layers if which == "head" else layers - int(which.removeprefix("last-"))
     if frozen <= 0:
-        counts = counted(layers, "layer")
-        raise UsageError(f"--train {which}: the model has {counts}; try --train all")
+        has = counted(layers, "layer")
+        raise UsageError(f"--train {which}: the model has {has}; try --train all")
     return frozen
 
 
