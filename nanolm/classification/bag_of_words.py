@@ -108,8 +108,7 @@ def words(text: str, longest: int = 1) -> list[str]:
 
 
 def subwords(text: str) -> list[str]:
-    """Words in lower case, each with the character n-grams in it: of few texts, most words of a new
-    one are unknown, but their stems and endings are not."""
+    """Words in lower case, each with its character n-grams: new words have known stems, endings."""
     return [ngram for word in text.lower().split() for ngram in ngrams(word)]
 
 

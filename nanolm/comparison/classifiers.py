@@ -44,8 +44,6 @@ TRANSFORMER_EVALUATIONS = 3  # on a CPU, each takes as long as twenty steps
 
 @dataclass
 class Lesson:
-    """What a classifier is trained on, and for how long."""
-
     settings: FinetuneSettings  # its data, seed and device
     split: LabelSplit
     notify: Notify

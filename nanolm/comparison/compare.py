@@ -168,12 +168,8 @@ class Comparison(Ledger[CompareState]):
     def train_rows(self) -> None:
         first, found = self.request.settings.seed, self.state.found
         count = self.request.seeds or self.task.seeds
-        todo = [
-            (seed, name)
-            for seed in range(first, first + count)
-            for name in self.kinds
-            if str(seed) not in found.get(name, {})
-        ]
+        pairs = ((seed, name) for seed in range(first, first + count) for name in self.kinds)
+        todo = [(seed, name) for seed, name in pairs if str(seed) not in found.get(name, {})]
         begin = self.left()
         for place, (seed, name) in enumerate(todo):
             if seed != first and name == next(iter(self.kinds)):
@@ -214,10 +210,8 @@ def draw(result: CompareResult, name: str) -> None:
         panels, title = [Panel("bits per byte", curves)], f"{name}: what is learned in the time"
         pictures["compare"] = curves_svg(Chart(title, panels, "seconds"))
     if result.lengths:
-        curves = [
-            Series(family, [(length, 1000 * seconds) for length, seconds in times])
-            for family, times in result.lengths.items()
-        ]
+        times = result.lengths.items()
+        curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
         panels = [Panel("milliseconds a step", curves)]
         title = "one sequence a step, the longer it is"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
@@ -231,9 +225,6 @@ def averaged(
     count, names = len(results), [k for k, v in results[0].items() if isinstance(v, int | float)]
     numbers = {key: [float(result[key]) for result in results] for key in names}
     means = {key: statistics.mean(values) for key, values in numbers.items()}
-    spread = {
-        key: statistics.stdev(numbers[key]) if count > 1 else 0.0
-        for key in (measure, f"test_{measure}")
-        if key in numbers
-    }
+    measured = [key for key in (measure, f"test_{measure}") if key in numbers]
+    spread = {key: statistics.stdev(numbers[key]) if count > 1 else 0.0 for key in measured}
     return ComparedRow(name, kind.title, kind.teaches, count, means, spread, results)
