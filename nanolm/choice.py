@@ -10,8 +10,6 @@ S = TypeVar("S")  # a dataclass of settings
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that was chosen automatically."""
-
     what: str
     value: object
     reason: str
@@ -31,7 +29,6 @@ class Chosen(Generic[S]):
     choices: list[Choice] = field(default_factory=list)
 
     def open(self, name: str) -> bool:
-        """Whether the user left it to be chosen."""
         return getattr(self.settings, name) in (None, "auto")
 
     def choose(self, name: str, value: object, reason: str, shown: object = None) -> None:

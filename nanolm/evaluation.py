@@ -22,7 +22,7 @@ from nanolm.choice import Report
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
-from nanolm.text.corpus import Corpus, read_corpus
+from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
@@ -31,6 +31,7 @@ from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
 
 MOST_LOGITS = 1 << 24  # of a batch, at 4 bytes each
+BLOCK = 1 << 20  # bytes that are read at a time
 CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
 # One token of a text; rank 1 is the likeliest. An array of them, for a text may have many.
 SURPRISE = np.dtype([("id", "u4"), ("bits", "f4"), ("rank", "u4")])
@@ -70,7 +71,10 @@ def evaluate_texts(
     sources = find_sources(names, cache, report, reading.encoding)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
-        characters = count_characters(corpus)
+        # The bytes that begin a character, less the marks before documents.
+        blocks = (corpus.read(at, at + BLOCK) for at in range(0, corpus.length, BLOCK))
+        characters = sum(len(block.translate(None, CONTINUATION)) for block in blocks)
+        characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
             with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -80,23 +84,11 @@ def evaluate_texts(
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
                 # Of the text itself: other people's tokenizers may add to it, or lose of it.
                 bits = score.loss * score.tokens / math.log(2)
-                exact = replace(
-                    score,
-                    bytes=corpus.size,
-                    characters=characters,
-                    bits_per_byte=bits / max(1, corpus.size),
-                    bits_per_character=bits / max(1, characters),
-                )
-                scores.append(exact)
+                score = replace(score, bits_per_byte=bits / max(1, corpus.size))
+                score = replace(score, bits_per_character=bits / max(1, characters))
+                scores.append(replace(score, bytes=corpus.size, characters=characters))
                 model.cpu()  # room for the next
     return scores
-
-
-def count_characters(corpus: Corpus) -> int:
-    """The bytes that begin a character, less the marks before documents."""
-    size = 1 << 20
-    blocks = (corpus.read(start, start + size) for start in range(0, corpus.length, size))
-    return sum(len(block.translate(None, CONTINUATION)) for block in blocks) - corpus.documents
 
 
 @torch.inference_mode()
@@ -134,8 +126,7 @@ def evaluate(
             text += sizes[targets].sum(dim=0)
             if ranks is None:
                 continue
-            counts[1] += (ranks[counted] <= 1).sum()
-            counts[2] += (ranks[counted] <= 5).sum()
+            counts[1:] += (ranks[counted, None] <= torch.tensor([1, 5])).sum(dim=0)
             part = np.empty(min(room, len(targets)), SURPRISE)
             bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
             for name, value in (("id", targets), ("bits", bits), ("rank", ranks)):
@@ -147,8 +138,7 @@ def evaluate(
         by_batch[number] = total
     # All but one of what is added are zero: nothing is rounded.
     world.all_reduce_sum(by_batch, counts, text)
-    all_nats = sum(by_batch.tolist())
-    size, characters = text.tolist()
+    all_nats, (size, characters) = sum(by_batch.tolist()), text.tolist()
     tokens, top_1, top_5 = counts.tolist()
     all_bits, some = all_nats / math.log(2), max(1, tokens)
     return Score(
@@ -171,8 +161,8 @@ def scored(
     stride: int,
     ranked: bool,
     report: Report,
-    every: int = 1,
-    world: World = ALONE,
+    every: int,
+    world: World,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """(id, nats, rank) of every token but the first, in order, each an array for a batch, with the
     number of the batch. Where there are other processes, they have the other batches.
@@ -184,6 +174,7 @@ def scored(
     targets = len(ids) - 1
     window = max(1, min(window, targets))
     stride = min(stride, window)
+    old = window - stride  # targets that the window before has scored
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
     for number, done in enumerate(range(0, len(starts), rows)):
@@ -193,7 +184,6 @@ def scored(
         places = begin + np.arange(window + 1)  # (rows, window + 1)
         # The last window may reach beyond the text: what fills it up is seen by nothing before it.
         part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
-        old = window - stride  # targets that the window before has scored
         new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
         new[0 if done else 1 :, :old] = False
         skip = old if done else 0  # the first window of all has nothing before it

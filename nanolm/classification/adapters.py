@@ -25,26 +25,23 @@ class Adapters(nn.Module):
     def __init__(self, model: Model, rank: int = RANK) -> None:
         super().__init__()
         self.base = [model]  # in a list: not a module of this one
-        self.layers = {
-            name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
-        }
+        modules = model.named_modules()
+        self.layers = {name: each for name, each in modules if isinstance(each, nn.Linear)}
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
         for name, layer in self.layers.items():
             key = name.replace(".", "/")  # a name with dots would be a path to torch
-            device = layer.weight.device
             down = torch.randn(rank, layer.in_features) / layer.in_features**0.5
-            self.down[key] = nn.Parameter(down.to(device))
-            self.up[key] = nn.Parameter(torch.zeros(layer.out_features, rank, device=device))
+            self.down[key] = nn.Parameter(down.to(layer.weight.device))
+            up = torch.zeros(layer.out_features, rank)
+            self.up[key] = nn.Parameter(up.to(layer.weight.device))
             layer.register_forward_hook(self.hook(key))
         self.active = True
 
     def hook(self, key: str) -> Any:
         def add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-            if not self.active:
-                return output
-            (x,) = inputs
-            more: Tensor = (x @ self.down[key].T) @ self.up[key].T
-            return output + LORA_SCALE * more
+            if self.active:
+                output = output + LORA_SCALE * ((inputs[0] @ self.down[key].T) @ self.up[key].T)
+            return output
 
         return add
 

@@ -4,9 +4,8 @@
     >>> bags = vocabulary.bags(["good, good film!", "bad"])
     >>> LogisticModel.fit(bags, np.array([1, 0]), labels=2, words=len(vocabulary), strength=1.0)
 
-A word counts for its frequency in the text times the logarithm of its rarity in the training texts
-(TF-IDF), and the vector of a text has length 1, so that long texts do not outweigh short ones. The
-order of the words is lost, unless pairs of neighbours count as words too.
+A word counts for its frequency in the text times the logarithm of its rarity in the training texts,
+and the vector of a text has length 1, so that long texts do not outweigh short ones.
 """
 
 import re
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ TOLERANCE = 1e-4  # of the gradient of the mean loss of a text
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Analyze = Callable[[str], list[str]]  # a text to its words
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,10 @@ class Bags:
 
     def logits(self, weight: Floats, bias: Floats) -> Floats:
         """Of each text the sum over its words, (texts, labels); of two labels the first has 0."""
-        columns = [
-            np.bincount(self.texts, self.weights * column[self.words], len(self.lengths)) + free
-            for column, free in zip(weight.T, bias, strict=True)
-        ]
-        first = [np.zeros_like(columns[0])] if len(columns) == 1 else []
-        return np.stack(first + columns, axis=1)
+        weighted = (self.weights * column[self.words] for column in weight.T)
+        columns = [np.bincount(self.texts, each, len(self.lengths)) for each in weighted]
+        logits = np.stack(columns, axis=1) + bias
+        return np.pad(logits, ((0, 0), (1, 0))) if len(bias) == 1 else logits
 
     def sum_by_word(self, of_texts: Floats, words: int) -> Floats:
         """Of each word the sum over the texts that have it, (words, columns)."""
@@ -74,15 +72,10 @@ class Vocabulary:
 
     ids: dict[str, int]
     idf: Floats
-    analyze: Callable[[str], list[str]]  # a text to its words
+    analyze: Analyze
 
     @classmethod
-    def of(
-        cls,
-        texts: Sequence[str],
-        longest: int = 1,
-        analyze: Callable[[str], list[str]] | None = None,
-    ) -> Self:
+    def of(cls, texts: Sequence[str], longest: int = 1, analyze: Analyze | None = None) -> Self:
         """`longest`: how many neighbouring words count as one, at most. `analyze` replaces that."""
         analyze = analyze or partial(words, longest=longest)
         counts = Counter(word for text in texts for word in set(analyze(text)))
@@ -108,17 +101,14 @@ class Vocabulary:
 
 def words(text: str, longest: int = 1) -> list[str]:
     """In lower case; with `longest` 2, the pairs of neighbours too."""
-    single = WORD.findall(text.lower())
-    return [
-        " ".join(single[start : start + count])
-        for count in range(1, longest + 1)
-        for start in range(len(single) - count + 1)
-    ]
+    single, joined = WORD.findall(text.lower()), []
+    for count in range(1, longest + 1):
+        joined += [" ".join(single[at : at + count]) for at in range(len(single) - count + 1)]
+    return joined
 
 
 def subwords(text: str) -> list[str]:
-    """Words in lower case, each with the character n-grams in it: of few texts, most words of a new
-    one are unknown, but their stems and endings are not."""
+    """Words in lower case, each with its character n-grams: new words have known stems, endings."""
     return [ngram for word in text.lower().split() for ngram in ngrams(word)]
 
 
@@ -151,12 +141,6 @@ class LogisticModel:
         columns = 1 if labels == 2 else labels
         both = torch.zeros(words + 1, columns, dtype=torch.float64)  # the last row is the bias
         weight, bias = both.numpy()[:-1], both.numpy()[-1]  # views of the same numbers
-        optimizer = torch.optim.LBFGS(
-            [both],
-            max_iter=MOST_ITERATIONS,
-            tolerance_grad=tolerance * strength * len(truth),
-            line_search_fn="strong_wolfe",
-        )
         one_hot = np.eye(labels)[truth]
 
         def loss() -> float:
@@ -167,12 +151,11 @@ class LogisticModel:
             both.grad = torch.from_numpy(np.vstack([by_word, slope.sum(axis=0)]))
             return float(-strength * (log_p * one_hot).sum() + (weight**2).sum() / 2)
 
-        optimizer.step(loss)
+        how: dict[str, Any] = {"max_iter": MOST_ITERATIONS, "line_search_fn": "strong_wolfe"}
+        least = tolerance * strength * len(truth)
+        torch.optim.LBFGS([both], tolerance_grad=least, **how).step(loss)
         return cls(weight, bias)
 
     def logits(self, bags: Bags) -> npt.NDArray[np.float32]:
         """(texts, labels)"""
         return bags.logits(self.weight, self.bias).astype(np.float32)
-
-    def parameter_count(self) -> int:
-        return self.weight.size + self.bias.size

@@ -51,10 +51,8 @@ def predict(
     `model` takes ids, (batch, time), and the length of each row.
     """
     logits = np.empty((len(data.lengths), labels), dtype=np.float32)  # of each window
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    for rows, batch in in_batches(model, data, device, low, report):
+    was_training, device = model.training, next(model.parameters()).device
+    for rows, batch in in_batches(model.eval(), data, device, low, report):
         logits[rows] = batch.cpu().numpy()
     model.train(was_training)
     totals = np.zeros((data.count, labels), dtype=np.float32)
@@ -73,13 +71,13 @@ def in_batches(
     what: str = "classifying",
 ) -> list[tuple[Ints, Tensor]]:
     """What `compute` makes of ids and lengths, in float32, with the windows each result is of."""
-    order = np.argsort(data.lengths, kind="stable")
+    order, most = np.argsort(data.lengths, kind="stable"), BATCH_TOKENS[device.type]
     done, batches = 0, []
     while done < len(order):
         # As many of the next longer ones as fit together.
-        some = order[done : done + BATCH_TOKENS[device.type]]
+        some = order[done : done + most]
         sizes = data.lengths[some] * np.arange(1, len(some) + 1)
-        rows = some[: max(1, int(np.searchsorted(sizes, BATCH_TOKENS[device.type], side="right")))]
+        rows = some[: max(1, int(np.searchsorted(sizes, most, side="right")))]
         ids, lengths, _ = (torch.from_numpy(part).to(device) for part in data.rows(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             batches.append((rows, compute(ids, lengths).float()))
@@ -88,22 +86,24 @@ def in_batches(
     return batches
 
 
+def encode_for(model: Classifier, texts: Texts, tokenizer: Tokenizer, report: Report) -> Encoded:
+    """Texts as `model` sees them."""
+    cut = Truncation(model.config.window, model.config.long)
+    return encode(texts, tokenizer, cut, report, LENGTH_MULTIPLE[model.device.type])
+
+
 @dataclass(frozen=True)
 class Measured:
-    """How right a classifier is, and what to know about the texts."""
-
     scores: ClassifierScores
     mistakes: tuple[Mistake, ...]  # all of them, the most confident first
     notes: list[str]
 
 
 def mistakes_csv(mistakes: Iterable[Mistake]) -> str:
-    """A table with a row for each mistake."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["text", "label", "prediction", "probability"])
-    for each in mistakes:
-        rows.writerow([each.text, each.label, each.predicted, f"{each.probability:.6f}"])
+    rows.writerows([m.text, m.label, m.predicted, f"{m.probability:.6f}"] for m in mistakes)
     return table.getvalue()
 
 
@@ -122,9 +122,7 @@ class TextClassifier:
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
         """(texts, labels)."""
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
-        multiple = LENGTH_MULTIPLE[self.model.device.type]
-        cut = Truncation(self.model.config.window, self.model.config.long)
-        data = encode(unknown, self.tokenizer, cut, report, multiple)
+        data = encode_for(self.model, unknown, self.tokenizer, report)
         return predict(self.model, len(self.labels), data, self.low, report)
 
     def classify(self, text: str) -> dict[str, float]:
@@ -139,15 +137,13 @@ class TextClassifier:
             if part:
                 yield from zip(part, softmax(self.logits(part)), strict=True)
 
-    def measure(self, names: tuple[str, ...], reading: LabelReading, report: Report) -> "Measured":
-        """How right it is on labelled texts."""
+    def measure(self, names: tuple[str, ...], reading: LabelReading, report: Report) -> Measured:
         read = read_labelled(names, reading, report)
         ids = known_labels(set(read.labels), self.labels, ", ".join(names[:5]))
         truth = np.array([ids[label] for label in read.labels], dtype=np.int64)
         logits = self.logits(read.texts, report)
-        scores = score(logits, truth, self.labels)
         mistakes = worst_mistakes(read.texts, logits, truth, self.labels)
-        return Measured(scores, mistakes, [read.how, *read.notes])
+        return Measured(score(logits, truth, self.labels), mistakes, [read.how, *read.notes])
 
     def on(self, device: str, dtype: str) -> Self:
         """The same, on a device ("auto": the best there is)."""
@@ -200,5 +196,4 @@ def load(
     """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
     folder = find_named(path, note, progress)
     load_classifier_config(folder)  # what is no classifier is refused at once
-    tokenizer = model_tokenizer(folder)
-    return TextClassifier(load_classifier(folder), tokenizer)
+    return TextClassifier(tokenizer=model_tokenizer(folder), model=load_classifier(folder))

@@ -6,7 +6,6 @@
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,26 +24,22 @@ from nanolm.text.tokenizer import Tokenizer
 Ints = npt.NDArray[np.int64]
 POOLED_BATCHES = 50  # whose texts are sorted by length together
 
-NEGATIVE, POSITIVE = "negative", "positive"
+TWO, THREE = ("negative", "positive"), ("negative", "neutral", "positive")
 SENTIMENTS = {  # how sentiment is usually labelled, and what it means
-    ("0", "1"): (NEGATIVE, POSITIVE),
-    ("-1", "1"): (NEGATIVE, POSITIVE),
-    ("neg", "pos"): (NEGATIVE, POSITIVE),
-    ("-1", "0", "1"): (NEGATIVE, "neutral", POSITIVE),
-    ("0", "1", "2"): (NEGATIVE, "neutral", POSITIVE),
-    ("0", "1", "2", "3", "4"): (
-        *("very negative", NEGATIVE, "neutral", POSITIVE, "very positive"),
-    ),
+    ("0", "1"): TWO,
+    ("-1", "1"): TWO,
+    ("neg", "pos"): TWO,
+    ("-1", "0", "1"): THREE,
+    ("0", "1", "2"): THREE,
+    ("0", "1", "2", "3", "4"): ("very negative", *THREE, "very positive"),
 }
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts with the number of the label of each."""
-
     texts: list[str]
-    truth: Ints
+    truth: Ints  # the number of the label of each
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -70,19 +65,14 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     """Read everything, and split by label where no file is named."""
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
-    written = sorted_labels(set(whole.labels))
-    notes = list(whole.notes)
+    written, count, notes = sorted_labels(set(whole.labels)), len(whole.labels), list(whole.notes)
     if len(written) == 1:
-        more = "; --limit may be too low" if len(whole.labels) == settings.limit else ""
-        raise DataError(
-            f"{', '.join(settings.data[:5])}: there is only one label, {written[0]!r}, and a "
-            f"classifier needs two{more}"
-        )
-    if len(written) > 10 and 5 * len(written) > len(whole.labels):
-        notes.append(
-            f"{len(written):,} labels for {len(whole.labels):,} texts: is that the right column? "
-            "(--label-column)"
-        )
+        more = "; --limit may be too low" if count == settings.limit else ""
+        where = ", ".join(settings.data[:5])
+        raise DataError(f"{where}: only one label, {written[0]!r}; a classifier needs two{more}")
+    if len(written) > 10 and 5 * len(written) > count:
+        question = "is that the right column? (--label-column)"
+        notes.append(f"{len(written):,} labels for {count:,} texts: {question}")
     labels = SENTIMENTS.get(written, written) if settings.sentiment else written
     train = numbered(whole, written)
     parts: dict[str, Texts | None] = {"val": None, "test": None}
@@ -90,37 +80,32 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
         if file := getattr(settings, name):
             other = read_labelled((file,), replace(reading, label_file=None), report)
             notes += other.notes
-            if strange := set(other.labels) - set(written):
-                raise DataError(
-                    f"--{name} {file} has labels that the training data has not: "
-                    f"{', '.join(sorted(strange)[:10])}; there are {', '.join(written[:10])}"
-                )
+            if strange := sorted(set(other.labels) - set(written))[:10]:
+                words = f"{', '.join(strange)}; there are {', '.join(written[:10])}"
+                problem = f"--{name} {file} has labels that the training data has not"
+                raise DataError(f"{problem}: {words}")
             parts[name] = numbered(other, written)
     if settings.test_fraction:
         train, parts["test"] = stratified(train, settings.test_fraction, settings.seed)
-    val = parts["val"]
+    val, test = parts["val"], parts["test"]
     if val is None:
         assert settings.val_fraction is not None
         train, val = stratified(train, settings.val_fraction, settings.seed)
     if not len(train) or not len(val):
-        again = "; no label occurs twice: is --label-column right?"
-        raise DataError(
-            f"{len(whole.texts)} labelled texts are too few to split"
-            + (again if len(written) == len(whole.labels) else "; give more")
-        )
-    for name, part in (("validation", val), ("test", parts["test"])):
-        if part is not None and (note := duplicates(train, part, name)):
-            notes.append(note)
+        unique = "no label occurs twice: is --label-column right?"
+        hint = unique if len(written) == count else "give more"
+        raise DataError(f"{count} labelled texts are too few to split; {hint}")
+    notes += duplicates(train, val, "validation")
+    notes += duplicates(train, test, "test") if test else []
     first = zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True)
     shown = [f"  {' '.join(label.split())}: {' '.join(text.split())[:70]}" for label, text in first]
-    return LabelSplit(labels, train, val, parts["test"], whole.how, shown, notes)
+    return LabelSplit(labels, train, val, test, whole.how, shown, notes)
 
 
 def sorted_labels(labels: set[str]) -> tuple[str, ...]:
     """Numbers in their order, else by the alphabet."""
-    if all(NUMBER.fullmatch(label) for label in labels):
-        return tuple(sorted(labels, key=lambda label: (float(label), label)))
-    return tuple(sorted(labels))
+    numbers = all(NUMBER.fullmatch(label) for label in labels)
+    return tuple(sorted(labels, key=lambda label: (float(label) if numbers else 0, label)))
 
 
 def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
@@ -136,15 +121,11 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
     if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
         return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
-        raise DataError(
-            f"{where}: {', '.join(sorted(written))} can mean several of {', '.join(known)}; write "
-            "out which"
-        )
-    strange = sorted(written - set(known))[:10]
-    raise DataError(
-        f"{where} has labels that the classifier does not know: {', '.join(strange)}; it knows "
-        f"{', '.join(known[:20])}"
-    )
+        words = f"{', '.join(sorted(written))} can mean several of {', '.join(known)}"
+        raise DataError(f"{where}: {words}; write out which")
+    strange = ", ".join(sorted(written - set(known))[:10])
+    words = f"{strange}; it knows {', '.join(known[:20])}"
+    raise DataError(f"{where} has labels that the classifier does not know: {words}")
 
 
 def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
@@ -161,24 +142,18 @@ def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
     return texts.part(np.flatnonzero(~held_out)), texts.part(np.flatnonzero(held_out))
 
 
-def duplicates(train: Texts, other: Texts, name: str) -> str:
-    """How many texts of `other` were trained on, in words; empty where there are none."""
+def duplicates(train: Texts, other: Texts, name: str) -> list[str]:
+    """How many texts of `other` were trained on, in words, where there are any."""
     known = dict(zip(train.texts, train.truth.tolist(), strict=True))
-    again = Counter(
-        known[text] == id
-        for text, id in zip(other.texts, other.truth.tolist(), strict=True)
-        if text in known
-    )
-    if not again:
-        return ""
-    words = f"{again.total():,} of {len(other):,} {name} texts are in the training texts too"
-    return words + (f", {again[False]:,} of them with another label" if again[False] else "")
+    pairs = zip(other.texts, other.truth.tolist(), strict=True)
+    same = [known[text] == id for text, id in pairs if text in known]
+    words = f"{len(same):,} of {len(other):,} {name} texts are in the training texts too"
+    others = f", {same.count(False):,} of them with another label" if False in same else ""
+    return [words + others] if same else []
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """What is done with texts beyond the context."""
-
     context: int
     rule: str  # head, tail or windows
 
@@ -187,10 +162,8 @@ class Truncation:
         if len(ids) <= self.context:
             return [ids]
         first, rest, room = ids[:begin], ids[begin:], max(1, self.context - begin)
-        if self.rule == "head":
-            return [first + rest[:room]]
-        if self.rule == "tail":
-            return [first + rest[-room:]]
+        if self.rule != "windows":
+            return [first + (rest[:room] if self.rule == "head" else rest[-room:])]
         count = -(-len(rest) // room)
         edges = np.linspace(0, len(rest), count + 1).astype(int)  # all about as long
         return [first + rest[start:stop] for start, stop in pairwise(edges)]
@@ -215,12 +188,17 @@ class Encoded:
 
     def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
-        lengths = self.lengths[which]
-        width = min(self.most, rounded(int(lengths.max()), self.multiple))
-        places = self.starts[which][:, None] + np.arange(width)  # (rows, longest)
-        inside = np.arange(width) < lengths[:, None]
-        ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)
-        return np.where(inside, ids, self.padding), lengths, self.truth[which]
+        ids = self.gather(self.ids, which, self.padding).astype(np.int64)
+        return ids, self.lengths[which], self.truth[which]
+
+    def gather(self, values: npt.NDArray[Any], which: Ints, padding: int) -> npt.NDArray[Any]:
+        """What each token of these windows has: (rows, longest, ...)."""
+        lengths = self.lengths[which][:, None]
+        columns = np.arange(min(self.most, rounded(int(lengths.max()), self.multiple)))
+        places = self.starts[which][:, None] + columns  # (rows, longest)
+        gathered: npt.NDArray[Any] = values[np.minimum(places, len(values) - 1)]
+        gathered[columns >= lengths] = padding
+        return gathered
 
 
 @dataclass(frozen=True)
@@ -234,15 +212,8 @@ class CachedStates(Encoded):
     def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """(states, lengths, truth) of these windows; states are (rows, dim) or (rows, longest,
         dim), zero behind the end."""
-        lengths, truth = self.lengths[which], self.truth[which]
-        if self.pooled:
-            return self.states[which], lengths, truth
-        width = min(self.most, rounded(int(lengths.max()), self.multiple))
-        x = np.zeros((len(which), width, self.states.shape[1]), dtype=np.float32)
-        for place, row in enumerate(which):
-            start, length = self.starts[row], self.lengths[row]
-            x[place, :length] = self.states[start : start + length]
-        return x, lengths, truth
+        x = self.states[which] if self.pooled else self.gather(self.states, which, 0)
+        return x, self.lengths[which], self.truth[which]
 
 
 def rounded(length: int, multiple: int) -> int:
@@ -264,15 +235,8 @@ def encode(
         if number % 1000 == 0:
             report("encoding", number, len(texts))
     of = np.array(text, dtype=np.int64)
-    return Encoded(
-        **packed(windows),
-        truth=texts.truth[of],
-        text=of,
-        count=len(texts),
-        padding=tokenizer.padding,
-        most=cut.context,
-        multiple=multiple,
-    )
+    how = {"count": len(texts), "padding": tokenizer.padding, "most": cut.context}
+    return Encoded(**packed(windows) | how, truth=texts.truth[of], text=of, multiple=multiple)
 
 
 def packed(windows: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> dict[str, Any]:

@@ -4,11 +4,10 @@
     >>> teacher.accuracy, teacher.weight()
     >>> ids, lengths, truth, target = Distillation(teacher, ...).batch(0)
 
-A small language model that sees a few hundred labelled texts memorizes them. Logistic regression
-on n-grams (TF-IDF) does better there, and its predictions cost almost nothing: it labels as many
-synthetic texts, spliced together from the training texts, as there is time for, after each word.
-The classifier learns from these and from the true labels. Where words alone do not predict the
-label, which cross-validation shows, there is no teacher.
+A small language model memorizes a few hundred labelled texts. Logistic regression on n-grams does
+better there, and costs almost nothing: it labels synthetic texts, spliced together from the
+training texts, after each word. The classifier learns from these and from the true labels. Where
+cross-validation shows that words alone do not predict the label, there is no teacher.
 """
 
 import re
@@ -56,8 +55,8 @@ class Teacher:
         for number in range(TEACHER_FOLDS):
             rest, left_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
             vocabulary, model = fit_linear(train.part(rest), labels)
-            texts = train.part(left_out).texts
-            held_out[left_out] = softmax(model.logits(vocabulary.bags(texts)))
+            bags = vocabulary.bags(train.part(left_out).texts)
+            held_out[left_out] = softmax(model.logits(bags))
         accuracy = float((held_out.argmax(axis=1) == train.truth).mean())
         return cls(*fit_linear(train, labels), held_out, accuracy, majority(train.truth, labels))
 
@@ -65,9 +64,8 @@ class Teacher:
         """Its share in the target of a labelled text; 0 if it hardly beats the majority class."""
         skill = (self.accuracy - self.majority) / max(1e-9, 1 - self.majority)
         noise = 2 * (0.25 / len(self.held_out)) ** 0.5  # two standard errors
-        if skill < LEAST_SKILL or self.accuracy - self.majority < noise:
-            return 0.0
-        return round(min(0.5, skill), 2)
+        useful = skill >= LEAST_SKILL and self.accuracy - self.majority >= noise
+        return round(min(0.5, skill), 2) if useful else 0.0
 
     def probabilities(self, texts: list[str]) -> Probabilities:
         return softmax(self.model.logits(self.vocabulary.bags(texts)))
@@ -109,8 +107,7 @@ class Distillation:
         """
         rows = self.batches[index]
         random = np.random.default_rng([self.batches.seed, index, TEACHER_FOLDS])
-        # As many words in all of them: less padding.
-        count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))
+        count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))  # the same: less padding
         spliced = [self.splice(count, random) for _ in rows]
         # A labelled and a synthetic text in turn, so that any part of a batch has both.
         cut, begin = Truncation(self.encoded.most, "head"), len(self.tokenizer.begin)
@@ -123,25 +120,22 @@ class Distillation:
         both = replace(self.encoded, **packed(windows), truth=truth)
         ids, lengths, truth = both.rows(np.arange(len(windows)))
         target = np.zeros((*ids.shape, self.targets.shape[1]), dtype=np.float32)
-        target[np.arange(0, len(ids), 2), lengths[::2] - 1] = (
-            2 * LABELLED_WEIGHT * self.targets[self.encoded.text[rows]]
-        )
+        labelled = 2 * LABELLED_WEIGHT * self.targets[self.encoded.text[rows]]
+        target[np.arange(0, len(ids), 2), lengths[::2] - 1] = labelled
         places = [
             (2 * row + 1, position, " ".join(words[:count]))
             for row, words in enumerate(spliced)
             for count, position in self.word_ends(words, ids[2 * row + 1], lengths[2 * row + 1])
         ]
         which, positions, prefixes = (list(column) for column in zip(*places, strict=True))
-        share = len(ids) / len(places)
-        target[which, positions] = share * self.teacher.probabilities(prefixes)
+        target[which, positions] = len(ids) / len(places) * self.teacher.probabilities(prefixes)
         return ids, lengths, truth, target
 
     def word_ends(self, words: list[str], ids: Ints, length: int) -> list[tuple[int, int]]:
         """How many words end with which token. A word may share its last token with the next one;
         then it is left out."""
         begin = len(self.tokenizer.begin)
-        sizes = np.array([len(word.encode()) + 1 for word in words])
-        ends = np.cumsum(sizes) - 1  # in bytes
+        ends = np.cumsum([len(word.encode()) + 1 for word in words]) - 1  # in bytes
         reached = np.cumsum(self.byte_lengths[ids[begin:length]])
         positions = np.searchsorted(reached, ends)
         known = [
@@ -166,8 +160,6 @@ class Distillation:
                 continue
             words = self.words[random.integers(len(self.words))]
             beginning, ending = spliced[place], words[random.integers(len(words))]
-            spliced[place] = (
-                beginning[: random.integers(1, len(beginning) + 1)]
-                + ending[random.integers(len(ending)) :]
-            )
+            beginning = beginning[: random.integers(1, len(beginning) + 1)]
+            spliced[place] = beginning + ending[random.integers(len(ending)) :]
         return spliced

@@ -15,52 +15,25 @@ from torch import nn
 
 from nanolm import files
 from nanolm.choice import Choice
-from nanolm.classification.classifier import MISTAKES, mistakes_csv
-from nanolm.classification.data import LabelSplit, split_data
+from nanolm.classification import metrics, recipe
+from nanolm.classification.classifier import MISTAKES, Logits, mistakes_csv
+from nanolm.classification.data import LabelSplit, Texts, split_data
 from nanolm.classification.distill import Teacher
-from nanolm.classification.metrics import (
-    ClassifierScores,
-    Mistake,
-    fit_temperature,
-    json_value,
-    majority,
-    score,
-    worst_mistakes,
-)
-from nanolm.classification.probe import PROBE_FOLDS, LinearProbe
-from nanolm.classification.recipe import (
-    choose_fraction,
-    choose_settings,
-    fresh_config,
-    wants_teacher,
-)
+from nanolm.classification.metrics import ClassifierScores, Mistake, score, worst_mistakes
+from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
 from nanolm.errors import DataError, UsageError
-from nanolm.model.base import Model
+from nanolm.model import huggingface
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
-from nanolm.model.huggingface import (
-    BaseModel,
-    checked,
-    load_classifier,
-    load_model,
-    save_model,
-    weights_fingerprint,
-)
 from nanolm.model.stored import load_any_config, load_classifier_config
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import (
-    Run,
-    find_or_download,
-    find_tokenizer,
-    is_classifier,
-    model_tokenizer,
-    runs_by_age,
-)
+from nanolm.runs import folder as runs
+from nanolm.runs.folder import Run
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
@@ -97,7 +70,7 @@ class FinetuneResult:
     test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = json_value(asdict(self))
+        values = metrics.json_value(asdict(self))
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -110,17 +83,20 @@ def finetune(
     """Fine-tune on `settings.data`, or go on with an unfinished run of the same settings."""
     settings.check()
     start = RunStart(with_start(settings, notify), out, resume, notify)
-    split = split_data(choose_fraction(start.settings), reports(notify)[1])
+    split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:
-        base = find_or_download(str(start.settings.start_from), *reports(notify))
+        base = runs.find_or_download(str(start.settings.start_from), *reports(notify))
     with start.locked():
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
             warn_about_threads(task.settings, start.notify)
             begin = time.monotonic()
             if probe := task.start():
-                start.notify(Note(in_words(probe)))
+                tried = f"{100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold"
+                tried = f" ({tried} cross-validation)" if probe.accuracy else ""
+                what = "the head starts from a linear probe of the model as it is"
+                start.notify(Note(what + tried))
             spent = time.monotonic() - begin
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
             stopped = trainer.train(stop)
@@ -134,52 +110,51 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
-    newest = next((run for run in runs_by_age(ROOT) if not is_classifier(run)), None)
-    start = SCRATCH
+    newest = next((run for run in runs.runs_by_age(ROOT) if not runs.is_classifier(run)), None)
     if given:
         why = f"training from scratch, since {given[0]} is given (--from for another start)"
     elif newest is None:
         why = f"no run of a language model under {ROOT}/ to start from: training from scratch"
     else:
-        start = str(newest)
         why = f"starting from {newest}, the newest run of a language model (--from for another)"
     notify(Note(why))
-    return replace(settings, start_from=start)
+    return replace(settings, start_from=SCRATCH if given or newest is None else str(newest))
 
 
 def prepare(
     start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
 ) -> ClassifierTask:
     """Plan what was left open and build the task with its model, or resume both."""
-    settings, texts = choose_fraction(start.settings), split.train.texts
+    settings, texts = recipe.choose_fraction(start.settings), split.train.texts
     _, progress = reports(start.notify)
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
-    fingerprints, reference = {"data": fingerprint(split)}, None
+    fingerprints, reference, parameters = {"data": fingerprint(split)}, None, 0
     config: ModelConfig | None = None
-    parameters = 0
+    language_model = False
     if base:
         loaded = load_any_config(base)
+        language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
-        with checked(base, loaded) as (model, _):
-            parameters = model.parameter_count()
+        with huggingface.checked(base, loaded) as (stored, _):
+            parameters = stored.parameter_count()
         check_context(settings, config.context)
-        headless = isinstance(loaded, ClassifierConfig) and not config.tied
-        if headless and settings.language_loss is None:
+        if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
-        fingerprints["model to start from"] = weights_fingerprint(base)
-        reference = BaseModel(base.resolve(), fingerprints["model to start from"])
+        weights = fingerprints["model to start from"] = huggingface.weights_fingerprint(base)
+        reference = huggingface.BaseModel(base.resolve(), weights)
     lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
     teacher, parts, choices = None, None, []
     if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
-    if wants_teacher(settings, parameters, lengths):
+    if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear model of n-grams", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    if wants_words(settings, base, tokenizer, teacher, start.fresh):
+    if language_model and wants_words(settings, tokenizer, teacher, start.fresh):
         assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
         tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
-        parts, added = tokenizer.parts(known), tokenizer.vocab_size - known.vocab_size
+        parts = tokenizer.parts(known)  # the model's tokens that each token consists of
+        added = tokenizer.vocab_size - known.vocab_size
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
@@ -187,9 +162,9 @@ def prepare(
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
-    settings, more = choose_settings(settings, config, parameters, lengths, teacher)
+    settings, more = recipe.choose_settings(settings, config, parameters, lengths, teacher)
     assert settings.context and settings.long and settings.dropout is not None
-    config = config or fresh_config(settings, tokenizer.vocab_size)
+    config = config or recipe.fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
         base=replace(config, dropout=settings.dropout),
         labels=split.labels,
@@ -198,76 +173,50 @@ def prepare(
         long=settings.long,  # type: ignore[arg-type]
     )
     torch.manual_seed(settings.seed)
-    classifier, head = start_model(classifier_config, base, parts)
+    head: nn.Module | None = None
+    if base and not language_model:
+        model = huggingface.load_classifier(base, settings.dropout).base
+    else:
+        fresh = classifier_config.base
+        model = huggingface.load_model(base, settings.dropout) if base else build_model(fresh)
+        model = with_vocabulary(model, parts) if parts else model
+        head = model.head
+    classifier = Classifier(classifier_config, model)
     if folder:
         saved = load_classifier_config(folder)
-        saved = replace(saved, base=replace(saved.base, dropout=settings.dropout))
-        if saved != classifier_config:
+        if replace(saved, base=replace(saved.base, dropout=settings.dropout)) != classifier_config:
             raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
-    task = ClassifierTask(
-        settings, split, tokenizer, classifier, head, folder, progress, reference, teacher
-    )
+    how = (classifier, head, folder, progress, reference, teacher)
+    task = ClassifierTask(settings, split, tokenizer, *how)
     for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
         start.notify(Note(text))  # now that nothing is wrong with the settings
     start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
     return task
 
 
-def in_words(probe: LinearProbe) -> str:
-    what = "the head starts from a linear probe of the model as it is"
-    if not probe.accuracy:
-        return what
-    return f"{what} ({100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold cross-validation)"
-
-
 def wants_words(
-    settings: FinetuneSettings,
-    base: Path | None,
-    tokenizer: Tokenizer,
-    teacher: Teacher | None,
-    fresh: bool,
+    settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
 ) -> bool:
     """Whether to extend the model's vocabulary with words of the labelled texts: on request, or
     when distilling an n-gram model, which is hard to learn from small pieces of words."""
-    if base is None or isinstance(load_any_config(base), ClassifierConfig):
-        return False
-    if settings.vocab_size is not None:
-        if not isinstance(tokenizer, ByteLevel) or settings.vocab_size < tokenizer.vocab_size:
-            raise UsageError(
-                f"--vocab-size {settings.vocab_size}: {settings.start_from} has a vocabulary of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.kind}); only one of nanolm's own BPE "
-                "tokenizers can be extended, to more tokens than it has"
-            )
-        return settings.vocab_size > tokenizer.vocab_size
+    size, known = settings.vocab_size, tokenizer.vocab_size
+    if size is not None:
+        if not isinstance(tokenizer, ByteLevel) or size < known:
+            has = f"{settings.start_from} has {known:,} tokens ({tokenizer.kind})"
+            which = "only a BPE tokenizer of nanolm can be extended, to more than it has"
+            raise UsageError(f"--vocab-size {size}: {has}; {which}")
+        return size > known
     distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
-    small = isinstance(tokenizer, ByteLevel) and tokenizer.vocab_size < VOCABULARY
-    return fresh and distilled and small
-
-
-def start_model(
-    config: ClassifierConfig, base: Path | None, parts: list[list[int]] | None
-) -> tuple[Classifier, nn.Module | None]:
-    """A classifier on the pretrained model, or a new one, and the language-modeling head.
-    `parts` lists, for each token of an extended vocabulary, the model's tokens it consists of."""
-    if base is None:
-        model: Model = build_model(config.base)
-    elif isinstance(load_any_config(base), ClassifierConfig):
-        return Classifier(config, load_classifier(base, config.base.dropout).base), None
-    else:
-        model = load_model(base, config.base.dropout)
-    if parts:
-        model = with_vocabulary(model, parts)
-    head = model.head
-    return Classifier(config, model), head
+    return fresh and distilled and isinstance(tokenizer, ByteLevel) and known < VOCABULARY
 
 
 def choose_tokenizer(
     settings: FinetuneSettings, base: Path | None, texts: list[str], notify: Notify
 ) -> Tokenizer:
     if base is not None:
-        return model_tokenizer(base)
+        return runs.model_tokenizer(base)
     if settings.tokenizer not in (None, *TRAINABLE):
-        return find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
+        return runs.find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
     size = sum(map(len, texts))
     vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
@@ -296,42 +245,38 @@ def finish(
         train_loss=state.train_loss,
         best_step=state.best_step,
         stopped=stopped,
-        majority=majority(split.val.truth, len(labels)),
+        majority=metrics.majority(split.val.truth, len(labels)),
     )
     if stopped == "interrupted":
         return result
     logits, truth = task.logits(task.val), split.val.truth
-    temperature = fit_temperature(logits, truth)
+    temperature = metrics.fit_temperature(logits, truth)
     # What is divided by it are the weights of the last layer, so everybody who loads the folder
     # has calibrated probabilities.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)
-    mistakes = worst_mistakes(split.val.texts, logits, truth, labels, temperature)
-    files.write_atomically(run.path / MISTAKES_FILE, mistakes_csv(mistakes))
+
+    def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
+        scores = score(logits, part.truth, labels, temperature)
+        mistakes = worst_mistakes(part.texts, logits, part.truth, labels, temperature)
+        files.write_atomically(run.path / file, mistakes_csv(mistakes))
+        return scores, mistakes[:MISTAKES]
+
+    val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
+    result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
     if task.test and split.test:
-        test_logits = task.logits(task.test)  # by the calibrated model
-        test_mistakes = worst_mistakes(split.test.texts, test_logits, split.test.truth, labels)
-        files.write_atomically(run.path / TEST_MISTAKES_FILE, mistakes_csv(test_mistakes))
-        result = replace(
-            result,
-            test=score(test_logits, split.test.truth, labels),
-            test_mistakes=test_mistakes[:MISTAKES],
-        )
-    result = replace(
-        result,
-        temperature=round(temperature, 4),
-        val=score(logits, truth, labels, temperature),
-        uncalibrated=score(logits, truth, labels),
-        mistakes=mistakes[:MISTAKES],
-    )
+        calibrated = task.logits(task.test)
+        test, mistakes = measure(split.test, calibrated, 1.0, TEST_MISTAKES_FILE)
+        result = replace(result, test=test, test_mistakes=mistakes)
+    result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)
     return result
 
 
 def save_final(task: ClassifierTask, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
-        save_model(task.whole(), folder, task.tokenizer)
+        huggingface.save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}
         (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
 

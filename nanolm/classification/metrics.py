@@ -63,8 +63,6 @@ class ClassifierScores:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A text with the wrong prediction."""
-
     text: str
     label: str
     predicted: str
@@ -81,8 +79,7 @@ def score(
     pairs = np.bincount(truth.astype(np.int64) * classes + predicted, minlength=classes**2)
     confusion = pairs.reshape(classes, classes)  # (truth, predicted)
     right, support, predictions = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision = right / np.maximum(1, predictions)
-    recall = right / np.maximum(1, support)
+    precision, recall = right / np.maximum(1, predictions), right / np.maximum(1, support)
     f1 = 2 * right / np.maximum(1, support + predictions)
     columns = [column.tolist() for column in (precision, recall, f1, support)]
     error, bins = calibration(np.exp(logs.max(axis=1)), predicted == truth)
@@ -104,9 +101,7 @@ def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tu
     edges = np.arange(BINS + 1) / BINS
     # NaN, of a broken model, sorts behind all others; it falls into the last bin and is the error.
     place = np.clip(np.searchsorted(edges, confidence) - 1, 0, BINS - 1)
-    counts = np.bincount(place, minlength=BINS)
-    sure = np.bincount(place, confidence, minlength=BINS)
-    true = np.bincount(place, right, minlength=BINS)
+    counts, sure, true = (np.bincount(place, of, BINS) for of in (None, confidence, right))
     error = float(np.abs(sure - true).sum() / max(1, len(confidence)))
     some = np.maximum(1, counts)
     columns = (edges[:-1], edges[1:], counts, sure / some, true / some)
@@ -132,10 +127,7 @@ def fit_temperature(logits: Floats, truth: Integers) -> float:
     low, high = math.log(LEAST_TEMPERATURE), math.log(MOST_TEMPERATURE)
     for _ in range(50):  # as far as floats go
         middle = (low + high) / 2
-        if slope(math.exp(middle)) > 0:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
     return math.exp((low + high) / 2)
 
 
@@ -145,15 +137,10 @@ def majority(truth: Integers, classes: int) -> float:
 
 
 def worst_mistakes(
-    texts: Sequence[str],
-    logits: Floats,
-    truth: Integers,
-    labels: Sequence[str],
-    temperature: float = 1.0,
+    texts: list[str], logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1
 ) -> tuple[Mistake, ...]:
     """All mistakes, the most confident first."""
-    predicted = logits.argmax(axis=1)
-    confidence = softmax(logits, temperature).max(axis=1)
+    predicted, confidence = logits.argmax(axis=1), softmax(logits, temperature).max(axis=1)
     wrong = np.flatnonzero(predicted != truth)
     worst = wrong[np.argsort(-confidence[wrong], kind="stable")]
     return tuple(

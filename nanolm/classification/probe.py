@@ -3,10 +3,9 @@
     >>> probe = fit_probe(features, truth, labels=2)   # features: (texts, dim)
     >>> classifier.score.weight.copy_(probe.weight)    # (labels, dim)
 
-There is no intercept, as in the `score` layer of `transformers`: features are scaled to unit
-variance but not centred, and the mean of a language model's features, which is far from zero,
-takes its place. The strength of the L2 penalty is chosen by cross-validation, and so is the size of
-the logits.
+There is no intercept, as in the `score` layer of `transformers`: features are scaled but not
+centred, and their mean, which is far from zero, takes its place. Cross-validation chooses the
+strength of the L2 penalty and the size of the logits.
 """
 
 from collections import deque
@@ -59,11 +58,9 @@ def fit_probe(
     dev for 72.1, and 68.0 % of held-out rows for 67.9; stories260K, 320 rows, 52.8 for 51.4, but
     52.7 for 53.7 of held-out rows.
     """
-    x = features.detach().to("cpu", torch.float64)
-    y = torch.from_numpy(truth)
-    weights = torch.ones(labels, dtype=torch.float64)
-    if class_weights is not None:
-        weights = class_weights.detach().to("cpu", torch.float64)
+    x, y = features.detach().to("cpu", torch.float64), torch.from_numpy(truth)
+    weights = torch.ones(labels) if class_weights is None else class_weights.detach()
+    weights = weights.to("cpu", torch.float64)
     scale = x.std(dim=0, correction=0)
     scale = scale.clamp(min=1e-3 * float(scale.mean()) + 1e-12)
     x, basis = rotated(x / scale)
@@ -79,8 +76,8 @@ def fit_probe(
         temperature = fit_temperature(logits[chosen].astype(np.float32), truth[rows])
         calibrated = torch.from_numpy(logits[chosen] / temperature)
         loss = float(F.cross_entropy(calibrated, torch.from_numpy(truth[rows])))
-    weight = torch.zeros(1, labels, x.shape[1], dtype=torch.float64)
-    weight = fit(x, y, weights, STRENGTHS[chosen], torch.ones(len(x), 1).double(), weight)[0]
+    start, learned = torch.zeros(1, labels, x.shape[1]).double(), torch.ones(len(x), 1).double()
+    (weight,) = fit(x, y, weights, STRENGTHS[chosen], learned, start)
     weight = weight @ basis.T / scale / temperature
     return LinearProbe(weight.float(), STRENGTHS[chosen], accuracy, loss)
 
@@ -88,12 +85,11 @@ def fit_probe(
 def rotated(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x` along its principal axes, and these as columns. The penalty is blind to rotations, and
     with fewer rows than columns this leaves no more columns than rows."""
-    if len(x) < x.shape[1]:
-        values, vectors = torch.linalg.eigh(x @ x.T)
+    wide = len(x) < x.shape[1]
+    values, basis = torch.linalg.eigh(x @ x.T if wide else x.T @ x)
+    if wide:
         kept = values > 1e-10 * values[-1]
-        basis = x.T @ (vectors[:, kept] / values[kept].sqrt())  # (dim, rank)
-    else:
-        basis = torch.linalg.eigh(x.T @ x)[1]
+        basis = x.T @ (basis[:, kept] / values[kept].sqrt())  # (dim, rank)
     return x @ basis, basis
 
 
@@ -109,9 +105,8 @@ def cross_validate(
     fold = np.stack([folds(truth[rows], groups[rows], random) for _ in range(repeats)])
     if len(np.unique(groups[rows])) < 2 * PROBE_FOLDS:
         return rows[:0], np.zeros((len(STRENGTHS), 0, len(weights)))
-    x, y = x[rows], y[rows]
     # All folds of all repeats are fitted together: a problem is a column of rows to learn from.
-    problems = repeats * PROBE_FOLDS
+    x, y, problems = x[rows], y[rows], repeats * PROBE_FOLDS
     left_out = torch.from_numpy(fold[:, None] == np.arange(PROBE_FOLDS)[:, None]).flatten(0, 1)
     learned = (~left_out).double().T  # (rows, problems)
     weight = torch.zeros(problems, len(weights), x.shape[1], dtype=torch.float64)
@@ -120,9 +115,7 @@ def cross_validate(
     for place, strength in enumerate(STRENGTHS):
         weight = fit(x, y, weights, strength, learned, weight)
         logits = (x @ weight.flatten(0, 1).T).view(len(x), problems, -1)
-        for repeat in range(repeats):
-            mine = logits[torch.arange(len(x)), where[repeat]]  # (rows, labels)
-            held_out[place, repeat * len(x) : (repeat + 1) * len(x)] = mine.numpy()
+        held_out[place] = logits[torch.arange(len(x)), where].flatten(0, 1).numpy()
     return np.tile(rows, repeats), held_out
 
 
@@ -152,14 +145,12 @@ def fit(
         """The objective of each problem, (problems,), and its gradient, like `weight`."""
         logits = (z @ weight.flatten(0, 1).T).view(len(z), problems, labels)
         log_p = logits.log_softmax(dim=2)
-        pull = penalty * weight
-        value = -((log_p * truth).sum(dim=2) * shares).sum(dim=0)
-        value = value + (pull * weight).sum(dim=(1, 2)) / 2
+        pull, value = penalty * weight, -((log_p * truth).sum(dim=2) * shares).sum(dim=0)
         slope = (log_p.exp() - truth) * shares[..., None]  # (rows, problems, labels)
-        return value, (slope.flatten(1).T @ z).view_as(weight) + pull
+        gradient = (slope.flatten(1).T @ z).view_as(weight) + pull
+        return value + (pull * weight).sum(dim=(1, 2)) / 2, gradient
 
-    weight = lbfgs(evaluate, start * stretch, TOLERANCE * len(x))
-    return weight / stretch
+    return lbfgs(evaluate, start * stretch, TOLERANCE * len(x)) / stretch
 
 
 def lbfgs(
@@ -186,8 +177,7 @@ def lbfgs(
             step, change, _ = history[-1]
             direction = direction * dot(step, change) / dot(change, change).clamp(min=1e-300)
         for step, change, inverse in history:
-            back = inverse * dot(change, direction)
-            direction = direction + (factors.pop() - back) * step
+            direction = direction + (factors.pop() - inverse * dot(change, direction)) * step
         descent = dot(gradient, direction)
         size = torch.ones_like(descent)
         for _ in range(HALVINGS):

@@ -28,14 +28,12 @@ DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
     """How much is held out, which has to be known before anything else."""
-    if settings.val is not None or settings.val_fraction is not None:
-        return settings
-    return replace(settings, val_fraction=0.2)
+    given = settings.val is not None or settings.val_fraction is not None
+    return settings if given else replace(settings, val_fraction=0.2)
 
 
 def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int]) -> bool:
-    """Whether a linear model is worth fitting: asked for, or left open for a small model and few
-    texts."""
+    """Whether a linear model is worth fitting: as asked for, or a small model and few texts."""
     if settings.distill is not None:
         return settings.distill > 0
     few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
@@ -51,16 +49,13 @@ def choose_settings(
 ) -> tuple[FinetuneSettings, list[Choice]]:
     """For a model of so many `parameters` and training texts of these `lengths` in tokens.
 
-    `base` is the config of the trained model; None: from scratch. `teacher` was fitted on the
-    training texts.
-    """
+    `base` is the config of the trained model; None: from scratch."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
-    device = chosen.settings.device
+    device, longest = chosen.settings.device, max(lengths)
     if device != "cpu":  # there it takes a measurement
         choose("dtype", *choose_dtype(settings.dtype, device))
-    longest = max(lengths)
     if base is None:
         choose("preset", "micro", "a fresh model for labelled text needs no more")
         fill(family=DEFAULT_FAMILY)
@@ -72,13 +67,11 @@ def choose_settings(
     context = chosen.settings.context
     assert context
     if beyond := sum(length > context for length in lengths):
-        choose(
-            "long", "windows", f"{beyond:,} of {count:,} texts have more than {context:,} tokens"
-        )
+        reason = f"{beyond:,} of {count:,} texts have more than {context:,} tokens"
+        choose("long", "windows", reason)
     fill(long="windows")
-    windows = count
-    if chosen.settings.long == "windows":
-        windows = sum(-(-length // context) for length in lengths)
+    split = chosen.settings.long == "windows"
+    windows = sum(-(-length // context) for length in lengths) if split else count
     small = parameters < LARGE_PARAMETERS
     if base is None:
         fill(train="all")
@@ -93,8 +86,8 @@ def choose_settings(
     few = "small models gain little from more"
     choose("threads", threads, few if threads == 1 else "as many as this process may use")
     if teacher:
-        measured = f"n-grams alone predict {teacher.accuracy:.1%} of held-out training texts"
-        reason = f"{measured}, the majority class {teacher.majority:.1%}"
+        right, majority = f"{teacher.accuracy:.1%}", f"the majority class {teacher.majority:.1%}"
+        reason = f"n-grams alone predict {right} of held-out training texts, {majority}"
         choose("distill", teacher.weight(), reason)
     distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
     if distill:
@@ -113,14 +106,8 @@ def choose_settings(
         choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
     if base is not None and trains_all and not distill:
         choose("layer_decay", 0.8, "layers near the input know what they need already")
-    fill(
-        dropout=0.1 if trains_all and base is not None and small else 0.0,
-        weight_decay=0.1 if base is None else 0.01,
-        layer_decay=1.0,
-        average=0.0,
-        language_loss=0.0,
-        distill=0.0,
-    )
+    fill(dropout=0.1 if trains_all and base is not None and small else 0.0, layer_decay=1.0)
+    fill(weight_decay=0.1 if base is None else 0.01, average=0.0, language_loss=0.0, distill=0.0)
     epochs = settings.epochs
     if settings.steps is None and epochs is None:  # what was asked for is done
         fill(patience=DEFAULT_PATIENCE)
@@ -177,12 +164,6 @@ def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
     """The model that is trained from scratch."""
     preset = PRESETS[settings.preset or "micro"]
     assert settings.family and settings.context
-    return configure(
-        settings.family,
-        vocab_size=vocab_size,
-        context=settings.context,
-        dropout=settings.dropout,
-        layers=preset.layers,
-        heads=preset.heads,
-        dim=preset.dim,
-    )
+    shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim")}
+    shape |= {"vocab_size": vocab_size, "context": settings.context}
+    return configure(settings.family, **shape, dropout=settings.dropout)

@@ -3,9 +3,9 @@
 >>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
 """
 
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from nanolm.classification.finetune import finetune, with_start
@@ -19,10 +19,8 @@ MEASURES = ("accuracy", "macro_f1", "loss")
 
 @dataclass(frozen=True)
 class SeedResults:
-    """The results of `finetune`, one for each seed."""
-
     run: str
-    results: list[dict[str, Any]]
+    results: list[dict[str, Any]]  # of `finetune`, one for each seed
     interrupted: bool
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -32,9 +30,8 @@ class SeedResults:
             rows = [result[part] for result in self.results if part in result]
             for name in MEASURES if rows else ():
                 values = [row[name] for row in rows]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                measured = {"mean": statistics.mean(values), "spread": spread}
-                summary.setdefault(part, {})[name] = measured
+                spread = stdev(values) if len(values) > 1 else 0.0
+                summary.setdefault(part, {})[name] = {"mean": mean(values), "spread": spread}
         return summary
 
     def to_json(self) -> dict[str, Any]:
@@ -59,8 +56,7 @@ def finetune_seeds(
     folder = Path(out) if out is not None else free_folder(settings)
     results: list[dict[str, Any]] = []
     for seed in range(settings.seed, settings.seed + count):
-        run = Run(folder / f"seed-{seed}")
-        each = replace(settings, seed=seed)
+        run, each = Run(folder / f"seed-{seed}"), replace(settings, seed=seed)
         if run.exists() and run.finished() and same_settings(run, each):
             notify(Note(f"{run.path} is finished already"))
             results.append(run.facts()["result"])

@@ -5,6 +5,7 @@ Importing this costs nothing (no torch), so the command line can use it for its 
 
 import re
 from dataclasses import dataclass
+from math import inf
 from typing import get_args
 
 from nanolm.model.config import Long, Pool
@@ -21,6 +22,7 @@ LIMITS = {
     "distill": (0, 1),
     "weight_decay": (0, 10),
     "layer_decay": (0, 1),
+    **dict.fromkeys(("limit", "patience", "evaluations"), (1, inf)),
 }
 FROM_SCRATCH = ("family", "preset", "tokenizer", "vocab_size")  # what a trained model has already
 
@@ -53,11 +55,10 @@ class FinetuneSettings(Settings):
     patience: int | None = None
 
     def reading(self) -> LabelReading:
-        """How the files are to be read."""
         return LabelReading(self.encoding, self.text_column, self.label_column, self.label_file)
 
     def problems(self) -> list[str]:
-        problems = super().problems()
+        problems, trains_all = super().problems(), self.train in (None, "all")
         for name, known in (("pool", get_args(Pool)), ("long", get_args(Long))):
             value = getattr(self, name)
             if value is not None and value not in known:
@@ -65,11 +66,9 @@ class FinetuneSettings(Settings):
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.train is not None and not TRAINED.fullmatch(self.train):
-            problems.append(
-                f"--train {self.train}: there is head, all, lora, and last-N for the last N layers "
-                "(last-2)"
-            )
-        elif self.start_from == SCRATCH and self.train not in (None, "all"):
+            choices = "head, all, lora, and last-N for the last N layers (last-2)"
+            problems.append(f"--train {self.train}: there is {choices}")
+        elif self.start_from == SCRATCH and not trains_all:
             problems.append(f"--train {self.train}: fresh weights must all be trained")
         if self.language_loss and self.train == "head":
             problems.append("--language-loss is for more than --train head, which learns no tokens")
@@ -79,26 +78,18 @@ class FinetuneSettings(Settings):
                 for name in FROM_SCRATCH
                 if name != "vocab_size" and getattr(self, name) is not None
             ]
-            if self.vocab_size is not None and self.train not in (None, "all"):
-                problems.append(
-                    f"--vocab-size with --from is for --train all, not --train {self.train}: "
-                    "new tokens have to be learned"
-                )
-        if self.distill and self.train not in (None, "all"):
+            if self.vocab_size is not None and not trains_all:
+                problems.append(f"--vocab-size with --from is for --train all, not {self.train}")
+        if self.distill and not trains_all:
             problems.append(f"--distill is for --train all, not --train {self.train}")
         for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                problems.append(f"{option(name)} {value}: must be from {least:g} to {most:g}")
-        for name in ("limit", "patience", "evaluations"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{option(name)} {value}: must be at least 1")
+                allowed = f"from {least:g} to {most:g}" if most < inf else f"at least {least:g}"
+                problems.append(f"{option(name)} {value}: must be {allowed}")
         for name in ("val", "test"):
-            if getattr(self, name) in self.data:
-                problems.append(
-                    f"{option(name)} {getattr(self, name)} is trained on too; name another file"
-                )
+            if (file := getattr(self, name)) in self.data:
+                problems.append(f"--{name} {file} is trained on too; name another file")
         if self.test is not None and self.test_fraction:
             problems.append("give one of --test and --test-fraction")
         if self.val is not None and self.val_fraction is not None:

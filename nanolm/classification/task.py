@@ -4,10 +4,11 @@
 >>> Trainer(run, settings, task, task.checkpoint, notify).train(stop)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,24 +18,15 @@ from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
 from nanolm.classification.adapters import Adapters
-from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, in_batches, predict
-from nanolm.classification.data import (
-    CachedStates,
-    Encoded,
-    Ints,
-    LabelSplit,
-    LengthBatches,
-    Texts,
-    Truncation,
-    encode,
-)
+from nanolm.classification.classifier import Logits, encode_for, in_batches, predict
+from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
 from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
-from nanolm.model.classifier import Classifier, prefix_pooled
+from nanolm.model.classifier import Classifier, filling, prefix_pooled
 from nanolm.model.huggingface import BaseModel, load_classifier, save_model, save_partial, snapshot
 from nanolm.model.stored import ADAPTERS, TRAINED
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
@@ -57,8 +49,6 @@ LOSS_DEVIATION = 0.25  # of the difference of two losses of a text, about
 
 
 class ClassifierTask(Task):
-    """A classifier on labelled texts."""
-
     def __init__(
         self,
         settings: FinetuneSettings,
@@ -72,64 +62,59 @@ class ClassifierTask(Task):
         teacher: Teacher | None = None,
     ) -> None:
         """`base` is the model folder to start from; None: from scratch."""
-        assert settings.context and settings.long and settings.batch
-        assert settings.weight_decay is not None and settings.evaluations and settings.train
-        self.settings, self.split, self.tokenizer = settings, split, tokenizer
-        self.checkpoint, self.progress = saved, progress
-        self.base = base
-        device = settings.device
-        cut = Truncation(settings.context, settings.long)
-
-        def encoded(texts: Texts) -> Encoded:
-            return encode(texts, tokenizer, cut, progress, LENGTH_MULTIPLE[device])
-
-        self.train, self.val = encoded(split.train), encoded(split.val)
-        self.test = encoded(split.test) if split.test else None
+        assert settings.batch and settings.weight_decay is not None
+        assert settings.evaluations and settings.train
+        self.settings, self.split, self.tokenizer, self.base = settings, split, tokenizer, base
+        self.checkpoint, device = saved, settings.device
+        self.classifier = self.model = model.to(device)
+        self.train = encode_for(model, split.train, tokenizer, progress)
+        self.val = encode_for(model, split.val, tokenizer, progress)
+        self.test = encode_for(model, split.test, tokenizer, progress) if split.test else None
         self.batches = LengthBatches(self.train.lengths, settings.batch, settings.seed)
         self.distillation = None
         if teacher and settings.distill:
-            self.distillation = Distillation(
-                teacher, settings.distill, split.train, self.train, self.batches, tokenizer
-            )
-        self.classifier = self.model = model.to(device)
+            data = (split.train, self.train, self.batches, tokenizer)
+            self.distillation = Distillation(teacher, settings.distill, *data)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
-        self.patience = settings.patience
-        self.weights = None
+        self.patience, self.weights = settings.patience, None
         if settings.class_weights:
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
-        self.language_head = self.make_language_head(head)
-        self.untied_head = None if model.config.base.tied else self.language_head
-        self.trained = set(trained_names(self.classifier, settings.train))
-        for name, parameter in self.classifier.named_parameters():
-            parameter.requires_grad_(name in self.trained)
-        frozen = self.classifier.frozen = frozen_layers(self.classifier, settings.train)
-        for name, module in self.classifier.base.named_modules():
+        self.untied_head: nn.Linear | None = None
+        if settings.language_loss and not model.config.base.tied:
+            if not isinstance(head, nn.Linear):
+                raise DataError("--language-loss needs a language model, not a classifier")
+            self.untied_head = head.to(device)
+        names = trained_names(model, settings.train)
+        self.trained = {name: value for name, value in model.named_parameters() if name in names}
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in names)
+        frozen = model.frozen = frozen_layers(model, settings.train)
+        for name, module in model.base.named_modules():
             if frozen and isinstance(module, nn.Dropout) and depth(name, 0) <= frozen:
                 module.p = 0.0
-        self.evaluate_first = base is not None
-        self.head_rate = 1.0
+        self.evaluate_first, self.head_rate = base is not None, 1.0
         if base is not None:  # by the model as it was before training
-            self.head_rate = min(1.0, HEAD_STEP / feature_size(self.classifier))
+            self.head_rate = min(1.0, HEAD_STEP / feature_size(model))
         if saved:
             self.load_checkpoint(saved)
         self.choices: list[Choice] = []
-        if settings.dtype == "auto" and settings.train == "head":
-            self.settings = settings = replace(settings, dtype="float32")
-        elif settings.dtype == "auto":
-            probe = SpeedProbe(model.base, self.parameters(), self.loss, self.batch(0))
-            numbers, reason = best_dtype(settings, probe)
-            self.settings = settings = replace(settings, dtype=numbers)
-            self.choices.append(Choice("dtype", numbers, reason))
-        use_attention(model.base, settings)
+        if settings.dtype == "auto":
+            numbers = "float32"
+            if settings.train != "head":
+                probe = SpeedProbe(model.base, self.parameters(), self.loss, self.batch(0))
+                numbers, reason = best_dtype(settings, probe)
+                self.choices.append(Choice("dtype", numbers, reason))
+            self.settings = replace(settings, dtype=numbers)
+        use_attention(model.base, self.settings)
         # On a CPU that is for the products of a step alone.
-        self.low = settings.dtype == "bfloat16" and device != "cpu"
+        self.low = self.settings.dtype == "bfloat16" and device != "cpu"
+        self.batching = (model.device, self.low, progress, "computing features")
 
     def start(self) -> LinearProbe | None:
-        """Run what is frozen, once for each text, and let the head of a fresh run start from the
-        solution of a linear probe."""
+        """Run what is frozen, once for each text, and start the head from a linear probe."""
         if self.base is None:
             return None
         with self.classifier.base.eval_mode():
@@ -137,9 +122,8 @@ class ClassifierTask(Task):
             if self.checkpoint:
                 return None
             features = self.features(self.train)
-        truth, texts = self.train.truth, self.train.text
-        labels, seed = len(self.split.labels), self.settings.seed
-        probe = fit_probe(features, truth, labels, texts, self.weights, seed)
+        how = (len(self.split.labels), self.train.text, self.weights, self.settings.seed)
+        probe = fit_probe(features, self.train.truth, *how)
         with torch.no_grad():
             self.classifier.score.weight.copy_(probe.weight)
         return probe
@@ -156,11 +140,9 @@ class ClassifierTask(Task):
         states = np.empty((len(data.ids), dim), dtype=np.float32)
 
         def compute(ids: Tensor, lengths: Tensor) -> Tensor:
-            x = model.base.frozen_states(ids, model.frozen)
-            assert x is not None
-            return x
+            return cast(Tensor, model.base.frozen_states(ids, model.frozen))
 
-        for rows, batch in self.in_batches(compute, data):
+        for rows, batch in in_batches(compute, data, *self.batching):
             for row, x in zip(rows, batch.cpu().numpy(), strict=True):
                 start, length = data.starts[row], data.lengths[row]
                 states[start : start + length] = x[:length]
@@ -169,50 +151,24 @@ class ClassifierTask(Task):
     def features(self, data: Encoded) -> Tensor:
         """What the head is given of each window, (windows, dim), by the model as it is now."""
         features = torch.empty(len(data.lengths), self.classifier.config.base.dim)
-        for rows, x in self.in_batches(self.classifier.features, data):
+        for rows, x in in_batches(self.classifier.features, data, *self.batching):
             features[rows] = x.cpu()
         return features
-
-    def in_batches(
-        self, compute: Callable[[Tensor, Tensor], Tensor], data: Encoded
-    ) -> list[tuple[Ints, Tensor]]:
-        how = (self.classifier.device, self.low, self.progress, "computing features")
-        return in_batches(compute, data, *how)
-
-    def make_language_head(self, head: nn.Module | None) -> nn.Linear | None:
-        """The language-modeling head, where there is a language-modeling loss."""
-        if not self.settings.language_loss:
-            return None
-        config = self.classifier.config.base
-        if config.tied:
-            layer = nn.Linear(config.dim, config.vocab_size, bias=False, device="meta")
-            layer.weight = self.classifier.base.token_embedding.weight
-            return layer
-        if not isinstance(head, nn.Linear):
-            raise DataError(
-                "--language-loss needs a language model to start from, not a classifier"
-            )
-        return head.to(self.settings.device)
 
     def start_event(self, run: Path, step: int) -> Started:
         train, val, labels = len(self.split.train), len(self.split.val), len(self.split.labels)
         data = f"{train:,} texts to learn from, {val:,} to validate on, {counted(labels, 'label')}"
         trained = sum(parameter.numel() for parameter in self.parameters().values())
         whole = self.classifier.parameter_count()
-        if trained < whole:
-            data = f"{trained:,} of them trained, {data}"
-        return Started(run, whole, data, step)
+        some = f"{trained:,} of them trained, " if trained < whole else ""
+        return Started(run, whole, some + data, step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        named = {
-            name: parameter
-            for name, parameter in self.classifier.named_parameters()
-            if name in self.trained
-        }
+        named = dict(self.trained)
         if self.adapters:
-            named |= dict(self.adapters.named_parameters(prefix="adapters"))
+            named |= self.adapters.named_parameters(prefix="adapters")
         if self.untied_head:
-            named |= dict(self.untied_head.named_parameters(prefix="language_head"))
+            named |= self.untied_head.named_parameters(prefix="language_head")
         return named
 
     def lr_scale(self, name: str) -> float:
@@ -228,14 +184,13 @@ class ClassifierTask(Task):
         return float(decay ** (config.layers + 1 - depth(name, config.layers)))
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        base = self.classifier.base.muon_parameters()
-        named = {f"base.{name}": rows for name, rows in base.items()}
-        return {name: rows for name, rows in named.items() if name in self.trained}
+        base = self.classifier.base.muon_parameters().items()
+        return {f"base.{name}": rows for name, rows in base if f"base.{name}" in self.trained}
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         if self.distillation:
-            return tuple(torch.from_numpy(part) for part in self.distillation.batch(index))
-        return tuple(torch.from_numpy(part) for part in self.train.rows(self.batches[index]))
+            return tuple(map(torch.from_numpy, self.distillation.batch(index)))
+        return tuple(map(torch.from_numpy, self.train.rows(self.batches[index])))
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         return int(batch[1].sum())
@@ -247,24 +202,22 @@ class ClassifierTask(Task):
         # (batch, time) or states instead of ids, (batch,), (batch,), (batch, time, labels)
         ids, lengths, truth, *target = batch
         model = self.classifier
-        if ids.dim() == 2 and ids.is_floating_point():
-            x = ids  # pooled already
-        else:
-            x = model.hidden(ids)  # (batch, time, dim)
-        logits = model.score(x if x.dim() == 2 else model.pooled(x, lengths)).float()
+        pooled = ids.dim() == 2 and ids.is_floating_point()
+        x = ids if pooled else model.hidden(ids)  # (batch, time, dim)
+        logits = model.score(x if pooled else model.pooled(x, lengths)).float()
         loss = F.cross_entropy(logits, truth, self.weights)
         # Recorded is the loss of the labels alone, to compare with that of the validation texts.
         labelled = truth >= 0  # synthetic texts are not
         right = (logits.argmax(dim=1) == truth).sum() / labelled.sum().clamp(min=1)
         seen = {"loss": loss, "accuracy": right}
         if target:
-            every = self.classifier.score(prefix_pooled(x, self.classifier.config.pool)).float()
+            every = model.score(prefix_pooled(x, model.config.pool)).float()
             loss = -(target[0] * every.log_softmax(dim=2)).sum() / len(ids)
-        if self.language_head is not None and self.settings.language_loss:
-            scores = self.language_head(x[:, :-1]).float().flatten(0, 1)
+        if self.settings.language_loss:
+            head = self.untied_head or model.base.token_embedding
+            scores = F.linear(x[:, :-1], head.weight).float().flatten(0, 1)
             nats = F.cross_entropy(scores, ids[:, 1:].flatten(), reduction="none")
-            real = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
-            real &= labelled[:, None]
+            real = ~filling(ids, lengths)[:, 1:] & labelled[:, None]
             language = (nats * real.flatten()).sum() / real.sum().clamp(min=1)
             loss = loss + self.settings.language_loss * language
             seen["language_loss"] = language
@@ -276,8 +229,7 @@ class ClassifierTask(Task):
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         logits, truth = self.logits(self.val), self.split.val.truth
         scores = score(logits, truth, self.split.labels)
-        names = ("loss", "accuracy", "macro_f1")
-        metrics = {f"val_{name}": getattr(scores, name) for name in names}
+        metrics = {f"val_{key}": getattr(scores, key) for key in ("loss", "accuracy", "macro_f1")}
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
         if by_accuracy or not (self.evaluate_first or self.distillation):
             return [1 - scores.accuracy, scores.loss], metrics
@@ -301,33 +253,23 @@ class ClassifierTask(Task):
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
     def snapshot(self) -> Callable[[Path], None]:
-        tensors: dict[str, dict[str, Tensor]] = {}
-        if self.is_partial():
-            named = self.classifier.named_parameters()
-            tensors[TRAINED] = {name: value for name, value in named if name in self.trained}
-        if self.adapters:
-            tensors[ADAPTERS] = dict(self.adapters.state_dict())
-        if self.untied_head:
-            tensors[LANGUAGE_HEAD] = {"weight": self.untied_head.weight}
-        copies = {
-            file: {name: tensor.detach().clone() for name, tensor in each.items()}
-            for file, each in tensors.items()
-        }
-        classifier = self.classifier if self.is_partial() else self.whole()
+        def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value.detach().clone() for name, value in tensors.items()}
+
+        is_partial = self.is_partial()
+        classifier = self.classifier if is_partial else self.whole()
+        trained = copied(self.trained) if is_partial else {}
+        adapters = copied(self.adapters.state_dict()) if self.adapters else {}
+        head = copied({"weight": self.untied_head.weight}) if self.untied_head else {}
 
         def write(folder: Path) -> None:
-            saved = {
-                file: {name: tensor.cpu() for name, tensor in each.items()}
-                for file, each in copies.items()
-            }
-            if self.is_partial():
+            if is_partial:
                 assert self.base
-                trained, adapters = saved.pop(TRAINED), saved.pop(ADAPTERS, {})
                 save_partial(classifier, self.base, trained, adapters, folder, self.tokenizer)
             else:
                 save_model(classifier, folder, self.tokenizer)
-            for file, each in saved.items():
-                save_file(each, folder / file)
+            if head:
+                save_file(head, folder / LANGUAGE_HEAD)
 
         return write
 
@@ -343,10 +285,9 @@ class ClassifierTask(Task):
             if self.adapters:
                 self.adapters.load_state_dict(load_file(folder / ADAPTERS))
             return
-        saved = load_classifier(folder)
         if self.adapters:  # they are in there already
             self.adapters.active = False
-        self.classifier.load_state_dict(saved.state_dict())
+        self.classifier.load_state_dict(load_classifier(folder).state_dict())
 
     def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
@@ -381,15 +322,15 @@ def frozen_layers(model: Classifier, which: str) -> int:
         return 0
     frozen = layers if which == "head" else layers - int(which.removeprefix("last-"))
     if frozen <= 0:
-        counts = counted(layers, "layer")
-        raise UsageError(f"--train {which}: the model has {counts}; try --train all")
+        has = counted(layers, "layer")
+        raise UsageError(f"--train {which}: the model has {has}; try --train all")
     return frozen
 
 
 def trained_names(model: Classifier, which: str) -> list[str]:
     """The parameters that are trained."""
-    names = [name for name, _ in model.named_parameters()]
     if which in ("head", "lora"):
         return ["score.weight"]
-    frozen = frozen_layers(model, which)
-    return [n for n in names if not frozen or depth(n, model.config.base.layers) > frozen]
+    frozen, layers = frozen_layers(model, which), model.config.base.layers
+    names = (name for name, _ in model.named_parameters())
+    return [name for name in names if not frozen or depth(name, layers) > frozen]

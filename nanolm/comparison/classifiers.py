@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanolm.classification import classifier
 from nanolm.classification.bag_of_words import Bags, LogisticModel, Vocabulary
-from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, predict
-from nanolm.classification.data import (
-    Encoded,
-    Ints,
-    LabelSplit,
-    Texts,
-    Truncation,
-    encode,
-    split_data,
-)
+from nanolm.classification.classifier import LENGTH_MULTIPLE, Logits, load, predict
+from nanolm.classification.data import Encoded, LabelSplit, Texts, Truncation, encode, split_data
 from nanolm.classification.finetune import choose_tokenizer, finetune, fingerprint
 from nanolm.classification.metrics import score
 from nanolm.classification.recipe import FEW_TEXTS, choose_fraction, default_epochs
@@ -52,8 +44,6 @@ TRANSFORMER_EVALUATIONS = 3  # on a CPU, each takes as long as twenty steps
 
 @dataclass
 class Lesson:
-    """What a classifier is trained on, and for how long."""
-
     settings: FinetuneSettings  # its data, seed and device
     split: LabelSplit
     notify: Notify
@@ -70,22 +60,16 @@ class TokenFeatures:
     """Texts as tokens, the same for all networks that read them in order."""
 
     def __init__(self, lesson: Lesson) -> None:
-        settings, split = lesson.settings, lesson.split
-        self.labels, self.multiple = len(split.labels), LENGTH_MULTIPLE[settings.device]
-        self.tokenizer = choose_tokenizer(settings, None, split.train.texts, lesson.notify)
-        self.size = self.tokenizer.vocab_size
-        longest = max(len(self.tokenizer.encode_prompt(text)) for text in split.train.texts)
-        self.cut = Truncation(
-            min(settings.context or MAX_CONTEXT, longest), settings.long or "windows"
-        )
+        settings, split, texts = lesson.settings, lesson.split, lesson.split.train.texts
+        tokenizer = choose_tokenizer(settings, None, texts, lesson.notify)
+        self.labels, self.size = len(split.labels), tokenizer.vocab_size
+        longest = max(len(tokenizer.encode_prompt(text)) for text in texts)
+        context = min(settings.context or MAX_CONTEXT, longest)
+        cut = Truncation(context, settings.long or "windows")
+        how = (tokenizer, cut, lambda *how_far: None, LENGTH_MULTIPLE[settings.device])
+        self.encode: Callable[[Texts], Encoded] = lambda texts: encode(texts, *how)
         self.train, self.val = self.encode(split.train), self.encode(split.val)
-        self.lengths = self.train.lengths
-
-    def encode(self, texts: Texts) -> Encoded:
-        return encode(texts, self.tokenizer, self.cut, lambda *progress: None, self.multiple)
-
-    def rows(self, which: Ints) -> tuple[np.ndarray, ...]:
-        return self.train.rows(which)
+        self.rows = self.train.rows
 
     def logits(self, network: TextNetwork, data: Encoded) -> Logits:
         return predict(network, self.labels, data)
@@ -95,25 +79,18 @@ class BagFeatures:
     """Texts as bags of words with tf-idf weights."""
 
     def __init__(self, lesson: Lesson) -> None:
-        train = lesson.split.train
-        self.truth, self.device = train.truth, lesson.settings.device
-        self.vocabulary = Vocabulary.of(train.texts)
-        self.size = len(self.vocabulary)
+        train, self.device = lesson.split.train, lesson.settings.device
+        vocabulary = Vocabulary.of(train.texts)
+        self.size = len(vocabulary)
+        self.encode: Callable[[Texts], Bags] = lambda texts: vocabulary.bags(texts.texts)
         self.train, self.val = self.encode(train), self.encode(lesson.split.val)
-        self.lengths = self.train.lengths
-
-    def encode(self, texts: Texts) -> Bags:
-        return self.vocabulary.bags(texts.texts)
-
-    def rows(self, which: Ints) -> tuple[np.ndarray, ...]:
-        return *self.train.rows(which), self.truth[which]
+        self.rows = lambda which: (*self.train.rows(which), train.truth[which])
 
     @torch.inference_mode()
     def logits(self, network: TextNetwork, data: Bags) -> Logits:
         network.eval()
-        batches = np.split(
-            np.arange(len(data.lengths)), range(BAGS_PER_BATCH, len(data.lengths), BAGS_PER_BATCH)
-        )
+        count = len(data.lengths)
+        batches = np.split(np.arange(count), range(BAGS_PER_BATCH, count, BAGS_PER_BATCH))
         inputs = (tensors(data.rows(which), self.device) for which in batches)
         return torch.cat([network(*each) for each in inputs]).float().cpu().numpy()
 
@@ -136,81 +113,70 @@ def majority(lesson: Lesson) -> TrainedClassifier:
     return TrainedClassifier(lambda texts: np.tile(always, (len(texts), 1)), 0, 0.0, 0)
 
 
-def train_linear(lesson: Lesson, longest: int) -> TrainedClassifier:
+def train_linear(lesson: Lesson, longest: int = 1) -> TrainedClassifier:
     begin, split = time.monotonic(), lesson.split
     vocabulary = Vocabulary.of(split.train.texts, longest)
     bags, held_out = vocabulary.bags(split.train.texts), vocabulary.bags(split.val.texts)
-    best: tuple[float, LogisticModel] | None = None
+    shape, best = (len(split.labels), len(vocabulary)), -1.0
     for strength in INVERSE_PENALTIES:
-        shape = len(split.labels), len(vocabulary)
-        model = LogisticModel.fit(bags, split.train.truth, *shape, strength)
-        accuracy = float((model.logits(held_out).argmax(axis=1) == split.val.truth).mean())
-        if best is None or accuracy > best[0]:
-            best = accuracy, model
+        tried = LogisticModel.fit(bags, split.train.truth, *shape, strength)
+        accuracy = float((tried.logits(held_out).argmax(axis=1) == split.val.truth).mean())
+        if accuracy > best:
+            best, model = accuracy, tried
         if lesson.stop.requested:
             raise Interrupted
         if time.monotonic() - begin > lesson.seconds:
             break
-    assert best
-    model, seconds = best[1], time.monotonic() - begin
-    return TrainedClassifier(
-        lambda texts: model.logits(vocabulary.bags(texts)),
-        model.parameter_count(),
-        seconds,
-        len(INVERSE_PENALTIES),
-    )
+    how = (model.weight.size + model.bias.size, time.monotonic() - begin, len(INVERSE_PENALTIES))
+    return TrainedClassifier(lambda texts: model.logits(vocabulary.bags(texts)), *how)
 
 
 def train_neural(
-    lesson: Lesson, make: Callable[..., TextNetwork], lr: float = 6e-3, bags: bool = False
+    lesson: Lesson, make: Callable[..., TextNetwork], lr: float, **options: Any
 ) -> TrainedClassifier:
-    """A network on tokens in their order, or on bags of words."""
+    """A network on tokens in their order, or, if it is a perceptron, on bags of words."""
     begin, split, settings = time.monotonic(), lesson.split, lesson.settings
-    features: Any = BagFeatures(lesson) if bags else lesson.tokens
+    features: Any = BagFeatures(lesson) if make is Perceptron else lesson.tokens
     torch.manual_seed(settings.seed)
-    network = make(features.size, DIM, len(split.labels)).to(settings.device)
+    network = make(features.size, DIM, len(split.labels), **options).to(settings.device)
 
     def evaluate() -> tuple[float, float]:
         scores = score(features.logits(network, features.val), split.val.truth, split.labels)
         return 1 - scores.accuracy, scores.loss
 
-    def logits(texts: list[str]) -> Logits:
-        unlabelled = Texts(texts, np.zeros(len(texts), dtype=np.int64))
-        result: Logits = features.logits(network, features.encode(unlabelled))
-        return result
+    def logits(texts: list[str]) -> Any:
+        unlabelled = Texts(texts, np.zeros(len(texts), np.int64))
+        return features.logits(network, features.encode(unlabelled))
 
     # Threads that share so little work only wait for each other.
-    small = BATCH * features.lengths.mean() < MULTITHREADED_TOKENS
-    with threads_for(1 if small else settings.threads):
-        steps = train_network(
-            network,
-            features.lengths,
-            lambda which: tensors(features.rows(which)),
-            evaluate,
-            lr,
-            max(0.5, lesson.seconds - (time.monotonic() - begin)),
-            settings.seed,
-            lesson.stop,
-        )
-    seconds = time.monotonic() - begin
-    return TrainedClassifier(logits, network.parameter_count(), seconds, steps)
+    lengths = features.train.lengths
+    with threads_for(1 if BATCH * lengths.mean() < MULTITHREADED_TOKENS else settings.threads):
+        left = max(0.5, lesson.seconds - (time.monotonic() - begin))
+        how = (evaluate, lr, left, settings.seed, lesson.stop)
+        steps = train_network(network, lengths, lambda rows: tensors(features.rows(rows)), *how)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return TrainedClassifier(logits, size, time.monotonic() - begin, steps)
 
 
 def train_transformer(lesson: Lesson, pretrained: bool = False) -> TrainedClassifier:
     """A run as of `nanolm finetune`."""
-    epochs = default_epochs(len(lesson.split.train), not pretrained, small=True)
     settings = replace(
         lesson.settings,
         start_from=lesson.settings.start_from if pretrained else SCRATCH,
         minutes=lesson.seconds / 60,
-        epochs=epochs,
+        epochs=default_epochs(len(lesson.split.train), not pretrained, small=True),
         evaluations=TRANSFORMER_EVALUATIONS,
     )
     result = train_in_run(settings, lesson.folder, partial(finetune, notify=lesson.notify))
-    model = classifier.load(lesson.folder, note=lambda text: None)
-    model = model.on(settings.device, settings.dtype)
-    parameters = model.model.parameter_count()
-    return TrainedClassifier(model.logits, parameters, result["seconds"], result["steps"])
+    classifier = load(lesson.folder, lambda text: None).on(settings.device, settings.dtype)
+    how = (classifier.model.parameter_count(), result["seconds"], result["steps"])
+    return TrainedClassifier(classifier.logits, *how)
+
+
+def neural(
+    title: str, teaches: str, share: float, make: type[TextNetwork], lr: float = 6e-3, **more: Any
+) -> ModelKind:
+    return ModelKind(title, teaches, share, partial(train_neural, make=make, lr=lr, **more))
 
 
 CLASSIFIERS: dict[str, ModelKind] = {
@@ -218,80 +184,44 @@ CLASSIFIERS: dict[str, ModelKind] = {
         "commonest label", "always the same answer: what knowing nothing gets", 0.01, majority
     ),
     "bag": ModelKind(
-        "bag of words, linear",
-        "a weight for each word, added up: the order of words is lost",
-        0.3,
-        partial(train_linear, longest=1),
+        "bag of words, linear", "a weight for each word, added up: order is lost", 0.3, train_linear
     ),
     "pairs": ModelKind(
-        "bag of pairs, linear",
-        "neighbours count as a word: order, as far as the next word",
-        0.5,
-        partial(train_linear, longest=2),
+        "bag of pairs, linear", "order, but only of pairs", 0.5, partial(train_linear, longest=2)
     ),
-    "mlp": ModelKind(
-        "bag of words, MLP",
-        "a hidden layer lets words matter together; order is still lost",
-        0.3,
-        partial(train_neural, make=Perceptron, lr=2e-3, bags=True),
+    "mlp": neural(
+        "bag of words, MLP", "words matter together; order is still lost", 0.3, Perceptron, 2e-3
     ),
-    "averaging": ModelKind(
-        "averaged vectors",
-        "learned word vectors, their mean, two layers: words that are alike share what they teach",
-        0.4,
-        partial(train_neural, make=Averaging, lr=1e-3),
+    "averaging": neural(
+        "averaged vectors", "words that are alike share what they teach", 0.4, Averaging, 1e-3
     ),
-    "cnn": ModelKind(
-        "convolution",
-        "filters over 3, 4 and 5 words: order within a phrase, wherever it stands",
-        3.0,
-        partial(train_neural, make=Convolution),
+    "cnn": neural(
+        "convolution", "filters over 3 to 5 words: order within a phrase", 3.0, Convolution
     ),
-    "rnn": ModelKind(
-        "Elman RNN",
-        "one state, rewritten at every word: order throughout, but what is old fades",
-        1.3,
-        partial(train_neural, make=partial(Recurrence, cell="rnn"), lr=3e-3),
+    "rnn": neural(
+        "Elman RNN", "order throughout, but what is old fades", 1.3, Recurrence, 3e-3, cell="rnn"
     ),
-    "lstm": ModelKind(
-        "LSTM, last state",
-        "gates choose what to keep and what to forget: it remembers for longer",
-        2.0,
-        partial(train_neural, make=Recurrence),
+    "lstm": neural(
+        "LSTM, last state", "gates choose what to keep: it remembers for longer", 2.0, Recurrence
     ),
-    "lstm-mean": ModelKind(
-        "LSTM, mean of states",
-        "every word has its say at the end, however far back it stands",
-        2.0,
-        partial(train_neural, make=partial(Recurrence, pool="mean")),
+    "lstm-mean": neural(
+        "LSTM, mean of states", "every word has its say at the end", 2.0, Recurrence, pool="mean"
     ),
-    "lstm-max": ModelKind(
-        "LSTM, max of states",
-        "the strongest sign counts, wherever it stands",
-        2.0,
-        partial(train_neural, make=partial(Recurrence, pool="max")),
+    "lstm-max": neural(
+        "LSTM, max of states", "the strongest sign counts", 2.0, Recurrence, pool="max"
     ),
-    "lstm-both": ModelKind(
-        "LSTM, both ways",
-        "read from both ends, each word knows what follows it too",
-        2.0,
-        partial(train_neural, make=partial(Recurrence, pool="max", bidirectional=True)),
+    "lstm-both": neural(
+        "LSTM, both ways", "what follows is known", 2.0, Recurrence, pool="max", bidirectional=True
     ),
-    "lstm-two": ModelKind(
-        "LSTM, two layers",
-        "a second layer reads what the first one made of the words",
-        3.0,
-        partial(train_neural, make=partial(Recurrence, pool="max", layers=2)),
+    "lstm-two": neural(
+        "LSTM, two layers", "a second layer reads the first", 3.0, Recurrence, pool="max", layers=2
     ),
     "transformer": ModelKind(
-        "Transformer",
-        "each word looks at all before it at once: any two of them meet in one step",
-        18.0,
-        train_transformer,
+        "Transformer", "any two words meet in one step, however far apart", 18.0, train_transformer
     ),
     "pretrained": ModelKind(
         "pre-trained Transformer",
-        "it has read without labels first: words and their order are known before the first label",
+        "words and their order are known before the first label",
         8.0,
         partial(train_transformer, pretrained=True),
     ),
@@ -308,6 +238,7 @@ class ClassifierComparison:
         self.kinds = classifier_kinds(settings)
         self.lessons: dict[int, Lesson] = {}
 
+    @property
     def seeds(self) -> int:
         """How many are worth it: chance matters where texts are few."""
         return SEEDS_OF_FEW if len(self.lesson(self.settings.seed).split.train) < FEW_TEXTS else 1
@@ -326,38 +257,29 @@ class ClassifierComparison:
         lesson = self.lesson(seed)
         lesson.seconds, lesson.folder = seconds, folder
         split, trained = lesson.split, self.kinds[name].train(lesson)
-        scores = score(trained.logits(split.val.texts), split.val.truth, split.labels)
-        result: dict[str, Any] = {
-            "accuracy": scores.accuracy,
-            "macro_f1": scores.macro_f1,
-            "parameters": trained.parameters,
-            "seconds": trained.seconds,
-            "steps": trained.steps,
-            "long_seconds": inference_seconds(trained.logits, split.val.texts),
-        }
-        if split.test:
-            scores = score(trained.logits(split.test.texts), split.test.truth, split.labels)
-            result |= {"test_accuracy": scores.accuracy, "test_macro_f1": scores.macro_f1}
-        return result
+        result: dict[str, Any] = {}
+        for prefix, part in (("", split.val), ("test_", split.test)):
+            if part:
+                scores = score(trained.logits(part.texts), part.truth, split.labels)
+                result[f"{prefix}accuracy"] = scores.accuracy
+                result[f"{prefix}macro_f1"] = scores.macro_f1
+        result |= {key: getattr(trained, key) for key in ("parameters", "seconds", "steps")}
+        return result | {"long_seconds": inference_seconds(trained.logits, split.val.texts)}
 
 
 def classifier_kinds(settings: FinetuneSettings) -> dict[str, ModelKind]:
     """Those that can be trained with these settings."""
-    missing = "pretrained" if settings.start_from is None else None
-    return {name: kind for name, kind in CLASSIFIERS.items() if name != missing}
+    some = settings.start_from is not None
+    return {name: kind for name, kind in CLASSIFIERS.items() if some or name != "pretrained"}
 
 
 def inference_seconds(logits: Callable[[list[str]], Logits], texts: list[str]) -> float:
     """For one long text, made of these."""
-    words: list[str] = []
-    for text in texts:
-        words += text.split()
-        if len(words) >= TIMED_WORDS:
-            break
-    words = (words * (TIMED_WORDS // max(1, len(words)) + 1))[:TIMED_WORDS]
-    times = []
+    # Repeated, for there may be few; each has a word at least.
+    words = (word for text in cycle(texts) for word in text.split())
+    text, times = " ".join(islice(words, TIMED_WORDS)), []
     for _ in range(5):
         begin = time.monotonic()
-        logits([" ".join(words)])
+        logits([text])
         times.append(time.monotonic() - begin)
     return statistics.median(times)

@@ -3,8 +3,7 @@
     >>> compare(CompareRequest(FinetuneSettings(), minutes=10), out=None, watch=print)
 
 Every model is trained on the same split; with several seeds, all models with the first one, then
-all with the next, so that a comparison that ends early is still one. All that is known is in
-compare.json, so the same request resumes after a kill with the row that it was at.
+all with the next, so that a comparison that ends early is still one. compare.json has all of it.
 """
 
 import json
@@ -20,17 +19,16 @@ from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
 from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
 from nanolm.comparison.step_times import step_times
 from nanolm.comparison.training import Interrupted, ModelKind
-from nanolm.errors import DataError, UsageError, did_you_mean
+from nanolm.errors import DataError, did_you_mean, refuse
 from nanolm.model.device import choose_device, choose_dtype, free_memory
-from nanolm.pretraining.begin import choose_folder, reports, run_name, with_absolute_paths
+from nanolm.pretraining.begin import reports, run_name, with_absolute_paths
+from nanolm.pretraining.ledger import Ledger, LedgerState, opened
 from nanolm.report.bars import Bar, bars_svg
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
-from nanolm.runs.ledger import Ledger, LedgerState, read_ledger, working_on
-from nanolm.training.events import Event, Note, Preparing, Progressed
+from nanolm.training.events import Event, Note
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
-STATE_FILE = "compare.json"
 MIN_ROW_SECONDS = 1.0  # however little time is left
 RESERVED_SECONDS = 9.0  # but not more than a tenth, for what comes after the last row is trained
 NEXT_SEED_SHARE = 0.75  # of the time that a seed takes has to be left for another
@@ -38,8 +36,6 @@ NEXT_SEED_SHARE = 0.75  # of the time that a seed takes has to be left for anoth
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What is asked for."""
-
     settings: FinetuneSettings | TrainSettings
     minutes: float = 10.0
     only: tuple[str, ...] = ()  # rows; none: all there are
@@ -47,23 +43,20 @@ class CompareRequest:
 
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
-        problems = self.settings.problems()
-        known = list(self.kinds())
+        problems, known = self.settings.problems(), list(self.kinds())
         for name in self.only:
             if name == "pretrained" and name not in known:
                 problems.append("--only pretrained needs --from RUN, a trained model")
             elif name not in known:
-                there = f"there is {', '.join(known)}"
-                problems.append(f"--only {name}: {there}{did_you_mean(name, known)}")
+                there = ", ".join(known) + did_you_mean(name, known)
+                problems.append(f"--only {name}: there is {there}")
         if not 0 < self.minutes <= 100_000:
             problems.append(f"--budget {self.minutes:g}: must be above 0, in minutes")
         if self.seeds is not None and not 1 <= self.seeds <= 100:
             problems.append(f"--seeds {self.seeds}: must be from 1 to 100")
-        if problems:
-            raise UsageError("\n".join(problems))
+        refuse(problems)
 
     def kinds(self) -> dict[str, ModelKind]:
-        """Those that these settings allow."""
         if isinstance(self.settings, TrainSettings):
             return LANGUAGE_MODELS
         return classifier_kinds(self.settings)
@@ -80,8 +73,6 @@ class CompareState(LedgerState):
 
 @dataclass(frozen=True)
 class RowTrained:
-    """A row has been trained with a seed."""
-
     row: ModelKind
     seed: int
     result: dict[str, Any]
@@ -124,46 +115,30 @@ def compare(
     """Train all models, or resume a comparison of these settings that is not finished."""
     clock = time.monotonic() if started is None else started
     request.check()
-    settings = with_absolute_paths(request.settings)
-    device, _ = choose_device(settings.device)
-    choose_dtype(settings.dtype, device)  # fails early if this machine lacks it
-    settings = replace(settings, device=device)
+    device, _ = choose_device(request.settings.device)
+    choose_dtype(request.settings.dtype, device)  # fails early if this machine lacks it
+    settings = replace(with_absolute_paths(request.settings), device=device)
     asked = json.loads(json.dumps({**asdict(request), "settings": settings.to_dict()}))
-
-    def fits(folder: Path) -> bool | None:
-        state = read_ledger(folder / STATE_FILE, CompareState)
-        return None if state is None else state.asked == asked
-
-    text = getattr(settings, settings.texts)[0]
-    folder = choose_folder(text, "compare", out, fits)
-    with working_on(folder), StopRequest() as stop:
-        state = read_ledger(folder / STATE_FILE, CompareState) or CompareState(asked)
-        request = replace(request, settings=settings)
-        return Comparison(folder, state, request, watch, clock, stop).run()
+    request = replace(request, settings=settings)
+    with opened(CompareState, settings, "compare", out, asked, again=True) as (file, state):
+        work = Comparison(file, state, request, watch, clock)
+        with work.stop:
+            return work.run()
 
 
 class Comparison(Ledger[CompareState]):
-    """One in progress."""
-
     def __init__(
-        self,
-        folder: Path,
-        state: CompareState,
-        request: CompareRequest,
-        watch: Watch,
-        clock: float,
-        stop: StopRequest,
+        self, file: Path, state: CompareState, request: CompareRequest, watch: Watch, clock: float
     ) -> None:
-        super().__init__(folder / STATE_FILE, state, request.minutes, clock)
-        self.folder, self.request, self.watch, self.stop = folder, request, watch, stop
-        settings = request.settings
+        super().__init__(file, state, request.minutes, clock, watch)
+        self.request, self.stop = request, StopRequest()
         self.task: ClassifierComparison | LanguageModelComparison
-        if isinstance(settings, TrainSettings):
-            self.task = LanguageModelComparison(settings, self.pass_on)
+        if isinstance(request.settings, TrainSettings):
+            self.task = LanguageModelComparison(request.settings, self.pass_on)
         else:
-            self.task = ClassifierComparison(settings, self.pass_on, stop)
-        chosen = request.only or tuple(self.task.kinds)
-        self.kinds = {name: kind for name, kind in self.task.kinds.items() if name in chosen}
+            self.task = ClassifierComparison(request.settings, self.pass_on, self.stop)
+        kinds = self.task.kinds
+        self.kinds = {name: kinds[name] for name in kinds if name in (request.only or kinds)}
 
     def run(self) -> CompareResult:
         settings, state = self.request.settings, self.state
@@ -181,24 +156,20 @@ class Comparison(Ledger[CompareState]):
                     state.lengths = step_times(settings.device, families, reports(self.pass_on)[1])
                     self.save()
                 self.train_rows()
+                state.finished = True
             except Interrupted:
-                self.save()
-                return self.result()
-            state.finished = True
+                pass
             self.save()
         result = self.result()
-        draw(result, run_name(getattr(settings, settings.texts)[0]))
+        if state.finished:
+            draw(result, run_name(getattr(settings, settings.texts)[0]))
         return result
 
     def train_rows(self) -> None:
         first, found = self.request.settings.seed, self.state.found
-        count = self.request.seeds or self.task.seeds()
-        todo = [
-            (seed, name)
-            for seed in range(first, first + count)
-            for name in self.kinds
-            if str(seed) not in found.get(name, {})
-        ]
+        count = self.request.seeds or self.task.seeds
+        pairs = ((seed, name) for seed in range(first, first + count) for name in self.kinds)
+        todo = [(seed, name) for seed, name in pairs if str(seed) not in found.get(name, {})]
         begin = self.left()
         for place, (seed, name) in enumerate(todo):
             if seed != first and name == next(iter(self.kinds)):
@@ -208,20 +179,14 @@ class Comparison(Ledger[CompareState]):
                     return
             if self.stop.requested:
                 raise Interrupted
-            kind = self.kinds[name]
             left = self.left() - min(RESERVED_SECONDS, 6 * self.request.minutes)
-            share = kind.share / sum(self.kinds[each].share for _, each in todo[place:])
+            share = self.kinds[name].share / sum(self.kinds[each].share for _, each in todo[place:])
             seconds = max(MIN_ROW_SECONDS, left * share)
             result = self.task.train(name, seed, seconds, self.folder / name / f"seed-{seed}")
             found.setdefault(name, {})[str(seed)] = result
             self.save()
-            self.watch(RowTrained(kind, seed, result, self.left()))
+            self.watch(RowTrained(self.kinds[name], seed, result, self.left()))
             free_memory()
-
-    def pass_on(self, event: Event) -> None:
-        """The progress of a row; its other events are in the log of its run."""
-        if isinstance(event, Preparing | Progressed):
-            self.watch(event)
 
     def result(self) -> CompareResult:
         measure, state = self.task.measure, self.state
@@ -235,24 +200,18 @@ class Comparison(Ledger[CompareState]):
 
 def draw(result: CompareResult, name: str) -> None:
     """compare.svg and, of language models, lengths.svg."""
-    if result.measure == "accuracy":
-        bars = [
-            Bar(row.title, 100 * row.means["accuracy"], 100 * row.spread["accuracy"])
-            for row in result.rows
-        ]
-        pictures = {
-            "compare": bars_svg(bars, f"{name}: held-out texts told right", "{:.1f} %".format)
-        }
+    rows, pictures = result.rows, {}
+    if (key := result.measure) == "accuracy":
+        bars = [Bar(row.title, 100 * row.means[key], 100 * row.spread[key]) for row in rows]
+        title = f"{name}: held-out texts told right"
+        pictures["compare"] = bars_svg(bars, title, "{:.1f} %".format)
     else:
-        curves = [Series(row.title, row.results[0]["curve"]) for row in result.rows]
-        panels = [Panel("bits per byte", curves)]
-        chart = Chart(f"{name}: what is learned in the time", panels, "seconds")
-        pictures = {"compare": curves_svg(chart)}
+        curves = [Series(row.title, row.results[0]["curve"]) for row in rows]
+        panels, title = [Panel("bits per byte", curves)], f"{name}: what is learned in the time"
+        pictures["compare"] = curves_svg(Chart(title, panels, "seconds"))
     if result.lengths:
-        curves = [
-            Series(family, [(length, 1000 * seconds) for length, seconds in times])
-            for family, times in result.lengths.items()
-        ]
+        times = result.lengths.items()
+        curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
         panels = [Panel("milliseconds a step", curves)]
         title = "one sequence a step, the longer it is"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
@@ -263,15 +222,9 @@ def draw(result: CompareResult, name: str) -> None:
 def averaged(
     name: str, kind: ModelKind, results: list[dict[str, Any]], measure: str
 ) -> ComparedRow:
-    numbers = {
-        key: [float(result[key]) for result in results]
-        for key, value in results[0].items()
-        if isinstance(value, int | float)
-    }
+    count, names = len(results), [k for k, v in results[0].items() if isinstance(v, int | float)]
+    numbers = {key: [float(result[key]) for result in results] for key in names}
     means = {key: statistics.mean(values) for key, values in numbers.items()}
-    spread = {
-        key: statistics.stdev(values) if len(values) > 1 else 0.0
-        for key, values in numbers.items()
-        if key in (measure, f"test_{measure}")
-    }
-    return ComparedRow(name, kind.title, kind.teaches, len(results), means, spread, results)
+    measured = [key for key in (measure, f"test_{measure}") if key in numbers]
+    spread = {key: statistics.stdev(numbers[key]) if count > 1 else 0.0 for key in measured}
+    return ComparedRow(name, kind.title, kind.teaches, count, means, spread, results)

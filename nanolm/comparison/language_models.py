@@ -31,14 +31,10 @@ MAX_NGRAM = 5  # tokens
 class LanguageModelComparison:
     """A text, and the models that learn to continue it."""
 
-    measure = "bits_per_byte"
+    measure, seeds = "bits_per_byte", 1
 
     def __init__(self, settings: TrainSettings, notify: Notify) -> None:
-        self.settings, self.notify = settings, notify
-        self.kinds = LANGUAGE_MODELS
-
-    def seeds(self) -> int:
-        return 1
+        self.settings, self.notify, self.kinds = settings, notify, LANGUAGE_MODELS
 
     def fingerprint(self) -> str:
         return json.dumps(self.text.fingerprints)
@@ -48,15 +44,14 @@ class LanguageModelComparison:
         return prepare_text(self.settings, None, self.notify)
 
     def train(self, name: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
-        result: dict[str, Any] = self.kinds[name].train(self, seed, seconds, folder)
-        return result
+        return self.kinds[name].train(self, seed, seconds, folder)  # type: ignore[no-any-return]
 
 
 def count_ngrams(
     task: LanguageModelComparison, seed: int, seconds: float, folder: Path
 ) -> dict[str, Any]:
     """Longer and longer contexts, as long as they help."""
-    text, curve = task.text, []
+    text, curve, best = task.text, [], math.inf
     begin, vocab_size = time.monotonic(), text.tokenizer.vocab_size
     ids, held_out = (np.asarray(part[:]).astype(np.int64) for part in (text.train, text.val))
     size = int(text.tokenizer.byte_lengths()[held_out].sum())
@@ -64,14 +59,11 @@ def count_ngrams(
     for length in range(longest):
         bits = counted_bits(ids, held_out, vocab_size, length) / size
         curve.append([time.monotonic() - begin, bits])
-        if bits > min(bits for _, bits in curve):
+        if bits > best:
             break
-    return {
-        "bits_per_byte": min(bits for _, bits in curve),
-        "seconds": time.monotonic() - begin,
-        "steps": len(curve),
-        "curve": curve,
-    }
+        best = bits
+    seconds = time.monotonic() - begin
+    return {"bits_per_byte": best, "seconds": seconds, "steps": len(curve), "curve": curve}
 
 
 def train_family(
@@ -81,8 +73,7 @@ def train_family(
     family = family or task.settings.family
     settings = replace(task.settings, seed=seed, family=family, minutes=seconds / 60)
     result = train_in_run(settings, folder, partial(train, notify=task.notify))
-    metrics = read_metrics(Run(folder).metrics)
-    key = "val_bits_per_byte"
+    metrics, key = read_metrics(Run(folder).metrics), "val_bits_per_byte"
     return {
         "bits_per_byte": result[key],
         "parameters": describe(str(folder), lambda text: None).parameters,
@@ -92,29 +83,15 @@ def train_family(
     }
 
 
+def family(title: str, teaches: str, name: str | None) -> ModelKind:
+    return ModelKind(title, teaches, 1.0, partial(train_family, family=name))
+
+
 LANGUAGE_MODELS: dict[str, ModelKind] = {
     "ngram": ModelKind(
-        "n-gram",
-        "counts of what followed the last few tokens: nothing is known of words alike",
-        0.2,
-        count_ngrams,
+        "n-gram", "counts of what followed the last few tokens; all words differ", 0.2, count_ngrams
     ),
-    "rnn": ModelKind(
-        "Elman RNN",
-        "one state for all that was read, rewritten at every token, one after the other",
-        1.0,
-        partial(train_family, family="rnn"),
-    ),
-    "lstm": ModelKind(
-        "LSTM",
-        "gates keep what matters for longer, but still one token after the other",
-        1.0,
-        partial(train_family, family="lstm"),
-    ),
-    "transformer": ModelKind(
-        "Transformer",
-        "all tokens at once, each looking at any before it: more is learned in the time",
-        1.0,
-        partial(train_family, family=None),
-    ),
+    "rnn": family("Elman RNN", "one state for all that was read, rewritten at every token", "rnn"),
+    "lstm": family("LSTM", "gates keep what matters for longer, still token by token", "lstm"),
+    "transformer": family("Transformer", "all at once: more is learned in the time", None),
 }

@@ -35,9 +35,6 @@ class TextNetwork(nn.Module, ABC):
         logits: Tensor = self.score(self.dropout(self.vector(words, more)))  # (texts, labels)
         return logits
 
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
 
 class Perceptron(TextNetwork):
     """Counts of words into a network with one hidden layer: words may matter together."""
@@ -56,10 +53,10 @@ class Perceptron(TextNetwork):
 class Averaging(TextNetwork):
     """A deep averaging network: the mean of the words' vectors, and layers above it."""
 
-    def __init__(self, words: int, width: int, labels: int, layers: int = 2) -> None:
+    def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(width, labels)
         self.embedding = embedding(words, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = pooled(self.dropout(self.embedding(ids)), lengths, "mean")  # (texts, width)
@@ -74,9 +71,8 @@ class Convolution(TextNetwork):
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(len(FILTER_SIZES) * width, labels)
         self.embedding = embedding(words, width)
-        self.filters = nn.ModuleList(
-            nn.Conv1d(width, width, size, padding=size - 1) for size in FILTER_SIZES
-        )
+        filters = (nn.Conv1d(width, width, size, padding=size - 1) for size in FILTER_SIZES)
+        self.filters = nn.ModuleList(filters)
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.dropout(self.embedding(ids)).masked_fill(filling(ids, lengths)[..., None], 0)
@@ -116,7 +112,9 @@ class Recurrence(TextNetwork):
 
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(ids)
-        mirror = mirrored_positions(ids, lengths)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        mirror = lengths[:, None] - 1 - positions  # as far from the other end; padding stays
+        mirror = torch.where(mirror < 0, positions, mirror)
         for number, (forward, *backward) in enumerate(zip(*self.directions, strict=True)):
             given = self.dropout(x)
             outputs = [self.run(forward, given)]
@@ -139,13 +137,6 @@ def embedding(words: int, width: int, std: float = 0.3) -> nn.Embedding:
     layer = nn.Embedding(words, width)
     nn.init.normal_(layer.weight, std=std)
     return layer
-
-
-def mirrored_positions(ids: Tensor, lengths: Tensor) -> Tensor:
-    """For each position the one as far from the other end of its text; padding stays."""
-    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    mirrored = lengths[:, None] - 1 - positions
-    return torch.where(mirrored < 0, positions, mirrored)
 
 
 def reorder(x: Tensor, positions: Tensor) -> Tensor:

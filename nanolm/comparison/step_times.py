@@ -2,15 +2,15 @@
 
 >>> step_times("cpu", ["rnn", "modern"], lambda *progress: None)
 
-One sequence a step, of 64 to 4,096 tokens, through models of the same width. A recurrent layer has
-to wait for each token before it can take the next: twice the length is twice the time, however fast
-the machine. A Transformer computes all positions in parallel, as far as the machine has units for
-them; in the end the number of pairs of positions, which grows with the square, is what counts.
+One sequence a step, through models of the same width. A recurrent layer waits for each token: twice
+the length is twice the time, however fast the machine. A Transformer computes all positions in
+parallel, until the number of pairs of positions, which grows with the square, is what counts.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from nanolm.choice import Report
 from nanolm.model.config import configure
@@ -30,11 +30,9 @@ def step_times(
     cases = [(family, length) for family in families for length in SEQUENCE_LENGTHS]
     for number, (family, length) in enumerate(cases):
         report("measuring steps", number, len(cases))
-        trial = SpeedTrial(configure(family, context=length, **MODEL_SHAPE), rows=1, device=device)
-        try:
+        config = configure(family, context=length, **MODEL_SHAPE)
+        with closing(SpeedTrial(config, rows=1, device=device)) as trial:
             times.setdefault(family, []).append((length, median_step(trial)))
-        finally:
-            trial.close()
     return times
 
 

@@ -2,8 +2,7 @@
 
     >>> train_network(network, lengths, rows, evaluate, 1e-3, seconds=20, seed=1, stop=stop)
 
-AdamW, batches of texts of about the same length, the learning rate warmed up, constant and decayed;
-the weights that did best on validation texts are kept.
+AdamW on batches of texts of about the same length; the best weights on validation texts are kept.
 """
 
 import math
@@ -40,8 +39,6 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A row of the comparison."""
-
     title: str
     teaches: str
     share: float  # of the time, relative to the others
@@ -57,8 +54,7 @@ def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> 
             settings = replace(settings, minutes=run.facts()["request"].get("minutes"))
         if train(settings, folder).stopped == "interrupted":
             raise Interrupted
-    result: dict[str, Any] = run.facts()["result"]
-    return result
+    return run.facts()["result"]  # type: ignore[no-any-return]
 
 
 def train_network(
@@ -83,11 +79,10 @@ def train_network(
     batches = LengthBatches(lengths, batch, seed)
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, TEXTS_SEEN / len(lengths)))
     steps = max(1, round(epochs * batches.in_epoch))
-    parameters = dict(network.named_parameters())
-    update = Step(loss, Optimizers(parameters, weight_decay=WEIGHT_DECAY), "float32")
+    optimizers = Optimizers(dict(network.named_parameters()), weight_decay=WEIGHT_DECAY)
+    update = Step(loss, optimizers, "float32")
     begin, step, evaluations, worse = time.monotonic(), 0, 0, 0
-    best, lowest_loss = (math.inf, 0.0), math.inf
-    best_weights: dict[str, Tensor] = {}
+    best, lowest_loss, best_weights = (math.inf, 0.0), math.inf, dict[str, Tensor]()
     while True:
         progress = max(step / steps, (time.monotonic() - begin) / seconds)
         if progress >= (evaluations + 1) / EVALUATIONS:

@@ -6,8 +6,8 @@ from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
+from nanolm.pretraining.ledger import LedgerState
 from nanolm.report.sweep import format_value
-from nanolm.runs.ledger import LedgerState
 from nanolm.sweep.space import SEED, Point
 
 
@@ -71,7 +71,6 @@ class SweepResult:
     not_tried: list[Point] = field(default_factory=list)  # for want of time
 
     def combinations(self) -> list[Combination]:
-        """The best first, by the mean over seeds."""
         return combinations(self.trials)
 
 
@@ -93,8 +92,6 @@ def ranked(trials: list[SweepTrial]) -> list[SweepTrial]:
 
 def in_words(points: list[Point], most: int = 10) -> str:
     """`lr=0.003 dropout=0; ...`"""
-    words = [
-        " ".join(f"{name}={format_value(value)}" for name, value in each.items()) for each in points
-    ]
-    more = f"; and {len(words) - most:,} more" if len(words) > most else ""
-    return "; ".join(words[:most]) + more
+    more = [f"and {len(points) - most:,} more"] if len(points) > most else []
+    pairs = ([f"{name}={format_value(v)}" for name, v in each.items()] for each in points[:most])
+    return "; ".join([*map(" ".join, pairs), *more])

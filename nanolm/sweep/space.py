@@ -24,10 +24,7 @@ MULTIPLES = {
     **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
 }
 OFFSETS = {"layers": (-1, 0, 1), SEED: (0, 1, 2)}
-USUAL: dict[str, tuple[Any, ...]] = {
-    "dropout": (0.0, 0.1, 0.2, 0.3),
-    "optimizer": tuple(OPTIMIZERS),
-}
+USUAL: dict[str, Any] = {"dropout": (0.0, 0.1, 0.2, 0.3), "optimizer": tuple(OPTIMIZERS)}
 AROUND: dict[str, tuple[Any, ...]] = {**MULTIPLES, **OFFSETS, **USUAL}
 
 BUDGETS = ("steps", "epochs", "tokens")
@@ -57,7 +54,7 @@ def parse(over: str) -> tuple[Space, list[str]]:
     names = [each.name for each in fields(TrainSettings)]
     space: Space = {}
     problems = []
-    for part in filter(None, (part.strip() for part in over.split(","))):
+    for part in filter(None, map(str.strip, over.split(","))):
         word, given, after = part.partition("=")
         name = "start_from" if word == "from" else word.strip().replace("-", "_")
         if name in SAME_IN_ALL_TRIALS:
@@ -67,9 +64,8 @@ def parse(over: str) -> tuple[Space, list[str]]:
         elif not given and name not in AROUND:
             problems.append(f"--over {word}: which values? Type --over {word}=ONE:ANOTHER")
         else:
-            kind = (get_args(hints[name]) or (hints[name],))[0]
-            values = space.setdefault(name, [])
-            for value in (value.strip() for value in after.split(":")) if given else ():
+            kind, values = (get_args(hints[name]) or (hints[name],))[0], space.setdefault(name, [])
+            for value in map(str.strip, after.split(":")) if given else ():
                 try:
                     values.append(BOOLEANS[value.lower()] if kind is bool else kind(value))
                 except (ValueError, KeyError):
@@ -98,7 +94,7 @@ def around(settings: TrainSettings, name: str) -> list[Any]:
 
 def draw(space: Space, own: Point, count: int, seed: int) -> list[Point]:
     """So many points of the grid, `own` first; no point twice, and all if they are few."""
-    size = math.prod(len(values) for values in space.values())
+    size = math.prod(map(len, space.values()))
 
     def point(index: int) -> Point:
         drawn = {}
@@ -113,14 +109,14 @@ def draw(space: Space, own: Point, count: int, seed: int) -> list[Point]:
 
 def misfits(settings: TrainSettings, space: Space) -> list[str]:
     """What is wrong with all combinations of the values that are given, if one is with each."""
-    problems: dict[str, None] = {}
+    problems: list[str] = []
     given = {name: values for name, values in space.items() if values}
     for point in islice(product(*given.values()), MOST_COMBINATIONS):
         tried = replace(settings, **dict(zip(given, point, strict=True)))
         if not (wrong := tried.model_problems()):
             return []
-        problems |= dict.fromkeys(wrong)
-    return list(problems)
+        problems += wrong
+    return list(dict.fromkeys(problems))
 
 
 def settings_at(
@@ -129,9 +125,7 @@ def settings_at(
     """Those of the plan at a point of the space; what was not asked for follows its values."""
     assert plan.batch and plan.context
     other = {name: value for name, value in point.items() if value != getattr(plan, name)}
-    changes: dict[str, Any] = {}
-    for name in other:
-        changes |= dict.fromkeys(DEPENDENT.get(name, ()))
+    changes: dict[str, Any] = dict.fromkeys(each for n in other for each in DEPENDENT.get(n, ()))
     if "preset" in other:
         names = ("layers", "heads", "dim", "context", "batch")
         changes |= {name: getattr(PRESETS[other["preset"]], name) for name in names}

@@ -2,13 +2,11 @@
 
     >>> sweep(SweepRequest(TrainSettings(("a.txt",), minutes=30.0), over="lr,dropout=0:0.1:0.2"))
 
-All trials get a short time, the best third of them three times as much, the best third of those
-three times that (see halving.py). So every round takes about as long, and most of the time goes to
-what is good. A trial is a normal run; a longer one goes on from where its learning rate began to
-fall. Where seeds are among what is varied, trials that differ in nothing else are one combination:
-they go on or end together, and are compared by their mean. What there was no time for is tried if
-others end early, or named. All that is known is in sweep.json, so the same request goes on after a
-kill.
+All trials get a short time, the best third of them three times as much, and so on (halving.py), so
+every round takes about as long. A trial is a normal run; a longer one goes on from where its
+learning rate began to fall. Trials that differ only in their seed go on or end together, by their
+mean. What there was no time for is tried if others end early, or named. All that is known is in
+sweep.json, so the same request goes on after a kill.
 """
 
 import math
@@ -19,55 +17,44 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nanolm.errors import DiskFull, NanolmError, UsageError
+from nanolm.errors import DiskFull, NanolmError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.model.build import build_model
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
 from nanolm.planning.sizes import model_config
 from nanolm.planning.tuning import fit_to_machine
-from nanolm.pretraining.begin import choose_folder, numbered, run_name, with_absolute_paths
+from nanolm.pretraining.begin import numbered, run_name, with_absolute_paths
 from nanolm.pretraining.extend import extend
+from nanolm.pretraining.ledger import Ledger, opened
 from nanolm.pretraining.prepare import find_base, plan_for, prepare_text, text_deadline
 from nanolm.pretraining.train import TrainResult, stopwatch, train
 from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
-from nanolm.runs.ledger import Ledger, read_ledger, working_on
 from nanolm.sweep import halving, space
 from nanolm.sweep.halving import cost, rungs
-from nanolm.sweep.result import (
-    Combination,
-    SweepResult,
-    SweepState,
-    SweepTrial,
-    combinations,
-    in_words,
-    ranked,
-)
+from nanolm.sweep.result import SweepResult, SweepState, SweepTrial, combinations, in_words, ranked
 from nanolm.sweep.space import AROUND, BUDGETS, SEED, Point
 from nanolm.text.sources import STDIN
-from nanolm.training.events import Event, Note, Planned, Preparing, Progressed
+from nanolm.training.events import Event, Note, Planned
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings, option
 
-FILE = "sweep.json"
 TIME_LEFT = 0.1  # of the budget; where more is left at the end, it is said why
 CONVERGED = ("enough", "steps")  # reasons a trial stopped that more time would not change
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What is asked for: `settings.minutes` are for all of it."""
-
-    settings: TrainSettings
+    settings: TrainSettings  # `minutes` are for all of it
     over: str  # lr,dropout=0:0.1
     trials: int | None = None
 
     def check(self) -> None:
         """Raise one UsageError that names everything that is wrong, with what to type instead."""
         settings = replace(self.settings, **dict.fromkeys(BUDGETS))  # type: ignore[arg-type]
-        values, problems = space.parse(self.over)
-        problems = settings.problems() + problems
+        values, mistakes = space.parse(self.over)
+        problems = settings.problems() + mistakes
         for name, each in values.items():
             fixed = getattr(settings, name)
             if each and fixed != getattr(TrainSettings(()), name):
@@ -88,14 +75,11 @@ class SweepRequest:
             if path == STDIN or Path(path).is_fifo():
                 reason = "a pipe is read once, and a sweep reads its text for every trial"
                 problems.append(f"{path}: {reason}; write it to a file first")
-        if problems:
-            raise UsageError("\n".join(problems))
+        refuse(problems)
 
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """A trial came to the end of a round."""
-
     round: int
     rounds: int
     number: int  # in this round
@@ -118,37 +102,27 @@ def sweep(
     request.check()
     settings = with_absolute_paths(request.settings)
     asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
-
-    def fits(folder: Path) -> bool | None:
-        state = read_ledger(folder / FILE, SweepState)
-        return None if state is None else state.asked == asked and not state.finished
-
-    folder = choose_folder(settings.corpus[0], "sweep", out, fits)
-    with working_on(folder):
-        state = read_ledger(folder / FILE, SweepState) or SweepState(asked)
-        work = Sweep(folder, state, settings, watch, clock)
+    with opened(SweepState, settings, "sweep", out, asked) as (file, state):
+        work = Sweep(file, state, settings, watch, clock)
         if state.base is None:
             work.plan(request)
         else:
-            watch(Note(f"going on with {folder}"))
+            watch(Note(f"going on with {work.folder}"))
         with StopRequest() as stop:
             done = work.all_rounds(stop)
-        if not done:
-            return SweepResult(str(folder), None, None, ranked(state.trials))
-        return work.finish(out is not None)
+        interrupted = SweepResult(str(work.folder), None, None, ranked(state.trials))
+        return work.finish(out is not None) if done else interrupted
 
 
 class Sweep(Ledger[SweepState]):
-    """A sweep at work."""
-
     def __init__(
-        self, folder: Path, state: SweepState, asked: TrainSettings, watch: Watch, clock: float
+        self, file: Path, state: SweepState, asked: TrainSettings, watch: Watch, clock: float
     ) -> None:
         assert asked.minutes
-        super().__init__(folder / FILE, state, asked.minutes, clock)
-        self.folder, self.asked, self.watch = folder, asked, watch
-        seeds = [trial.values.get(SEED) for trial in state.trials]
-        self.seeds: list[Any] | None = [s for s in dict.fromkeys(seeds) if s is not None] or None
+        super().__init__(file, state, asked.minutes, clock, watch)
+        self.asked = asked
+        # [None] where the seed is not among what is varied.
+        self.seeds: list[Any] = list(dict.fromkeys(t.values.get(SEED) for t in state.trials))
 
     def plan(self, request: SweepRequest) -> None:
         """Choose the settings that are the same in all trials, and what to try."""
@@ -164,10 +138,9 @@ class Sweep(Ledger[SweepState]):
         until = text_deadline(settings, lambda: 60 * self.minutes - self.left())
         text = prepare_text(settings, base, self.watch, until)
         seconds = self.left() / seeds
+        count = halving.affordable(seconds, size, by_value)
         if request.trials is not None:
             count = min(size, max(1, request.trials // seeds))
-        else:
-            count = halving.affordable(seconds, size, by_value)
         settings = replace(settings, minutes=halving.longest(seconds, count) / 60)
         plan = plan_for(settings, base, text, stopwatch(None), self.watch)
         vocab_size = text.tokenizer.vocab_size
@@ -179,9 +152,9 @@ class Sweep(Ledger[SweepState]):
         prepare_text(settings, base, self.watch)
         self.state.base = settings.to_dict()
         values = {name: each or space.around(settings, name) for name, each in given.items()}
-        own = {name: getattr(settings, name) for name in values}
-        own = {name: v if v in values[name] else middle[name] for name, v in own.items()}
-        self.seeds = values.pop(SEED, None)
+        planned = {name: getattr(settings, name) for name in values}
+        own = {name: v if v in values[name] else middle[name] for name, v in planned.items()}
+        self.seeds = values.pop(SEED, [None])
         own.pop(SEED, None)
         size = math.prod(map(len, values.values()))
         points = space.draw(values, own, count, settings.seed)
@@ -191,24 +164,22 @@ class Sweep(Ledger[SweepState]):
             others = space.draw(values, own, min(size, space.MOST_COMBINATIONS), settings.seed)
             self.state.waiting = [point for point in others if point not in points]
         first = f"{counted(len(points), 'combination')} to begin with"
-        if self.seeds:
-            first += f", {counted(len(self.seeds), 'seed')} each"
+        each = f", {counted(len(self.seeds), 'seed')} each" if SEED in given else ""
         rounds = counted(len(rungs(len(points))), "round")
-        self.watch(Note(f"{self.folder}: {first}, {rounds}"))
+        self.watch(Note(f"{self.folder}: {first}{each}, {rounds}"))
         if size > len(points) and request.trials is None:
             least = halving.FIRST_ROUND_SECONDS
             why = f"there is time for {len(points):,} of {size:,} combinations"
             if by_value:
                 least = halving.FIRST_ROUND_SECONDS_BY_VALUE
                 why += f"; the others are tried if time is left: {in_words(self.state.waiting)}"
-            needed = cost(size) * len(self.seeds or [1]) * least
-            enough = math.ceil(needed / 60 + self.state.seconds / 60)
-            self.watch(Note(f"{why} (--minutes {enough} for all)"))
+            needed = cost(size) * len(self.seeds) * least + self.state.seconds
+            self.watch(Note(f"{why} (--minutes {math.ceil(needed / 60)} for all)"))
         self.save()
 
     def add(self, point: Point) -> None:
         """A trial for each seed of a combination."""
-        for seed in self.seeds or [None]:
+        for seed in self.seeds:
             values = point if seed is None else {**point, SEED: seed}
             self.state.trials.append(SweepTrial(len(self.state.trials) + 1, values))
 
@@ -229,27 +200,27 @@ class Sweep(Ledger[SweepState]):
                 if stop.requested or not self.attempt(trial, number):
                     return False
                 self.watch(TrialEnded(number + 1, rounds, place, len(trials), trial, self.left()))
-            if number == 0 and self.time_for_another(alive):
+            if number == 0 and self.time_for_another(len(alive) + 1, trials):
                 self.add(state.waiting.pop(0))
                 self.save()
                 alive = combinations(state.trials)
                 continue
             if len(alive) == 1:
                 break
-            best = sorted(alive, key=Combination.score)[: max(1, len(alive) // halving.FACTOR)]
+            alive.sort(key=lambda each: each.score())
+            best = alive[: max(1, len(alive) // halving.FACTOR)]
             alive, number = [each for each in best if each.score() < math.inf], number + 1
         return True
 
-    def time_for_another(self, tried: list[Combination]) -> bool:
-        """Whether one more combination fits in, by what the first round of those took."""
-        results = [trial.results[0] for each in tried for trial in each.trials if trial.results]
+    def time_for_another(self, count: int, tried: list[SweepTrial]) -> bool:
+        """Whether a combination more, `count` in all, fits in, by the first round of those."""
+        results = [trial.results[0] for trial in tried if trial.results]
         if not self.state.waiting or not results:
             return False
-        seeds = len(self.seeds or [None])
-        longer = sum(result["stopped"] not in CONVERGED for result in results) / len(results)
-        count = len(tried) + 1
+        longer = fmean(result["stopped"] not in CONVERGED for result in results)
+        seconds = fmean(result["seconds"] for result in results)
         units = 1 + longer * (cost(count) - count)  # its first round, and all further rounds
-        return self.left() > units * seeds * fmean(result["seconds"] for result in results)
+        return self.left() > units * len(self.seeds) * seconds
 
     def attempt(self, trial: SweepTrial, number: int) -> bool:
         """Train it for a round, and save what came of it; False if it was interrupted."""
@@ -288,11 +259,6 @@ class Sweep(Ledger[SweepState]):
     def folder_of(self, trial: SweepTrial) -> Path:
         return self.folder / f"trial-{trial.number:02}"
 
-    def pass_on(self, event: Event) -> None:
-        """How far a trial is; the rest is in its log.txt."""
-        if isinstance(event, Preparing | Progressed):
-            self.watch(event)
-
     def finish(self, inside: bool) -> SweepResult:
         """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
         state, trials = self.state, ranked(self.state.trials)
@@ -306,14 +272,11 @@ class Sweep(Ledger[SweepState]):
             self.save()
         if self.folder_of(best).exists():
             self.folder_of(best).rename(state.run)
-        run = Run(Path(state.run))
-        facts = run.facts()
-        run.update({**facts, "result": {**facts["result"], "run": state.run}})
-        dots = [
-            Dot(trial.values, trial.bits()[0], len(trial.results) > 1, trial is best)
-            for trial in trials
-            if trial.results
-        ]
+        facts = Run(Path(state.run)).facts()
+        facts["result"]["run"] = state.run
+        Run(Path(state.run)).update(facts)
+        ended = [trial for trial in trials if trial.results]
+        dots = [Dot(t.values, t.bits()[0], len(t.results) > 1, t is best) for t in ended]
         title = f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
         (self.folder / "sweep.svg").write_text(sweep_svg(dots, title), encoding="utf-8")
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:

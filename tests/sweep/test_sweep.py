@@ -188,7 +188,7 @@ def test_the_best_third_goes_on(tmp_path: Path) -> None:
 
     asked = TrainSettings(("x",), minutes=4.5)
     state = SweepState({}, base={}, trials=trials)
-    work = Pretended(tmp_path, state, asked, watch, time.monotonic())
+    work = Pretended(tmp_path / "sweep.json", state, asked, watch, time.monotonic())
     assert work.all_rounds(StopRequest())
     assert told[:9] == [(1, 3, number) for number in range(1, 10)]
     assert told[9:] == [(2, 3, 6), (2, 3, 2), (2, 3, 5), (3, 3, 6)]
@@ -227,7 +227,7 @@ def seeded(folder: Path, minutes: float, tried: list[str], work: type[Quick] = Q
     waiting = [{"positions": name} for name in SEEDS if name not in tried]
     state = SweepState({}, base={}, trials=trials, waiting=waiting)
     asked = TrainSettings(("x",), minutes=minutes)
-    return work(folder, state, asked, lambda event: None, time.monotonic())
+    return work(folder / "sweep.json", state, asked, lambda event: None, time.monotonic())
 
 
 def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
