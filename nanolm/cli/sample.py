@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from nanolm.training.settings import DEVICES, DTYPES
 if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel, Sample
     from nanolm.generation.words import Word
-    from nanolm.text.tokenizer import Tokenizer
 
 TABLE: Table = {
     group: {
@@ -129,7 +129,7 @@ def command(
 
     name, writer = ready(run, device, dtype, int8)
     writing = SampleSession(writer, params, count, shown, top)
-    if not params.likeliest_only() and params.beams == 1:
+    if not params.likeliest_only and params.beams == 1:
         note(f"seed {params.seed}" + ", one more for each prompt" * interactive)
     if interactive:
         interactive_loop(writing, asked)
@@ -287,11 +287,10 @@ class SampleSession:
 
     def tokens(self, sample: "Sample", start: int = 0) -> list["Word"]:
         """Each token as if it were a word."""
+        from nanolm.generation.transcript import token_name
         from nanolm.generation.words import Word
 
-        def text(id: int) -> str:
-            return spelled_out(self.writer.tokenizer, id)
-
+        text = partial(token_name, self.writer.tokenizer)
         top = sample.top or [[]] * len(sample.tokens)
         tokens = list(zip(sample.tokens, sample.logprobs, top, strict=True))[start:]
         return [
@@ -322,14 +321,10 @@ class SampleSession:
             elif self.top:
                 line["top"] = [
                     [
-                        {
-                            "token": spelled_out(self.writer.tokenizer, id),
-                            "id": id,
-                            "probability": finite(math.exp(logprob)),
-                        }
-                        for id, logprob in place
+                        {"token": token, "id": id, "probability": finite(probability)}
+                        for (id, _), (token, probability) in zip(top, word.top, strict=True)
                     ]
-                    for place in sample.top
+                    for top, word in zip(sample.top, self.tokens(sample), strict=True)
                 ]
             click.echo(json.dumps(line, ensure_ascii=False))
 
@@ -353,13 +348,6 @@ def interactive_loop(writing: SampleSession, prompts: list[str]) -> None:
         except DataError as error:
             note(str(error))
         prompts = []
-
-
-def spelled_out(tokenizer: "Tokenizer", id: int) -> str:
-    """A token for programs; one that stands for no text by its name."""
-    from nanolm.text.page import spelled
-
-    return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])
 
 
 def word_json(word: "Word", top: int) -> dict[str, Any]:
@@ -404,7 +392,7 @@ def facts_of(params: SamplingParams) -> dict[str, str]:
         for field in fields(params)
         if getattr(params, field.name) != field.default and field.name != "seed"
     }
-    if params.likeliest_only() or params.beams > 1:
+    if params.likeliest_only or params.beams > 1:
         return facts
     return {"temperature": str(params.temperature), **facts, "seed": str(params.seed)}
 

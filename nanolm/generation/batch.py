@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,9 +54,6 @@ class InFlightStep(NamedTuple):
     top: int
     copied: torch.cuda.Event | None
 
-    def landed(self) -> bool:
-        return self.copied is None or self.copied.query()
-
 
 class Batch:
     """Of up to as many rows as the sampler has, of up to `length` tokens each with the prompt.
@@ -84,7 +81,6 @@ class Batch:
             decoder.forget(row)
 
     def busy(self) -> bool:
-        """Is anything still to come?"""
         return bool(self.rows or self.flying)
 
     @torch.inference_mode()
@@ -120,9 +116,9 @@ class Batch:
             self.lengths_there[place] = self.lengths_there[last]
             for part in (self.decoder, self.sampler):
                 part.move(last, place)
-            lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
-            for each in lists:
-                each[place] = each[last]
+            self.rows[place] = self.rows[last]
+            self.lengths[place] = self.lengths[last]
+            self.ends[place] = self.ends[last]
         self.lengths_there[last], self.going[last] = 1, 0
         self.decoder.forget(last)
         self.sampler.end(last)
@@ -132,10 +128,19 @@ class Batch:
         """Write one token more in each row, and give those that are there."""
         if self.rows:
             self.launch()
-        while self.flying and (
-            not self.rows or len(self.flying) > MAX_STEPS_IN_FLIGHT or self.flying[0].landed()
-        ):
-            yield from self.land()
+        while self.flying:
+            rows, drawn, top, copied = self.flying[0]
+            if copied:
+                if self.rows and len(self.flying) <= MAX_STEPS_IN_FLIGHT and not copied.query():
+                    return
+                copied.synchronize()
+            self.flying.popleft()
+            for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
+                likeliest: list[tuple[int, float]] = []
+                if row.top:
+                    ids = map(int, rest[: row.top])
+                    likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
+                yield row, SampledToken(int(id), logprob, likeliest)
 
     @torch.inference_mode()
     def launch(self) -> None:
@@ -188,14 +193,3 @@ class Batch:
             drawn, copied = place, torch.cuda.Event()
             copied.record()
         return InFlightStep(list(self.rows), drawn, top, copied)
-
-    def land(self) -> Iterator[tuple[BatchRow, SampledToken]]:
-        rows, drawn, top, copied = self.flying.popleft()
-        if copied:
-            copied.synchronize()
-        for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
-            likeliest: list[tuple[int, float]] = []
-            if row.top:
-                ids = map(int, rest[: row.top])
-                likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
-            yield row, SampledToken(int(id), logprob, likeliest)

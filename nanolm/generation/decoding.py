@@ -5,16 +5,16 @@
 cache to.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from operator import lt
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanolm.model.base import Model
-from nanolm.model.gpt import GPT
 
 PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are read together
 
@@ -121,8 +121,14 @@ class CachedDecoder(Decoder):
     def fused(self, rows: int) -> Callable[[Tensor], Tensor] | None:
         """The model's step in as few kernels as can be, where there are any for it."""
         if rows not in self.steps:
-            on_a_gpu = self.model.device.type == "cuda"
-            self.steps[rows] = one_token(self.model, self.memory, rows) if on_a_gpu else None
+            self.steps[rows] = None
+            if self.model.device.type == "cuda":
+                with contextlib.suppress(ImportError):  # triton does not come with every torch
+                    from nanolm.model.fast.decoding import OneToken
+
+                    model: Any = self.model
+                    if OneToken.supports(model, self.memory):
+                        self.steps[rows] = OneToken(model, self.memory, rows)
         return self.steps[rows]
 
     def select(self, rows: Tensor) -> None:
@@ -135,11 +141,3 @@ class CachedDecoder(Decoder):
     def forget(self, row: int) -> None:
         self.memory.forget(row)
         self.enough[row] = 1
-
-
-def one_token(model: Model, memory: Any, rows: int) -> Callable[[Tensor], Tensor] | None:
-    try:
-        from nanolm.model.fast.decoding import OneToken
-    except ImportError:  # triton does not come with every torch
-        return None
-    return OneToken(cast(GPT, model), memory, rows) if OneToken.supports(model, memory) else None
