@@ -7,6 +7,7 @@ of this very server.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -62,12 +63,10 @@ class AccessGuard:
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1000})
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
-                return
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         foreign = origin is not None and origin.lower() in self.origins
@@ -94,27 +93,20 @@ class AccessGuard:
     def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
-            raise APIError(
-                "this server does not go by that name; use its address, or start it with "
-                "--allow-host NAME",
-                403,
-            )
+            raise APIError("unknown host name: use the address, or see --allow-host", 403)
         if origin is not None and not foreign:
             same = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             if origin.lower() not in same:
-                raise APIError(
-                    "requests from pages of other servers are refused; see --allow-origin", 403
-                )
-        if self.key is None or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS":
-            return
-        if scope["path"].startswith("/look/"):  # a page whose address is a secret itself
+                raise APIError("pages of other servers are refused; see --allow-origin", 403)
+        path = scope["path"]  # that of a page at /look/ is a secret itself
+        public = path in PUBLIC_PATHS or path.startswith("/look/")
+        if self.key is None or public or scope["method"] == "OPTIONS":
             return
         given = headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
-            raise APIError(
-                "this server wants its key: Authorization: Bearer KEY", 401, code="invalid_api_key"
-            )
+            message = "this server needs its key: Authorization: Bearer KEY"
+            raise APIError(message, 401, code="invalid_api_key")
 
     def known(self, host: str) -> bool:
         """May this machine be called so?"""
@@ -125,24 +117,22 @@ class AccessGuard:
             return False
         if any(letter in host for letter in "/?#@\\ "):
             return False
-        if name in self.hosts or name == "localhost":
+        if name in self.hosts:
             return True
-        try:
-            literal = ipaddress.ip_address(name)
-        except ValueError:
-            return False
         # Whoever has an address needs no name server, so nobody can have lied about it. A server
         # for this machine alone is asked for by this machine alone.
-        return literal.is_loopback or not is_loopback(self.address)
+        return is_loopback(name) or (ip(name) is not None and not is_loopback(self.address))
+
+
+def ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name)
+    return None
 
 
 def is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    literal = ip("127.0.0.1" if address == "localhost" else address)
+    return literal is not None and literal.is_loopback
 
 
 async def json_body(request: Request, most: int) -> Any:
