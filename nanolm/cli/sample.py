@@ -175,7 +175,6 @@ def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
 
 
 def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "LanguageModel"]:
-    """Its name and the model, where it is to run."""
     import torch
 
     from nanolm.cli.progress import TrainingView
@@ -203,8 +202,6 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
 
 
 class SampleSession:
-    """One model, and one way to write with it and to show it."""
-
     def __init__(
         self, writer: "LanguageModel", params: SamplingParams, count: int, shown: str, top: int
     ) -> None:
@@ -377,7 +374,6 @@ def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> 
 
 
 def facts_of(params: SamplingParams) -> dict[str, str]:
-    """The params that were turned, for a page."""
     facts = {
         field.name.replace("_", " "): str(getattr(params, field.name))
         for field in fields(params)
@@ -389,7 +385,6 @@ def facts_of(params: SamplingParams) -> dict[str, str]:
 
 
 def load_newest() -> tuple[str, "LanguageModel"]:
-    """The newest run that can be used."""
     from nanolm.generation.language_model import load
     from nanolm.runs.folder import is_classifier, runs_by_age
 

@@ -127,7 +127,6 @@ def command(
 
 
 def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, ServedModel]":
-    """The models by their names."""
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready

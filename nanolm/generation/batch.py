@@ -30,8 +30,6 @@ MAX_CUDA_GRAPHS = 64  # kept; more are recorded anew
 
 @dataclass(eq=False)
 class BatchRow:
-    """One text that is to be written."""
-
     prompt: list[int]
     params: SamplingParams
     number: int = 0  # of those of the same prompt: each has random numbers of its own
@@ -39,8 +37,6 @@ class BatchRow:
 
 
 class SampledToken(NamedTuple):
-    """What was drawn in a row."""
-
     id: int
     logprob: float  # by the model itself, before any filter
     top: list[tuple[int, float]]  # the likeliest, the same way
@@ -185,7 +181,6 @@ class Batch:
         return drawn
 
     def sent(self, drawn: Tensor) -> InFlightStep:
-        """On its way to the CPU."""
         copied, top = None, self.sampler.active.top
         if self.device.type == "cuda":
             place = torch.empty_like(drawn, device="cpu", pin_memory=True)

@@ -95,7 +95,6 @@ def beam_search(
 
 
 def stopped(beam: Beam, params: SamplingParams, tokenizer: Tokenizer) -> bool:
-    """Has it just written a stop text?"""
     transcript = Transcript(params.stop)
     for count, id in enumerate(beam.ids if params.stop else [], start=1):
         transcript.add(tokenizer.tokens[id], heed_stops=count >= params.min_tokens)

@@ -57,8 +57,6 @@ class Decoder:
 
 
 class NaiveDecoder(Decoder):
-    """Logits by running all that is visible through the model, row by row."""
-
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         rows = []
         for row, length in zip(ids, lengths.tolist(), strict=True):

@@ -72,8 +72,6 @@ class TextBuilder:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """What `nanolm.load` gives."""
-
     model: Model
     tokenizer: Tokenizer
 
@@ -114,7 +112,6 @@ class LanguageModel:
     def _parts(
         self, samples: list[Sample], rows: list[BatchRow], path: type[Decoder], report: Report
     ) -> Iterator[tuple[int, str]]:
-        """As many rows at a time as fit into memory."""
         done, total = 0, sum(row.params.tokens for row in rows)
         size = max_rows(self.model, longest(rows), MAX_BATCH_ROWS)
         with self.model.eval_mode():

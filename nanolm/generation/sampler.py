@@ -38,8 +38,6 @@ class ActiveFilters(NamedTuple):
 
 
 class Sampler:
-    """Samples one token a row at every step."""
-
     def __init__(self, tokenizer: Tokenizer, rows: int, device: torch.device) -> None:
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self.rows = rows
@@ -92,7 +90,6 @@ class Sampler:
         self.__dict__.pop("active", None)
 
     def end(self, row: int) -> None:
-        """Nothing is written there any more."""
         self.params[row], self.tops[row] = None, 0
         self.__dict__.pop("active", None)
 
@@ -201,7 +198,6 @@ class Sampler:
         return logits
 
     def accept(self, ids: Tensor) -> None:
-        """Take note of what was written."""
         active, rows = self.active, len(ids)
         tracked = {EFFECTS[name].tracks for name, _ in active.limits}
         if "seen" in tracked:

@@ -221,7 +221,6 @@ class SamplingParams:
             object.__setattr__(self, "seed", secrets.randbelow(1_000_000))
 
     def problems(self) -> list[str]:
-        """Every value out of its range, with what it may be."""
         wrong, texts = [], []
         for name, about in DECLARATIONS.items():
             value, kind = getattr(self, name), TYPES[name]

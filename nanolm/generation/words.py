@@ -55,8 +55,6 @@ class WordPrefix(NamedTuple):
 
 
 class WordBoundaries:
-    """Which tokens continue a word, and which begin the next one."""
-
     def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
         self.tokenizer, self.device = tokenizer, device
         self.heads: dict[str, list[int]] = {}  # tokens by what their first characters are
@@ -100,7 +98,6 @@ def kind(char: str) -> str:
 
 
 def boundary(word: str, following: str) -> bool:
-    """Whether a word ends between the two."""
     return any(part.end() == len(word) for part in regex.finditer(WORD_PATTERN, word + following))
 
 
@@ -160,7 +157,6 @@ class WordScorer:
         return found
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each word of the sample begins and ends, in tokens."""
         starts, word = [], self.prompt_end
         for number, id in enumerate(self.sample.tokens):
             if not number or not self.boundaries.continuing(word)[id]:

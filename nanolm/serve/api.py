@@ -57,8 +57,6 @@ def joined(content: Any) -> str:
 
 
 class Answer:
-    """The shape of an answer, whole or in parts."""
-
     object, prefix = "text_completion", "cmpl"
     object_of_parts = "text_completion"
 
@@ -89,7 +87,6 @@ class Answer:
         return event({**self.about, "object": self.object_of_parts, "choices": [choice]})
 
     def last(self) -> str:
-        """The end of a stream."""
         shape = {**self.about, "object": self.object_of_parts, "choices": [], "usage": self.usage()}
         usage_wanted = self.given.get("stream_options", {}).get("include_usage")
         return (event(shape) if usage_wanted else "") + "data: [DONE]\n\n"

@@ -43,8 +43,6 @@ Kind = TypeVar("Kind", bound=ServedModel)
 
 
 class Server:
-    """What the paths share."""
-
     def __init__(
         self, models: dict[str, ServedModel], limits: Limits, note: Callable[[str], None]
     ) -> None:
@@ -227,8 +225,6 @@ class Server:
 
 
 class Stream(Response):
-    """Server-sent events, as the texts are written."""
-
     def __init__(self, generation: GenerationRequest, answer: api.Answer, seconds: float) -> None:
         self.generation, self.answer, self.seconds = generation, answer, seconds
         self.background = None
@@ -284,7 +280,6 @@ def application(
     hosts: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
 ) -> AccessGuard:
-    """The whole server, behind its guard."""
     server = Server(models, limits, note)
     handlers: Any = dict.fromkeys((NanolmError, HTTPException, Exception), server.refuse)
     app = Starlette(routes=server.routes(), lifespan=server.lifespan, exception_handlers=handlers)

@@ -43,8 +43,6 @@ IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server takes upon itself."""
-
     rows: int = 64  # texts written at the same time, by each model
     queue: int = 256  # texts that may wait for that
     tokens: int = 4096  # of one text
@@ -58,16 +56,12 @@ class Limits:
 
 
 class QueueFull(NanolmError):
-    """Too much is waiting already."""
-
     def __init__(self, seconds: int) -> None:
         super().__init__("too many requests are waiting; try again later")
         self.seconds = seconds  # until it is worth trying again
 
 
 class TokenEvent(NamedTuple):
-    """What is new of a text."""
-
     place: int  # which of its request
     piece: str
     token: SampledToken | None  # None: only its end
@@ -75,8 +69,6 @@ class TokenEvent(NamedTuple):
 
 
 class GenerationRequest:
-    """Texts that one request has asked for."""
-
     def __init__(
         self,
         worker: "ModelWorker",
@@ -105,7 +97,6 @@ class GenerationRequest:
         return bool(builder.sample.stopped)
 
     def cut(self, row: BatchRow) -> None:
-        """End a text where it stands."""
         place, builder = self.builders[row]
         builder.sample.stopped = "length"
         rest = builder.transcript.finish()
@@ -170,8 +161,6 @@ class FairQueue:
 
 
 class ModelWorker:
-    """One language model, and all that is written with it."""
-
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
         model = writer.model.eval()  # once: it goes through all of its parts
@@ -187,7 +176,6 @@ class ModelWorker:
         self.batch: Batch | None = self.begin()
 
     def begin(self) -> Batch:
-        """With nothing written."""
         model, most = self.writer.model, self.most
         sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
         decoder = CachedDecoder(model, most, self.length)
@@ -245,7 +233,6 @@ class ModelWorker:
             self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
 
     def finish(self, request: GenerationRequest, row: BatchRow, cut: bool = False) -> None:
-        """With `cut`, where it stands."""
         if cut:
             request.cut(row)
         self.running.pop(row, None)
@@ -267,8 +254,6 @@ class ModelWorker:
 
 
 class Engine:
-    """A thread, and what is handed over to it and back."""
-
     def __init__(self, limits: Limits, note: Callable[[str], None]) -> None:
         self.limits, self.note = limits, note
         self.workers: list[ModelWorker] = []
@@ -300,7 +285,6 @@ class Engine:
     # Called by the event loop.
 
     def waiting(self) -> int:
-        """Texts that have no place yet."""
         handed = sum(len(request.builders) for request in list(self.requests))
         return handed + sum(worker.queue.length for worker in self.workers)
 

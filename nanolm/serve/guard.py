@@ -47,8 +47,6 @@ BODY_SECONDS = 20.0  # in which a body has to be here
 
 
 class AccessGuard:
-    """An ASGI application around another one."""
-
     def __init__(
         self,
         app: App,

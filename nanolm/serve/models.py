@@ -48,11 +48,9 @@ class ServedModel:
 
     @property
     def attention(self) -> bool:
-        """Is there any to look at?"""
         return isinstance(self.base, GPT)
 
     def facts(self) -> dict[str, Any]:
-        """For the list of models."""
         return {
             "id": self.name,
             "object": "model",

@@ -106,8 +106,6 @@ def slider(least: float, most: float, step: float, off: float | None = None) -> 
 
 
 class RequestModels:
-    """Of the requests to these models, within these limits."""
-
     def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
         writers = [name for name, m in models.items() if isinstance(m, ServedLanguageModel)]
         classifiers = [name for name, m in models.items() if isinstance(m, ServedClassifier)]
