@@ -63,6 +63,7 @@ class Batch:
     ) -> None:
         self.decoder, self.sampler, self.sizes = decoder, sampler, sizes
         self.device = sampler.values.device
+        self.recording = self.device.type == "cuda" and isinstance(decoder, CachedDecoder)
         self.rows: list[BatchRow] = []  # each in the place of its number
         self.lengths: list[int] = []
         self.ends: list[int] = []  # how long they may become
@@ -144,12 +145,19 @@ class Batch:
         self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
         key = (size, self.sampler.active)
+        # Once as it is, which sets up and compiles everything; then it is recorded.
+        if self.recording and key in self.tried and key not in self.graphs:
+            if len(self.graphs) >= MAX_CUDA_GRAPHS:
+                self.graphs.clear()
+            graph = torch.cuda.CUDAGraph()
+            with graph_capture(graph):
+                drawn = self.compute(size)
+            self.graphs[key] = (graph, drawn)
         if key in self.graphs:
             graph, drawn = self.graphs[key]
             graph.replay()
         else:
-            # Once as it is, which sets up and compiles everything; then it is recorded.
-            drawn = self.record(key) if key in self.tried else self.compute(size)
+            drawn = self.compute(size)
             self.tried = {key} if len(self.tried) > 10 * MAX_CUDA_GRAPHS else self.tried | {key}
         self.flying.append(self.sent(drawn))
         self.lengths = [length + 1 for length in self.lengths]
@@ -166,19 +174,6 @@ class Batch:
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
         self.lengths_there[:size] += self.going[:size]
         return known
-
-    def record(self, key: tuple[int, ActiveFilters]) -> Tensor:
-        """A step, kept to be repeated where that can be."""
-        if self.device.type != "cuda" or not isinstance(self.decoder, CachedDecoder):
-            return self.compute(key[0])
-        if len(self.graphs) >= MAX_CUDA_GRAPHS:
-            self.graphs.clear()
-        graph = torch.cuda.CUDAGraph()
-        with graph_capture(graph):
-            drawn = self.compute(key[0])
-        self.graphs[key] = (graph, drawn)
-        graph.replay()
-        return drawn
 
     def sent(self, drawn: Tensor) -> InFlightStep:
         copied, top = None, self.sampler.active.top

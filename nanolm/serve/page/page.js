@@ -117,10 +117,7 @@ const settings = () => {
 // ---- Tokens and their colours
 
 const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // bits up to which a colour goes, as in other pages
-const shade = logprob => {
-  const bits = -logprob / Math.LN2;
-  return STEPS.filter(limit => !(bits <= limit)).length;
-};
+const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
 const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
 const seen = text => [...text].map(letter => PICTURES[letter]
   || (letter < " " ? String.fromCodePoint(0x2400 + letter.codePointAt(0)) : letter)).join("");
@@ -128,11 +125,8 @@ const chance = logprob => {
   const value = Math.exp(logprob);
   return value >= 0.0995 ? `${Math.round(100 * value)}%` : `${(100 * value).toPrecision(2)}%`;
 };
-const legend = () => {
-  find("legend").replaceChildren("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
-    make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
-  find("legend").hidden = false;
-};
+find("legend").append("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
+  make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
 
 // ---- Writing
 
@@ -166,16 +160,15 @@ class Text {
     for (const event of ["mouseenter", "focus", "click"])
       span.addEventListener(event, () => others.open(this, place, span));
     span.addEventListener("mouseleave", () => others.leave());
-    span.addEventListener("keydown", event => this.key(event, span));
+    span.addEventListener("keydown", event => {
+      const step = {ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling"}[event.key];
+      const inside = ["Enter", " ", "ArrowDown"].includes(event.key);
+      if (step && span[step]?.classList.contains("token")) span[step].focus();
+      else if (inside) others.box.querySelector("button")?.focus();
+      else return;
+      event.preventDefault();
+    });
     this.body.append(span);
-  }
-
-  key(event, span) {
-    const step = {ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling"}[event.key];
-    if (step && span[step]?.classList.contains("token")) span[step].focus();
-    else if (["Enter", " ", "ArrowDown"].includes(event.key)) others.enter();
-    else return;
-    event.preventDefault();
   }
 
   say(text) { this.about.textContent = text; }
@@ -191,7 +184,7 @@ const busy = on => {
 const write = async (texts, ids, given) => {
   problem(null);
   others.close();
-  legend();
+  find("legend").hidden = false;
   find("hint").hidden = true;
   const started = performance.now();
   let count = 0, said = "stopped";
@@ -202,9 +195,8 @@ const write = async (texts, ids, given) => {
       const choice = part.choices[0], text = texts[choice.index], found = choice.logprobs;
       const letters = [...choice.text], first = found.text_offset[0] || 0;
       found.ids.forEach((id, place) => {
-        const end = found.text_offset[place + 1];
-        const piece = letters.slice(found.text_offset[place] - first,
-          end === undefined ? undefined : end - first).join("");
+        const end = (found.text_offset[place + 1] ?? Infinity) - first;
+        const piece = letters.slice(found.text_offset[place] - first, end).join("");
         text.add({id, piece, name: found.tokens[place], logprob: found.token_logprobs[place],
           others: found.alternatives[place]});
         count++;
@@ -228,13 +220,12 @@ const write = async (texts, ids, given) => {
 const start = async () => {
   if (controller) return;
   problem(null);
-  const prompt = find("prompt").value, given = settings();
+  const text = find("prompt").value, given = settings();
   busy(true);
   try {
-    const body = {model: model.id, text: prompt};
-    const {ids} = await asked("/v1/tokenize", body, controller.signal);
+    const {ids} = await asked("/v1/tokenize", {model: model.id, text}, controller.signal);
     const texts = Array.from({length: given.n}, (_, place) =>
-      new Text(`Text ${place + 1}`, prompt, ids, [], given));
+      new Text(`Text ${place + 1}`, text, ids, [], given));
     find("texts").replaceChildren(...texts.map(text => text.card));
     await write(texts, ids, given);
   } catch (error) {
@@ -249,11 +240,9 @@ const branch = async (from, place, other) => {
   const given = {...from.given, n: 1};
   given.max_tokens = Math.max(1, given.max_tokens - place - 1);
   delete given.min_tokens;
-  const kept = from.tokens.slice(0, place);
-  const drawn = {id: other.id, piece: other.token, name: other.token, logprob: other.logprob,
-    others: from.tokens[place].others};
+  const drawn = {...other, piece: other.token, name: other.token, others: from.tokens[place].others};
   const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
-    [...kept, drawn], from.given);
+    [...from.tokens.slice(0, place), drawn], from.given);
   from.card.after(text.card);
   busy(true);
   await write([text], text.whole(), given);
@@ -293,7 +282,6 @@ const others = {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.close(), 250);
   },
-  enter() { this.box.querySelector("button")?.focus(); },
   close() {
     this.from?.classList.remove("on");
     this.box.hidden = true;
