@@ -62,9 +62,8 @@ TABLE: Table = {
 @click.option(
     "--show",
     metavar="probs|top=N|words|words=N",
-    help="Each token with its probability (probs), or with the N likeliest tokens in its place "
-    "(top=N); or the same for whole words, whose probability is the product of those of their "
-    "tokens and of the word ending there. All by the model itself, before temperature and filters.",
+    help="Each token with its probability (probs), or with the N likeliest in its place (top=N); "
+    "or the same for whole words. By the model itself, before temperature and filters.",
 )
 @click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
 @click.option("--html", metavar="FILE", help="Write that as a page for a browser.")

@@ -78,8 +78,7 @@ class LanguageModel:
     def generate(self, prompt: str = "", **params: Any) -> str:
         """The text that follows `prompt`; `params` are those of `SamplingParams`."""
         sample = Sample(prompt)
-        for _ in self.stream([sample], SamplingParams(**params)):
-            pass
+        list(self.stream([sample], SamplingParams(**params)))
         return sample.text
 
     def unseen(self, prompt: str) -> int:

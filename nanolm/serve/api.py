@@ -173,12 +173,8 @@ def event(value: dict[str, Any]) -> str:
 
 def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
     data = [
-        {
-            "index": place,
-            "label": next(iter(each)),
-            "probability": next(iter(each.values())),
-            "probabilities": each,
-        }
+        {"index": place, "label": best, "probability": each[best], "probabilities": each}
         for place, each in enumerate(chances)
+        for best in [next(iter(each))]  # the first is the likeliest
     ]
     return {"object": "list", "model": labeller.name, "data": data}

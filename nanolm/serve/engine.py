@@ -333,7 +333,12 @@ class Engine:
                 request = self.requests.popleft()
                 request.worker.queue.add(request)
             if self.tasks:
-                self.perform(*self.tasks.popleft())
+                future, task = self.tasks.popleft()
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(task())
+                    except Exception as error:
+                        future.set_exception(error)
             for worker in self.workers:
                 if worker.busy():
                     self.turn(worker)
@@ -351,13 +356,6 @@ class Engine:
             worker.fail(error)
             with contextlib.suppress(OSError):  # a terminal that is gone
                 self.note(f"writing failed: {error!r}")
-
-    def perform(self, future: "Future[Any]", task: Callable[[], Any]) -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
 
     def tell(self, everything: bool = False) -> None:
         """Wake those who have events: at once if few are written, and not too often if many are."""

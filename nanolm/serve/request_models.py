@@ -7,6 +7,7 @@ clients can talk to this server. Null is as if a field were not there.
 """
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, Union
 
 import pydantic
@@ -48,8 +49,7 @@ class RequestModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def record(name: str, /, **fields: Any) -> type[RequestModel]:
-    return pydantic.create_model(name, __base__=RequestModel, **fields)
+record: Any = partial(pydantic.create_model, __base__=RequestModel)
 
 
 def text(most: int, least: int = 0) -> Any:
@@ -95,7 +95,7 @@ def sampling_field(name: str, limit: int | None) -> Any:
     if TYPES[name] is int:
         kind = whole(int(least), int(most))
         default = default if default is None else min(default, int(most))
-    if about.slider is None:
+    if not about.slider:
         return optional(kind, None, about.help)
     return optional(kind, default, about.help, **slider(*about.slider, off=about.off))
 

@@ -17,7 +17,8 @@ if (inHash) {
   history.replaceState(null, "", location.pathname);
 }
 const headers = {"content-type": "application/json"};
-if (sessionStorage.getItem("key")) headers.authorization = `Bearer ${sessionStorage.getItem("key")}`;
+const key = sessionStorage.getItem("key");
+if (key) headers.authorization = `Bearer ${key}`;
 
 const ask = async (path, body, signal) => {
   const method = body ? "POST" : "GET";
@@ -161,9 +162,9 @@ class Text {
       span.addEventListener(event, () => others.open(this, place, span));
     span.addEventListener("mouseleave", () => others.leave());
     span.addEventListener("keydown", event => {
-      const step = {ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling"}[event.key];
+      const next = {ArrowRight: span.nextSibling, ArrowLeft: span.previousSibling}[event.key];
       const inside = ["Enter", " ", "ArrowDown"].includes(event.key);
-      if (step && span[step]?.classList.contains("token")) span[step].focus();
+      if (next?.classList.contains("token")) next.focus();
       else if (inside) others.box.querySelector("button")?.focus();
       else return;
       event.preventDefault();
@@ -240,7 +241,7 @@ const branch = async (from, place, other) => {
   const given = {...from.given, n: 1};
   given.max_tokens = Math.max(1, given.max_tokens - place - 1);
   delete given.min_tokens;
-  const drawn = {...other, piece: other.token, name: other.token, others: from.tokens[place].others};
+  const drawn = {...from.tokens[place], ...other, piece: other.token, name: other.token};
   const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
     [...from.tokens.slice(0, place), drawn], from.given);
   from.card.after(text.card);
