@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nanolm.errors import NanolmError
@@ -55,15 +54,13 @@ class Server:
         }
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
-        self.looks: OrderedDict[str, str] = OrderedDict()
+        self.looks: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.engine.start(asyncio.get_running_loop())
-        try:
+        with contextlib.closing(self.engine):
+            self.engine.start(asyncio.get_running_loop())
             yield
-        finally:
-            self.engine.close()
 
     def routes(self) -> list[Route]:
         pages = {path: beside(__file__, f"page/{name}") for path, (name, _) in PAGE_FILES.items()}
@@ -97,14 +94,9 @@ class Server:
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
             raise APIError("the server has stopped writing", 503)
-        return JSONResponse(
-            {
-                "status": "ok",
-                "models": len(self.models),
-                "writing": sum(len(worker.running) for worker in self.workers.values()),
-                "waiting": self.engine.waiting(),
-            }
-        )
+        writing = sum(len(worker.running) for worker in self.workers.values())
+        counts = {"models": len(self.models), "writing": writing, "waiting": self.engine.waiting()}
+        return JSONResponse({"status": "ok", **counts})
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self.document)
@@ -130,10 +122,8 @@ class Server:
             raise APIError(f"{len(rows)} texts at once; at most {most}", param="n")
         told = sum(row.params.tokens * (1 + row.top) for row in rows)
         if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
-            raise APIError(
-                f"{told:,} tokens and alternatives at once; at most {most:,}: ask for less of "
-                "n, max_tokens or logprobs"
-            )
+            wanted = f"{told:,} tokens and alternatives at once; at most {most:,}"
+            raise APIError(f"{wanted}: ask for less of n, max_tokens or logprobs")
         client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
         streamed, seconds = given.get("stream", False), self.limits.seconds
         generation = GenerationRequest(worker, rows, client, seconds, streamed)
@@ -189,7 +179,7 @@ class Server:
         name = secrets.token_urlsafe(16)
         self.looks[name] = await asyncio.to_thread(page)
         while len(self.looks) > MAX_INSPECTIONS:
-            self.looks.popitem(last=False)
+            del self.looks[next(iter(self.looks))]
         return JSONResponse({"page": f"/look/{name}"})
 
     async def look(self, request: Request) -> Response:
@@ -198,9 +188,7 @@ class Server:
             raise HTTPException(404)
         # The page says itself which style and script it has, and nothing else may run.
         policy = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
-        return Response(
-            page, media_type="text/html; charset=utf-8", headers={"content-security-policy": policy}
-        )
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         """An error in the shape that OpenAI's clients know."""
@@ -213,8 +201,8 @@ class Server:
                 headers["retry-after"] = str(error.seconds)
             case HTTPException():
                 about = {404: "there is nothing at this path", 405: "not with this method"}
-                text = about.get(error.status_code, error.detail)
-                refusal = APIError(text, error.status_code)
+                status = error.status_code
+                refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
             case NanolmError():
                 refusal = APIError(str(error))

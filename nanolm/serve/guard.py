@@ -27,11 +27,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -68,14 +67,12 @@ class AccessGuard:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         foreign = origin is not None and origin.lower() in self.origins
-        more = {**HEADERS, "content-security-policy": POLICY}
-        if foreign:
-            more |= {"access-control-allow-origin": origin or "", "vary": "Origin"}
+        cors = {"access-control-allow-origin": origin or "", "vary": "Origin"}
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 own = MutableHeaders(scope=message)
-                for name, value in more.items():
+                for name, value in (HEADERS | cors if foreign else HEADERS).items():
                     own.setdefault(name, value)
             await send(message)
 
@@ -115,11 +112,10 @@ class AccessGuard:
             return False
         if any(letter in host for letter in "/?#@\\ "):
             return False
-        if name in self.hosts:
-            return True
         # Whoever has an address needs no name server, so nobody can have lied about it. A server
         # for this machine alone is asked for by this machine alone.
-        return is_loopback(name) or (ip(name) is not None and not is_loopback(self.address))
+        by_address = ip(name) is not None and not is_loopback(self.address)
+        return by_address or name in self.hosts or is_loopback(name)
 
 
 def ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
