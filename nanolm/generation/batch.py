@@ -158,8 +158,16 @@ class Batch:
             graph.replay()
         else:
             drawn = self.compute(size)
-            self.tried = {key} if len(self.tried) > 10 * MAX_CUDA_GRAPHS else self.tried | {key}
-        self.flying.append(self.sent(drawn))
+            if len(self.tried) > 10 * MAX_CUDA_GRAPHS:
+                self.tried.clear()
+            self.tried.add(key)
+        copied = None
+        if self.device.type == "cuda":
+            place = torch.empty_like(drawn, device="cpu", pin_memory=True)
+            place.copy_(drawn, non_blocking=True)
+            drawn, copied = place, torch.cuda.Event()
+            copied.record()
+        self.flying.append(InFlightStep(list(self.rows), drawn, self.sampler.active.top, copied))
         self.lengths = [length + 1 for length in self.lengths]
         if any(map(eq, self.lengths, self.ends)):
             over = zip(self.rows, self.lengths, self.ends, strict=True)
@@ -174,12 +182,3 @@ class Batch:
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
         self.lengths_there[:size] += self.going[:size]
         return known
-
-    def sent(self, drawn: Tensor) -> InFlightStep:
-        copied, top = None, self.sampler.active.top
-        if self.device.type == "cuda":
-            place = torch.empty_like(drawn, device="cpu", pin_memory=True)
-            place.copy_(drawn, non_blocking=True)
-            drawn, copied = place, torch.cuda.Event()
-            copied.record()
-        return InFlightStep(list(self.rows), drawn, top, copied)

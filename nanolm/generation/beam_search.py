@@ -59,11 +59,9 @@ def beam_search(
         # So many that enough are left when all that could end do.
         endings = len(tokenizer.stops) + (width if params.stop else 0)
         best = together.topk(min((endings + 1) * width, len(together)))
-        likeliest = own.topk(min(row.top, vocabulary))
-        likely = [
-            list(zip(*pair, strict=True))
-            for pair in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        ]
+        top = own.topk(min(row.top, vocabulary))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        likely = [list(zip(*pair, strict=True)) for pair in pairs]
         going: list[tuple[int, Beam]] = []  # from which row, and what it is now
         columns = (best.values, best.indices, own.flatten()[best.indices])
         chosen = zip(*(column.tolist() for column in columns), strict=True)

@@ -98,10 +98,7 @@ class GenerationRequest:
 
     def cut(self, row: BatchRow) -> None:
         place, builder = self.builders[row]
-        builder.sample.stopped = "length"
-        rest = builder.transcript.finish()
-        builder.sample.text += rest
-        self.fresh.append(TokenEvent(place, rest, None, "length"))
+        self.fresh.append(TokenEvent(place, builder.transcript.finish(), None, "length"))
 
     def has_just_begun(self) -> bool:
         return all(len(builder.sample.tokens) <= 1 for _, builder in self.builders.values())
@@ -133,9 +130,8 @@ class FairQueue:
         self.length = 0
 
     def add(self, request: GenerationRequest) -> None:
-        self.clients.setdefault(request.client, deque()).extend(
-            (request, row) for row in request.builders
-        )
+        rows = self.clients.setdefault(request.client, deque())
+        rows += ((request, row) for row in request.builders)
         self.length += len(request.builders)
 
     def next(self) -> tuple[GenerationRequest, BatchRow]:
