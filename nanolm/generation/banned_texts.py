@@ -40,9 +40,7 @@ class BannedTexts:
 
 def automaton(texts: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Which state follows each, by the next byte, (states, 256); and in which one of `texts` ends.
-
-    A state is a beginning of one of them: the longest that the bytes read so far end in.
-    """
+    A state is a beginning of one of them: the longest that the bytes read so far end in."""
     starts = sorted({text[:size] for text in texts for size in range(len(text) + 1)}, key=len)
     number = {start: state for state, start in enumerate(starts)}
     follow = np.zeros((len(starts), 256), dtype=np.int64)

@@ -52,11 +52,8 @@ class InFlightStep(NamedTuple):
 
 
 class Batch:
-    """Of up to as many rows as the sampler has, of up to `length` tokens each with the prompt.
-
-    A step is computed for the least of `sizes` that all rows fit into; without any, for just as
-    many as there are.
-    """
+    """Rows of up to `length` tokens each, prompt included. A step is computed for the least of
+    `sizes` that all rows fit into; without any, for just as many as there are."""
 
     def __init__(
         self, decoder: Decoder, sampler: Sampler, length: int, sizes: Sequence[int] = ()

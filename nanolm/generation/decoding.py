@@ -20,11 +20,10 @@ PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are 
 
 
 def first_visible(length: int, context: int | None) -> int:
-    """The first of `length` tokens that the model still sees, whatever its kind of positions.
+    """The first of `length` tokens that the model still sees; a recurrent model (None) sees all.
 
-    All of them while they fit, as they always do in a recurrent model (None). Past that, the
-    window moves on by half a context at a time, so that the cache is filled anew once every half
-    context instead of at every token. Positions count from the first token that is seen.
+    Past the context, the window moves on by half a context at a time, so that the cache is filled
+    anew that often instead of at every token. Positions count from the first token that is seen.
     """
     if context is None:
         return 0
@@ -39,8 +38,7 @@ class Decoder:
         self.model = model
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
-        """What has to be done on the CPU before `logits` of the first rows, so long each. A length
-        of 0 is that of a row in which nothing is written."""
+        """On the CPU, before `logits` of rows so long; 0 where nothing is written."""
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """(rows, vocabulary), from the first `lengths` of `ids` (rows, time)."""

@@ -93,12 +93,9 @@ class LanguageModel:
         path: type[Decoder] = CachedDecoder,
         report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
-        """Fill `samples` together, giving (which of them, new text) as it comes.
-
-        A character whose bytes span several tokens is given when its last byte is there, and what
-        could be the beginning of a stop text when it is certain that it is not. With `top`, so many
-        of the likeliest tokens are kept at each place.
-        """
+        """Fill `samples` together, giving (which of them, new text) as it becomes certain: whole
+        characters, and nothing that may be the beginning of a stop text. With `top`, so many of
+        the likeliest tokens are kept at each place."""
         if problems := params.problems():
             raise UsageError("\n".join(problems))
         rows = [

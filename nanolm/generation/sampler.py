@@ -66,8 +66,8 @@ class Sampler:
     def begin(
         self, row: int, params: SamplingParams, prompt: list[int], number: int = 0, top: int = 0
     ) -> None:
-        """Something new is written there. A row has the random numbers of its `number`, whatever
-        is beside it; `top` of the likeliest tokens are to be known."""
+        """A row has the random numbers of its `number`, whatever is beside it; `top` of the
+        likeliest tokens are reported."""
         device = self.values.device
         self.params[row], self.tops[row], self.steps[row] = params, top, 0
         self.sources[row] = random.Random(params.seed * 1_000_003 + number)
@@ -150,12 +150,10 @@ class Sampler:
         self.steps[:rows] = [step + 1 for step in self.steps[:rows]]
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """From (rows, vocabulary) the ids, (rows,), and what is to be known of them, side by side:
-        (rows, 2 + 2 * top), the id and its log-probability, the likeliest ids and theirs. They are
-        the model's own, before any filter. Some models have spare rows that stand for no token.
-        """
+        """From (rows, vocabulary) the ids, (rows,), and, (rows, 2 + 2 * top), the id and its
+        log-probability, the likeliest ids and theirs: the model's own, before any filter."""
         active, rows = self.active, len(logits)
-        logits = logits[:, : self.vocab_size]
+        logits = logits[:, : self.vocab_size]  # some models have spare rows
         scores = self.scores(logits)
         if active.sampled:
             number = self.numbers[:rows].gather(1, self.value("step", rows).long() % RANDOM_BLOCK)

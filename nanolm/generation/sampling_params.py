@@ -111,10 +111,7 @@ length, sampling, penalty = (partial(declare, group) for group in GROUPS)
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose among the tokens that could come next.
-
-    They work in the order in which they stand here, which is that of `transformers`.
-    """
+    """In the order in which they work, which is that of `transformers`."""
 
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)

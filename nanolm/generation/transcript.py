@@ -21,8 +21,7 @@ class Transcript:
         self.stopped = False  # a stop text stood there; what `add` gave ends before it
 
     def add(self, token: bytes, heed_stops: bool = True) -> str:
-        """The text that is certain once this token is written; a stop text that is complete before
-        they are heeded is text like any other."""
+        """The text that is certain now; a stop text before they are heeded is like any other."""
         if not self.stops:
             return self.decoder.decode(token)
         self.held += self.decoder.decode(token)

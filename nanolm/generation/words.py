@@ -190,11 +190,9 @@ class WordScorer:
         return logits.float().log_softmax(dim=-1)
 
     def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
-        """Paths of tokens that spell the likeliest words, each with its probability.
-
-        `first` are the log-probabilities of a word's first token. Only the likeliest beginnings are
-        followed, and none that could no longer change what is shown.
-        """
+        """Paths of tokens that spell the likeliest words, each with its probability, from the
+        log-probabilities of a first token. Only the likeliest beginnings are followed, and none
+        that could no longer change what is shown."""
         length, ids = self.prompt_length + start, self.ids.clone()
         special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
         complete: dict[tuple[int, ...], float] = {}

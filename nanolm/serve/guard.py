@@ -1,9 +1,8 @@
 """Who may ask at all: by Host and Origin, by the key, and by how the question comes.
 
-A page of a stranger in the user's browser can send requests to this machine, and with a name of
-its own for this machine's address (DNS rebinding) it could even read the answers. So a request has
-to name this machine by its address, or by a name that was allowed; and if a page sent it, by a page
-of this very server.
+A stranger's page in the user's browser can send requests to this machine, and with a name of its
+own for its address (DNS rebinding) even read the answers. So a request has to name this machine by
+its address or an allowed name; and a page that sends one must be of this very server.
 """
 
 import asyncio

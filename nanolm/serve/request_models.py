@@ -2,8 +2,7 @@
 
     >>> checked({"prompt": "a", "max_tokens": 5}, RequestModels(models, limits).completion)
 
-The fields of sampling are those declared in `SamplingParams`. The shapes are OpenAI's, so that its
-clients can talk to this server. Null is as if a field were not there.
+Sampling fields are those of `SamplingParams`; shapes are OpenAI's. Null is a missing field.
 """
 
 import re
