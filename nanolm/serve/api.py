@@ -93,11 +93,8 @@ class Answer:
 
     def usage(self) -> dict[str, int]:
         prompt = sum(len(row.prompt) for row in self.rows if row.number == 0)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self.written,
-            "total_tokens": prompt + self.written,
-        }
+        counts = {"prompt_tokens": prompt, "completion_tokens": self.written}
+        return counts | {"total_tokens": prompt + self.written}
 
     def choice(self, place: int, events: list[TokenEvent], kind: str = "message") -> dict[str, Any]:
         tokens = [(each.piece, each.token) for each in events if each.token]
@@ -127,9 +124,7 @@ class Answer:
         return {
             "tokens": [token_name(self.tokenizer, token.id) for _, token in tokens],
             "token_logprobs": [finite(token.logprob) for _, token in tokens],
-            "top_logprobs": [
-                {each["token"]: each["logprob"] for each in place} for place in alternatives
-            ],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in a} for a in alternatives],
             "text_offset": offsets,
             # Ours: texts of tokens can be the same, their ids cannot.
             "ids": [token.id for _, token in tokens],

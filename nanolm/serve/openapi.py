@@ -6,7 +6,7 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from nanolm import __version__
-from nanolm.serve.request_models import MAX_TOP_LOGPROBS, RequestModels
+from nanolm.serve.request_models import RequestModels
 
 STATUS = {
     "400": "Something in the request is wrong; the message says what.",
@@ -85,8 +85,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/health": ("Is the server there, and how much is it doing?", None, HEALTH),
         "/v1/models": ("The models that are served.", None, MODELS),
         "/v1/completions": (
-            "Write on from a prompt. Defaults are those of `nanolm sample`; up to "
-            f"{MAX_TOP_LOGPROBS} of the likeliest tokens are told at each place. With stream, "
+            "Write on from a prompt. Defaults are those of `nanolm sample`. With stream, "
             "server-sent events come, each with what is new of one text, and [DONE] at the end.",
             requests.completion,
             COMPLETION,

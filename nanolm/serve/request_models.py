@@ -129,10 +129,9 @@ class RequestModels:
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
             "user": optional(text(200), help="Users take turns when many wait."),
         }
-        about_top = "Number of the most likely tokens to report at each place."
         prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
         prompt = prompts, Field("", description="A text, its token ids, or a list of either.")
-        logprobs = optional(whole(0, MAX_TOP_LOGPROBS), help=about_top)
+        logprobs = optional(whole(0, MAX_TOP_LOGPROBS), help="The likeliest tokens to report.")
         self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
         message = record(
@@ -151,11 +150,11 @@ class RequestModels:
         )
         inputs = one_of(text=words, texts=listed(words, 64)), ...
         self.classification = record("ClassifyRequest", model=name_of(classifiers), input=inputs)
-        named = name_of(list(models))
+        named = name_of([*models])
         self.tokenization = record("TokenizeRequest", model=named, text=(words, ...))
         named = name_of([name for name, model in models.items() if model.attention])
-        text_or_ids = {"text": (words, ""), "ids": (ids | None, None)}
-        self.inspection = record("InspectRequest", model=named, **text_or_ids)
+        given = {"text": (words, ""), "ids": (ids | None, None)}
+        self.inspection = record("InspectRequest", model=named, **given)
 
 
 def name_of(models: list[str]) -> Any:
