@@ -131,7 +131,9 @@ class RequestModels:
         }
         prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
         prompt = prompts, Field("", description="A text, its token ids, or a list of either.")
-        logprobs = optional(whole(0, MAX_TOP_LOGPROBS), help="The likeliest tokens to report.")
+        logprobs = optional(
+            whole(0, MAX_TOP_LOGPROBS), help="Number of likeliest tokens to report."
+        )
         self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
         message = record(
