@@ -2,12 +2,14 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import secrets
 import sys
 import time
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,6 @@ from nanolm.training.settings import DEVICES, DTYPES
 if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel, Sample
     from nanolm.generation.words import Word
-    from nanolm.text.tokenizer import Tokenizer
 
 TABLE: Table = {
     group: {
@@ -61,9 +62,8 @@ TABLE: Table = {
 @click.option(
     "--show",
     metavar="probs|top=N|words|words=N",
-    help="Each token with its probability (probs), or with the N likeliest tokens in its place "
-    "(top=N); or the same for whole words, whose probability is the product of those of their "
-    "tokens and of the word ending there. All by the model itself, before temperature and filters.",
+    help="Each token with its probability (probs), or with the N likeliest in its place (top=N); "
+    "or the same for whole words. By the model itself, before temperature and filters.",
 )
 @click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
 @click.option("--html", metavar="FILE", help="Write that as a page for a browser.")
@@ -123,13 +123,19 @@ def command(
         problems.append("--interactive needs a keyboard; for prompts from a pipe take --each-line")
     if problems:
         raise UsageError("\n".join(problems))
-    asked = [*prompts, *texts_of(files, each_line)]
+    asked = list(prompts)
+    for name in files:
+        try:
+            asked += prompts_in(Path(name).read_bytes(), name, each_line)
+        except FileNotFoundError:
+            raise UsageError(f"--prompt-file {name} does not exist") from None
     if not asked and not interactive:
-        asked = in_lines(piped_text(), each_line)
+        piped = sys.stdin is not None and not sys.stdin.isatty()
+        asked = prompts_in(sys.stdin.buffer.read() if piped else b"", "stdin", each_line)
 
     name, writer = ready(run, device, dtype, int8)
     writing = SampleSession(writer, params, count, shown, top)
-    if not params.likeliest_only() and params.beams == 1:
+    if not params.likeliest_only and params.beams == 1:
         note(f"seed {params.seed}" + ", one more for each prompt" * interactive)
     if interactive:
         interactive_loop(writing, asked)
@@ -158,20 +164,16 @@ def command(
 def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
     """ "", "probs", "top" or "words", and how many of the likeliest."""
     kind, _, number = (show or "").partition("=")
-    default = "6" if kind == "top" else "0"
-    if kind in ("top", "words") and (number or default).isdecimal():
-        count = int(number or default)
-        if 1 <= count <= 100 or not number:
-            return kind, count
+    if kind in ("top", "words") and not number:
+        return kind, 6 if kind == "top" else 0
+    if kind in ("top", "words") and number.isdecimal() and 1 <= int(number) <= 100:
+        return kind, int(number)
     if show not in (None, "probs"):
-        problems.append(
-            f"--show {show}: choose probs, top=N, words or words=N, with N from 1 to 100"
-        )
+        problems.append(f"--show {show}: choose probs, top=N, words or words=N; N from 1 to 100")
     return kind, 0
 
 
 def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "LanguageModel"]:
-    """Its name and the model, where it is to run."""
     import torch
 
     from nanolm.cli.progress import TrainingView
@@ -199,8 +201,6 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
 
 
 class SampleSession:
-    """One model, and one way to write with it and to show it."""
-
     def __init__(
         self, writer: "LanguageModel", params: SamplingParams, count: int, shown: str, top: int
     ) -> None:
@@ -219,10 +219,7 @@ class SampleSession:
         for prompt in prompts:
             if unseen := self.writer.unseen(prompt):
                 context = self.writer.model.config.context
-                note(
-                    f"the prompt is longer than the {context:,} tokens that the model looks back "
-                    f"on: it does not see the first {unseen:,}"
-                )
+                note(f"the model looks back on {context:,} tokens, not on the first {unseen:,}")
         samples = [Sample(prompt, number) for prompt in prompts for number in range(self.count)]
         started = time.monotonic()
         if live:
@@ -279,19 +276,21 @@ class SampleSession:
         if not self.shown:
             show_text("\n")
         elif self.top:
-            rows = words or self.tokens(sample)
-            show_table([(cell(row, row.text, row.probability), top_cells(row)) for row in rows])
+            rows = []
+            for word in words or self.tokens(sample):
+                cells = [(visible_text(text), p, text == word.text) for text, p in word.top]
+                rows.append(((visible_text(word.text), word.probability, True), cells))
+            show_table(rows)
         elif self.shown == "words":
             self.show_probabilities(words)
         self.columns.flush()
 
     def tokens(self, sample: "Sample", start: int = 0) -> list["Word"]:
         """Each token as if it were a word."""
+        from nanolm.generation.transcript import token_name
         from nanolm.generation.words import Word
 
-        def text(id: int) -> str:
-            return spelled_out(self.writer.tokenizer, id)
-
+        text = partial(token_name, self.writer.tokenizer)
         top = sample.top or [[]] * len(sample.tokens)
         tokens = list(zip(sample.tokens, sample.logprobs, top, strict=True))[start:]
         return [
@@ -322,14 +321,10 @@ class SampleSession:
             elif self.top:
                 line["top"] = [
                     [
-                        {
-                            "token": spelled_out(self.writer.tokenizer, id),
-                            "id": id,
-                            "probability": finite(math.exp(logprob)),
-                        }
-                        for id, logprob in place
+                        {"token": token, "id": id, "probability": finite(probability)}
+                        for (id, _), (token, probability) in zip(top, word.top, strict=True)
                     ]
-                    for place in sample.top
+                    for top, word in zip(sample.top, self.tokens(sample), strict=True)
                 ]
             click.echo(json.dumps(line, ensure_ascii=False))
 
@@ -355,30 +350,10 @@ def interactive_loop(writing: SampleSession, prompts: list[str]) -> None:
         prompts = []
 
 
-def spelled_out(tokenizer: "Tokenizer", id: int) -> str:
-    """A token for programs; one that stands for no text by its name."""
-    from nanolm.text.page import spelled
-
-    return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])
-
-
 def word_json(word: "Word", top: int) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "word": word.text,
-        "probability": finite(word.probability),
-        "tokens": word.tokens,
-    }
-    if top:
-        values["top"] = [{"word": text, "probability": finite(chance)} for text, chance in word.top]
-    return values
-
-
-def cell(word: "Word", text: str, probability: float) -> tuple[str, float, bool]:
-    return visible_text(text), probability, text == word.text
-
-
-def top_cells(word: "Word") -> list[tuple[str, float, bool]]:
-    return [cell(word, *each) for each in word.top]
+    values = {"word": word.text, "probability": finite(word.probability), "tokens": word.tokens}
+    others = [{"word": text, "probability": finite(chance)} for text, chance in word.top]
+    return values | ({"top": others} if top else {})
 
 
 def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> None:
@@ -398,64 +373,35 @@ def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> 
 
 
 def facts_of(params: SamplingParams) -> dict[str, str]:
-    """The params that were turned, for a page."""
     facts = {
         field.name.replace("_", " "): str(getattr(params, field.name))
         for field in fields(params)
         if getattr(params, field.name) != field.default and field.name != "seed"
     }
-    if params.likeliest_only() or params.beams > 1:
+    if params.likeliest_only or params.beams > 1:
         return facts
     return {"temperature": str(params.temperature), **facts, "seed": str(params.seed)}
 
 
 def load_newest() -> tuple[str, "LanguageModel"]:
-    """The newest run that can be used."""
     from nanolm.generation.language_model import load
     from nanolm.runs.folder import is_classifier, runs_by_age
 
-    for run in runs_by_age(Path("runs")):
-        if is_classifier(run):
-            continue
+    for run in itertools.filterfalse(is_classifier, runs_by_age(Path("runs"))):
         try:
             writer = load(run, note)
         except ModelError as error:
             note(f"{error}; trying the run before it")
-            continue
-        note(f"using {run}, the newest run")
-        return str(run), writer
-    raise ModelError(
-        "there is no trained model under runs/ yet; train one first: nanolm train CORPUS, "
-        "or name a model folder"
-    )
+        else:
+            note(f"using {run}, the newest run")
+            return str(run), writer
+    raise ModelError("no trained model under runs/ yet: name one, or nanolm train CORPUS first")
 
 
-def texts_of(files: tuple[str, ...], each_line: bool) -> list[str]:
-    """The prompts in files."""
-    prompts = []
-    for name in files:
-        try:
-            data = Path(name).read_bytes()
-        except FileNotFoundError:
-            raise UsageError(f"--prompt-file {name} does not exist") from None
-        prompts += in_lines(decoded(data, name), each_line)
-    return prompts
-
-
-def piped_text() -> str:
-    """What stands on stdin, if it is not a person's keyboard."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    return decoded(sys.stdin.buffer.read(), "stdin")
-
-
-def decoded(data: bytes, name: str) -> str:
-    """The text of a prompt; the last line end is not meant."""
+def prompts_in(data: bytes, name: str, each_line: bool) -> list[str]:
+    """The last line end is not meant."""
     try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is not UTF-8: byte at offset {error.start:,}") from None
-
-
-def in_lines(text: str, each_line: bool) -> list[str]:
     return text.split("\n") if each_line else [text]

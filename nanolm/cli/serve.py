@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,59 +20,34 @@ if TYPE_CHECKING:
     from nanolm.serve.models import ServedModel
 
 NEEDED = ("pydantic", "starlette", "uvicorn")
-# oneDNN keeps a kernel for each shape that it has met, of prompts of every length: an LSTM's take
-# 0.3 MB each. It would keep 1,024, for as long as the server runs.
-ONEDNN_CACHE_CAPACITY = "32"
+option = partial(click.option, show_default=True)
 
 
 @click.command("serve", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option(
+@option(
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    show_default=True,
     help="Where to listen; at any other address than this machine's own a key is needed.",
 )
-@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
+@option("--port", type=click.IntRange(0, 65_535), default=8000)
 @click.option(
     "--key",
     metavar="KEY",
-    help="What clients have to know; NANOLM_SERVE_KEY shows it to nobody.  "
-    "[default: made, if needed]",
+    help="What clients must know; NANOLM_SERVE_KEY hides it.  [default: made, if needed]",
 )
-@click.option(
-    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients may call it."
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name clients may call it by.")
+@click.option("--allow-origin", multiple=True, metavar="URL", help="Whose pages may ask (CORS).")
+@option("--batch", type=click.IntRange(1, 1024), default=64, help="Texts written at once.")
+@option("--queue", type=click.IntRange(0, 100_000), default=256, help="May wait; others get 429.")
+@option(
+    "--max-tokens", type=click.IntRange(1, 1_000_000), default=4096, help="Of one text, at most."
 )
-@click.option(
-    "--allow-origin", multiple=True, metavar="URL", help="A site whose pages may ask (CORS)."
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 1024),
-    default=64,
-    show_default=True,
-    help="Texts written at the same time.",
-)
-@click.option(
-    "--queue",
-    type=click.IntRange(0, 100_000),
-    default=256,
-    show_default=True,
-    help="Texts that may wait; more are told to come again (429).",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 1_000_000),
-    default=4096,
-    show_default=True,
-    help="Of one text, whatever is asked for.",
-)
-@click.option(
+@option(
     "--timeout",
     type=click.FloatRange(1, 86_400),
     default=300,
-    show_default=True,
     metavar="SECONDS",
     help="A text that takes longer ends where it stands.",
 )
@@ -114,13 +90,13 @@ def command(
     key = key.strip() if key else key
     for origin in allow_origin:
         if not origin.lower().startswith(("http://", "https://")):
-            problems.append(f"--allow-origin {origin}: give a site: https://example.org")
+            problems.append(f"--allow-origin {origin}: must be like https://example.org")
     if problems:
         raise UsageError("\n".join(problems))
 
-    os.environ.setdefault(
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY
-    )  # before it is used
+    # Before torch is imported: oneDNN keeps a kernel for each shape that it has met, of prompts of
+    # every length: an LSTM's take 0.3 MB each. It would keep 1,024, for as long as the server runs.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
     from nanolm.serve.app import application
     from nanolm.serve.engine import Limits
@@ -151,7 +127,6 @@ def command(
 
 
 def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, ServedModel]":
-    """The models by their names."""
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready

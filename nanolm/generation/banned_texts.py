@@ -1,18 +1,17 @@
 """Texts that must not be written, whatever tokens would spell them.
 
     >>> bans = BannedTexts(("cat",), tokenizer, device)
-    >>> bans.banned[bans.after([tokenizer.encode("a ca")])]  # True for t, to, tch, ...
+    >>> bans.banned[bans.after(tokenizer.encode("a ca"))]  # True for t, to, tch, ...
 
 An automaton reads the text byte by byte; its state is how much of a banned text stands at the end
 of what was written. A token is banned in a state from which its bytes would complete one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from nanolm.text.tokenizer import Tokenizer
 
@@ -32,22 +31,16 @@ class BannedTexts:
         self.next = torch.from_numpy(states).to(device)  # (states, vocabulary)
         self.banned = torch.from_numpy(banned).to(device)  # (states, vocabulary)
 
-    def after(self, rows: list[list[int]]) -> Tensor:
-        """The state after the ids of each row."""
-        states = []
-        for ids in rows:
-            state = 0
-            for byte in b"".join(self.tokens[id] for id in ids):
-                state = self.follow[state, byte]
-            states.append(state)
-        return torch.tensor(states, device=self.next.device)
+    def after(self, ids: Iterable[int]) -> int:
+        state = 0
+        for byte in b"".join(self.tokens[id] for id in ids):
+            state = int(self.follow[state, byte])
+        return state
 
 
 def automaton(texts: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Which state follows each, by the next byte, (states, 256); and in which one of `texts` ends.
-
-    A state is a beginning of one of them: the longest that the bytes read so far end in.
-    """
+    A state is a beginning of one of them: the longest that the bytes read so far end in."""
     starts = sorted({text[:size] for text in texts for size in range(len(text) + 1)}, key=len)
     number = {start: state for state, start in enumerate(starts)}
     follow = np.zeros((len(starts), 256), dtype=np.int64)

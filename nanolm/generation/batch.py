@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,6 @@ MAX_CUDA_GRAPHS = 64  # kept; more are recorded anew
 
 @dataclass(eq=False)
 class BatchRow:
-    """One text that is to be written."""
-
     prompt: list[int]
     params: SamplingParams
     number: int = 0  # of those of the same prompt: each has random numbers of its own
@@ -39,8 +37,6 @@ class BatchRow:
 
 
 class SampledToken(NamedTuple):
-    """What was drawn in a row."""
-
     id: int
     logprob: float  # by the model itself, before any filter
     top: list[tuple[int, float]]  # the likeliest, the same way
@@ -54,22 +50,17 @@ class InFlightStep(NamedTuple):
     top: int
     copied: torch.cuda.Event | None
 
-    def landed(self) -> bool:
-        return self.copied is None or self.copied.query()
-
 
 class Batch:
-    """Of up to as many rows as the sampler has, of up to `length` tokens each with the prompt.
-
-    A step is computed for the least of `sizes` that all rows fit into; without any, for just as
-    many as there are.
-    """
+    """Rows of up to `length` tokens each, prompt included. A step is computed for the least of
+    `sizes` that all rows fit into; without any, for just as many as there are."""
 
     def __init__(
         self, decoder: Decoder, sampler: Sampler, length: int, sizes: Sequence[int] = ()
     ) -> None:
         self.decoder, self.sampler, self.sizes = decoder, sampler, sizes
         self.device = sampler.values.device
+        self.recording = self.device.type == "cuda" and isinstance(decoder, CachedDecoder)
         self.rows: list[BatchRow] = []  # each in the place of its number
         self.lengths: list[int] = []
         self.ends: list[int] = []  # how long they may become
@@ -84,7 +75,6 @@ class Batch:
             decoder.forget(row)
 
     def busy(self) -> bool:
-        """Is anything still to come?"""
         return bool(self.rows or self.flying)
 
     @torch.inference_mode()
@@ -120,9 +110,9 @@ class Batch:
             self.lengths_there[place] = self.lengths_there[last]
             for part in (self.decoder, self.sampler):
                 part.move(last, place)
-            lists: tuple[list[Any], ...] = (self.rows, self.lengths, self.ends)
-            for each in lists:
-                each[place] = each[last]
+            self.rows[place] = self.rows[last]
+            self.lengths[place] = self.lengths[last]
+            self.ends[place] = self.ends[last]
         self.lengths_there[last], self.going[last] = 1, 0
         self.decoder.forget(last)
         self.sampler.end(last)
@@ -132,10 +122,19 @@ class Batch:
         """Write one token more in each row, and give those that are there."""
         if self.rows:
             self.launch()
-        while self.flying and (
-            not self.rows or len(self.flying) > MAX_STEPS_IN_FLIGHT or self.flying[0].landed()
-        ):
-            yield from self.land()
+        while self.flying:
+            rows, drawn, top, copied = self.flying[0]
+            if copied:
+                if self.rows and len(self.flying) <= MAX_STEPS_IN_FLIGHT and not copied.query():
+                    return
+                copied.synchronize()
+            self.flying.popleft()
+            for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
+                likeliest: list[tuple[int, float]] = []
+                if row.top:
+                    ids = map(int, rest[: row.top])
+                    likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
+                yield row, SampledToken(int(id), logprob, likeliest)
 
     @torch.inference_mode()
     def launch(self) -> None:
@@ -143,14 +142,29 @@ class Batch:
         self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
         key = (size, self.sampler.active)
+        # Once as it is, which sets up and compiles everything; then it is recorded.
+        if self.recording and key in self.tried and key not in self.graphs:
+            if len(self.graphs) >= MAX_CUDA_GRAPHS:
+                self.graphs.clear()
+            graph = torch.cuda.CUDAGraph()
+            with graph_capture(graph):
+                drawn = self.compute(size)
+            self.graphs[key] = (graph, drawn)
         if key in self.graphs:
             graph, drawn = self.graphs[key]
             graph.replay()
         else:
-            # Once as it is, which sets up and compiles everything; then it is recorded.
-            drawn = self.record(key) if key in self.tried else self.compute(size)
-            self.tried = {key} if len(self.tried) > 10 * MAX_CUDA_GRAPHS else self.tried | {key}
-        self.flying.append(self.sent(drawn))
+            drawn = self.compute(size)
+            if len(self.tried) > 10 * MAX_CUDA_GRAPHS:
+                self.tried.clear()
+            self.tried.add(key)
+        copied = None
+        if self.device.type == "cuda":
+            place = torch.empty_like(drawn, device="cpu", pin_memory=True)
+            place.copy_(drawn, non_blocking=True)
+            drawn, copied = place, torch.cuda.Event()
+            copied.record()
+        self.flying.append(InFlightStep(list(self.rows), drawn, self.sampler.active.top, copied))
         self.lengths = [length + 1 for length in self.lengths]
         if any(map(eq, self.lengths, self.ends)):
             over = zip(self.rows, self.lengths, self.ends, strict=True)
@@ -165,37 +179,3 @@ class Batch:
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
         self.lengths_there[:size] += self.going[:size]
         return known
-
-    def record(self, key: tuple[int, ActiveFilters]) -> Tensor:
-        """A step, kept to be repeated where that can be."""
-        if self.device.type != "cuda" or not isinstance(self.decoder, CachedDecoder):
-            return self.compute(key[0])
-        if len(self.graphs) >= MAX_CUDA_GRAPHS:
-            self.graphs.clear()
-        graph = torch.cuda.CUDAGraph()
-        with graph_capture(graph):
-            drawn = self.compute(key[0])
-        self.graphs[key] = (graph, drawn)
-        graph.replay()
-        return drawn
-
-    def sent(self, drawn: Tensor) -> InFlightStep:
-        """On its way to the CPU."""
-        copied, top = None, self.sampler.active.top
-        if self.device.type == "cuda":
-            place = torch.empty_like(drawn, device="cpu", pin_memory=True)
-            place.copy_(drawn, non_blocking=True)
-            drawn, copied = place, torch.cuda.Event()
-            copied.record()
-        return InFlightStep(list(self.rows), drawn, top, copied)
-
-    def land(self) -> Iterator[tuple[BatchRow, SampledToken]]:
-        rows, drawn, top, copied = self.flying.popleft()
-        if copied:
-            copied.synchronize()
-        for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
-            likeliest: list[tuple[int, float]] = []
-            if row.top:
-                ids = map(int, rest[: row.top])
-                likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
-            yield row, SampledToken(int(id), logprob, likeliest)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from nanolm.choice import Report
-from nanolm.generation.batch import SampledToken
+from nanolm.generation.batch import BatchRow, SampledToken
 from nanolm.generation.decoding import Decoder
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.generation.transcript import transcribed
+from nanolm.generation.transcript import Transcript
 from nanolm.text.tokenizer import Tokenizer
 
 EXCLUDED_SCORE = -1e9
@@ -23,8 +23,6 @@ EXCLUDED_SCORE = -1e9
 
 @dataclass(frozen=True)
 class Beam:
-    """One beginning of a text."""
-
     score: float  # its log-probability after penalties
     tokens: tuple[SampledToken, ...] = ()
 
@@ -38,23 +36,18 @@ class Beam:
 
 @torch.inference_mode()
 def beam_search(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    prompt: list[int],
-    params: SamplingParams,
-    device: torch.device,
-    top: int = 0,
-    report: Report = lambda *how_far: None,
+    decoder: Decoder, tokenizer: Tokenizer, row: BatchRow, report: Report = lambda *how_far: None
 ) -> list[Beam]:
-    """The best `params.beams` texts that follow the prompt, the best first."""
+    """The best `row.params.beams` texts that follow the prompt, the best first."""
+    prompt, params, device = row.prompt, row.params, decoder.model.device
     width, vocabulary = params.beams, tokenizer.vocab_size
     sampler = Sampler(tokenizer, width, device)
-    for row in range(width):
-        sampler.begin(row, params, prompt)
+    for beam in range(width):
+        sampler.begin(beam, params, prompt)
     ids = torch.zeros(width, len(prompt) + params.tokens, dtype=torch.long, device=device)
     ids[:, : len(prompt)] = torch.tensor(prompt)
     # All rows begin alike, so only the first may be continued.
-    running = [Beam(0.0 if row == 0 else EXCLUDED_SCORE) for row in range(width)]
+    running = [Beam(0.0), *[Beam(EXCLUDED_SCORE)] * (width - 1)]
     finished: list[Beam] = []
     for step in range(params.tokens):
         length = len(prompt) + step
@@ -65,42 +58,31 @@ def beam_search(
         together = (scores + sampler.scores(own)).flatten()
         # So many that enough are left when all that could end do.
         endings = len(tokenizer.stops) + (width if params.stop else 0)
-        many = min((endings + 1) * width, len(together))
-        best = together.topk(many)
-        likeliest = own.topk(min(top, vocabulary))
-        likely = [
-            list(zip(*row, strict=True))
-            for row in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        ]
+        best = together.topk(min((endings + 1) * width, len(together)))
+        top = own.topk(min(row.top, vocabulary))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        likely = [list(zip(*pair, strict=True)) for pair in pairs]
         going: list[tuple[int, Beam]] = []  # from which row, and what it is now
-        chosen = zip(
-            best.values.tolist(),
-            best.indices.tolist(),
-            own.flatten()[best.indices].tolist(),
-            strict=True,
-        )
+        columns = (best.values, best.indices, own.flatten()[best.indices])
+        chosen = zip(*(column.tolist() for column in columns), strict=True)
         for rank, (score, place, logprob) in enumerate(chosen):
-            row, id = divmod(place, vocabulary)
-            before = running[row]
-            token = SampledToken(id, logprob, likely[row])
-            after = Beam(score, (*before.tokens, token))
-            if (
-                id in tokenizer.stops
-                or step == params.tokens - 1
-                or stopped(after, params, tokenizer)
-            ):
+            source, id = divmod(place, vocabulary)
+            token = SampledToken(id, logprob, likely[source])
+            after = Beam(score, (*running[source].tokens, token))
+            ended = id in tokenizer.stops or step == params.tokens - 1
+            if ended or stopped(after, params, tokenizer):
                 if rank < width:
                     finished.append(after)
             elif len(going) < width:
-                going.append((row, after))
+                going.append((source, after))
         finished = sorted(finished, key=Beam.mean, reverse=True)[:width]
         full = len(finished) == width
         if not going or (full and going[0][1].mean() <= finished[-1].mean()):
             break
-        row, first = going[0]  # where all others have ended, it goes on alone
-        going += [(row, replace(first, score=EXCLUDED_SCORE))] * (width - len(going))
+        source, first = going[0]  # where all others have ended, it goes on alone
+        going += [(source, replace(first, score=EXCLUDED_SCORE))] * (width - len(going))
         running = [beam for _, beam in going]
-        from_rows = torch.tensor([row for row, _ in going], device=device)
+        from_rows = torch.tensor([source for source, _ in going], device=device)
         for part in (decoder, sampler):
             part.select(from_rows)
         ids.copy_(ids[from_rows])
@@ -111,5 +93,7 @@ def beam_search(
 
 
 def stopped(beam: Beam, params: SamplingParams, tokenizer: Tokenizer) -> bool:
-    """Has it just written a stop text?"""
-    return bool(params.stop) and transcribed(beam.ids, params, tokenizer)[1]
+    transcript = Transcript(params.stop)
+    for count, id in enumerate(beam.ids if params.stop else [], start=1):
+        transcript.add(tokenizer.tokens[id], heed_stops=count >= params.min_tokens)
+    return transcript.stopped

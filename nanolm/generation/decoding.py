@@ -5,26 +5,25 @@
 cache to.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from operator import lt
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanolm.model.base import Model
-from nanolm.model.gpt import GPT
 
 PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are read together
 
 
 def first_visible(length: int, context: int | None) -> int:
-    """The first of `length` tokens that the model still sees, whatever its kind of positions.
+    """The first of `length` tokens that the model still sees; a recurrent model (None) sees all.
 
-    All of them while they fit, as they always do in a recurrent model (None). Past that, the
-    window moves on by half a context at a time, so that the cache is filled anew once every half
-    context instead of at every token. Positions count from the first token that is seen.
+    Past the context, the window moves on by half a context at a time, so that the cache is filled
+    anew that often instead of at every token. Positions count from the first token that is seen.
     """
     if context is None:
         return 0
@@ -39,8 +38,7 @@ class Decoder:
         self.model = model
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
-        """What has to be done on the CPU before `logits` of the first rows, so long each. A length
-        of 0 is that of a row in which nothing is written."""
+        """On the CPU, before `logits` of rows so long; 0 where nothing is written."""
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """(rows, vocabulary), from the first `lengths` of `ids` (rows, time)."""
@@ -57,8 +55,6 @@ class Decoder:
 
 
 class NaiveDecoder(Decoder):
-    """Logits by running all that is visible through the model, row by row."""
-
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         rows = []
         for row, length in zip(ids, lengths.tolist(), strict=True):
@@ -121,8 +117,14 @@ class CachedDecoder(Decoder):
     def fused(self, rows: int) -> Callable[[Tensor], Tensor] | None:
         """The model's step in as few kernels as can be, where there are any for it."""
         if rows not in self.steps:
-            on_a_gpu = self.model.device.type == "cuda"
-            self.steps[rows] = one_token(self.model, self.memory, rows) if on_a_gpu else None
+            self.steps[rows] = None
+            if self.model.device.type == "cuda":
+                with contextlib.suppress(ImportError):  # triton does not come with every torch
+                    from nanolm.model.fast.decoding import OneToken
+
+                    model: Any = self.model
+                    if OneToken.supports(model, self.memory):
+                        self.steps[rows] = OneToken(model, self.memory, rows)
         return self.steps[rows]
 
     def select(self, rows: Tensor) -> None:
@@ -135,11 +137,3 @@ class CachedDecoder(Decoder):
     def forget(self, row: int) -> None:
         self.memory.forget(row)
         self.enough[row] = 1
-
-
-def one_token(model: Model, memory: Any, rows: int) -> Callable[[Tensor], Tensor] | None:
-    try:
-        from nanolm.model.fast.decoding import OneToken
-    except ImportError:  # triton does not come with every torch
-        return None
-    return OneToken(cast(GPT, model), memory, rows) if OneToken.supports(model, memory) else None

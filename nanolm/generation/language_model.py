@@ -6,8 +6,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -44,8 +45,6 @@ class Sample:
 
 
 class TextBuilder:
-    """Writes a sample, token by token."""
-
     def __init__(self, sample: Sample, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.sample, self.params, self.tokenizer = sample, params, tokenizer
         self.transcript = Transcript(params.stop)
@@ -71,27 +70,15 @@ class TextBuilder:
         return piece
 
 
-class GenerationOptions(NamedTuple):
-    """What is the same for all samples that are written together."""
-
-    params: SamplingParams
-    top: int
-    path: Callable[[Model, int, int], Decoder]
-    report: Report
-
-
 @dataclass(frozen=True)
 class LanguageModel:
-    """What `nanolm.load` gives."""
-
     model: Model
     tokenizer: Tokenizer
 
     def generate(self, prompt: str = "", **params: Any) -> str:
         """The text that follows `prompt`; `params` are those of `SamplingParams`."""
         sample = Sample(prompt)
-        for _ in self.stream([sample], SamplingParams(**params)):
-            pass
+        list(self.stream([sample], SamplingParams(**params)))
         return sample.text
 
     def unseen(self, prompt: str) -> int:
@@ -103,52 +90,47 @@ class LanguageModel:
         samples: list[Sample],
         params: SamplingParams,
         top: int = 0,
-        path: Callable[[Model, int, int], Decoder] = CachedDecoder,
+        path: type[Decoder] = CachedDecoder,
         report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
-        """Fill `samples` together, giving (which of them, new text) as it comes.
-
-        A character whose bytes span several tokens is given when its last byte is there, and what
-        could be the beginning of a stop text when it is certain that it is not. With `top`, so many
-        of the likeliest tokens are kept at each place.
-        """
+        """Fill `samples` together, giving (which of them, new text) as it becomes certain: whole
+        characters, and nothing that may be the beginning of a stop text. With `top`, so many of
+        the likeliest tokens are kept at each place."""
         if problems := params.problems():
             raise UsageError("\n".join(problems))
-        prompts = [self.tokenizer.encode_prompt(sample.prompt) for sample in samples]
+        rows = [
+            BatchRow(self.tokenizer.encode_prompt(sample.prompt), params, sample.number, top)
+            for sample in samples
+        ]
         # Mistakes are told here, before anything runs.
-        return self._parts(samples, prompts, GenerationOptions(params, top, path, report))
+        return self._parts(samples, rows, path, report)
 
     def _parts(
-        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
+        self, samples: list[Sample], rows: list[BatchRow], path: type[Decoder], report: Report
     ) -> Iterator[tuple[int, str]]:
-        """As many rows at a time as fit into memory."""
-        write = self._search if options.params.beams > 1 else self._write
-        length = max(map(len, prompts), default=0) + options.params.tokens
-        rows = max_rows(self.model, length, MAX_BATCH_ROWS)
-        done = 0
+        done, total = 0, sum(row.params.tokens for row in rows)
+        size = max_rows(self.model, longest(rows), MAX_BATCH_ROWS)
         with self.model.eval_mode():
-            for first in range(0, len(samples), rows):
-                part = slice(first, first + rows)
-                for row, text in write(samples[part], prompts[part], options):
+            for first in range(0, len(samples), size):
+                part = slice(first, first + size)
+                write = partial(self._search, report) if rows[0].params.beams > 1 else self._write
+                for row, text in write(path, samples[part], rows[part]):
                     yield first + row, text
                     done += 1
-                    options.report("writing", done, len(samples) * options.params.tokens)
+                    report("writing", done, total)
 
     def _write(
-        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
+        self, path: type[Decoder], samples: list[Sample], rows: list[BatchRow]
     ) -> Iterator[tuple[int, str]]:
-        params, top, path, _ = options
-        device, most = self.model.device, len(samples)
-        length = max(map(len, prompts)) + params.tokens
-        decoder, sampler = path(self.model, most, length), Sampler(self.tokenizer, most, device)
+        device, left, length = self.model.device, len(rows), longest(rows)
+        decoder, sampler = path(self.model, left, length), Sampler(self.tokenizer, left, device)
         # On a GPU always of one size, for each has a graph of its own.
-        batch = Batch(decoder, sampler, length, (most,) if device.type == "cuda" else ())
-        builders = {}
-        for number, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-            row = BatchRow(prompt, params, sample.number, top)
-            builders[row] = number, TextBuilder(sample, params, self.tokenizer)
-        batch.join(list(builders))
-        left = most
+        batch = Batch(decoder, sampler, length, (left,) if device.type == "cuda" else ())
+        builders = {
+            row: (number, TextBuilder(sample, row.params, self.tokenizer))
+            for number, (sample, row) in enumerate(zip(samples, rows, strict=True))
+        }
+        batch.join(rows)
         while left:
             for row, token in batch.step():
                 number, builder = builders[row]
@@ -161,24 +143,24 @@ class LanguageModel:
                 yield number, piece
 
     def _search(
-        self, samples: list[Sample], prompts: list[list[int]], options: GenerationOptions
+        self, report: Report, path: type[Decoder], samples: list[Sample], rows: list[BatchRow]
     ) -> Iterator[tuple[int, str]]:
         """By beam search, which knows nothing for certain before the end."""
-        params, top, path, report = options
-        device = self.model.device
         known: dict[str, list[Beam]] = {}  # what a prompt gave: several samples may ask for it
-        for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+        for number, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             if sample.prompt not in known:
-                decoder = path(self.model, params.beams, len(prompt) + params.tokens)
-                known[sample.prompt] = beam_search(
-                    decoder, self.tokenizer, prompt, params, device, top, report
-                )
-            found = known[sample.prompt]
-            beam = found[min(sample.number, len(found) - 1)]
-            builder = TextBuilder(sample, params, self.tokenizer)
-            for token in beam.tokens:
+                decoder = path(self.model, row.params.beams, longest([row]))
+                known[sample.prompt] = beam_search(decoder, self.tokenizer, row, report)
+            beams = known[sample.prompt]
+            builder = TextBuilder(sample, row.params, self.tokenizer)
+            for token in beams[min(sample.number, len(beams) - 1)].tokens:
                 builder.add(token)
-            yield row, sample.text
+            yield number, sample.text
+
+
+def longest(rows: list[BatchRow]) -> int:
+    """The most tokens that any row may have, with its prompt."""
+    return max((len(row.prompt) + row.params.tokens for row in rows), default=1)
 
 
 def max_rows(model: Model, length: int, most: int) -> int:

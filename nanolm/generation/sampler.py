@@ -10,6 +10,7 @@ where they are: nothing waits for the CPU, and a CUDA graph can repeat it.
 """
 
 import random
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +18,7 @@ import torch
 from torch import Tensor
 
 from nanolm.generation.banned_texts import BannedTexts
-from nanolm.generation.sampling_params import (
-    DECLARATIONS,
-    TYPES,
-    Effect,
-    SamplerState,
-    SamplingParams,
-)
+from nanolm.generation.sampling_params import DECLARATIONS, TYPES, SamplerState, SamplingParams
 from nanolm.text.tokenizer import Tokenizer
 
 RANDOM_BLOCK = 256  # random numbers of a row are made so many at a time
@@ -41,17 +36,13 @@ class ActiveFilters(NamedTuple):
     bans: int = 0  # a number for which rows have which; 0: none
     top: int = 0  # likeliest tokens to report
 
-    def tracks(self, what: str) -> bool:
-        return any(EFFECTS[name].tracks == what for name, _ in self.limits)
-
 
 class Sampler:
-    """Samples one token a row at every step."""
-
     def __init__(self, tokenizer: Tokenizer, rows: int, device: torch.device) -> None:
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self.rows = rows
-        wide = widest(device)
+        # Sums over a vocabulary want more than single precision, where a device has it.
+        wide = torch.float32 if device.type == "mps" else torch.float64
         self.params: list[SamplingParams | None] = [None] * rows  # None: nothing is written there
         self.tops = [0] * rows
         self.sources = [random.Random(0) for _ in range(rows)]
@@ -71,21 +62,19 @@ class Sampler:
         self.bans: dict[tuple[str, ...], BannedTexts] = {}
         self.banned: list[tuple[BannedTexts, Tensor]] = []  # and in which rows
         self.changes = 0  # of which rows have which bans
-        self.known: ActiveFilters | None = None
 
     def begin(
         self, row: int, params: SamplingParams, prompt: list[int], number: int = 0, top: int = 0
     ) -> None:
-        """Something new is written there. A row has the random numbers of its `number`, whatever
-        is beside it; `top` of the likeliest tokens are to be known."""
+        """A row has the random numbers of its `number`, whatever is beside it; `top` of the
+        likeliest tokens are reported."""
         device = self.values.device
         self.params[row], self.tops[row], self.steps[row] = params, top, 0
         self.sources[row] = random.Random(params.seed * 1_000_003 + number)
-        values = {name: effective(params, name) for name in EFFECTS}
-        values |= {"greedy": params.likeliest_only(), "step": 0}
-        ordered = [values[name] for name in COLUMNS]
-        self.values[row] = torch.tensor(ordered, dtype=self.values.dtype).to(device)
-        tracked = {EFFECTS[name].tracks for name in EFFECTS if is_active(params, name)}
+        values: list[Any] = [params.effects.get(name, each.off) for name, each in EFFECTS.items()]
+        values += [params.likeliest_only, 0]
+        self.values[row] = torch.tensor(values, dtype=self.values.dtype).to(device)
+        tracked = {EFFECTS[name].tracks for name in params.effects}
         for name in tracked - {""}:
             table = getattr(self, name)
             if not table.shape[1]:
@@ -97,30 +86,25 @@ class Sampler:
         if params.ban:
             if params.ban not in self.bans:
                 self.bans[params.ban] = BannedTexts(params.ban, self.tokenizer, device)
-            self.states[row] = self.bans[params.ban].after([prompt])[0]
-        self.known = None
+            self.states[row] = self.bans[params.ban].after(prompt)
+        self.__dict__.pop("active", None)
 
     def end(self, row: int) -> None:
-        """Nothing is written there any more."""
         self.params[row], self.tops[row] = None, 0
-        self.known = None
+        self.__dict__.pop("active", None)
 
     def move(self, source: int, target: int) -> None:
         """Let one row be what another was, and nothing that one."""
         for kept in (self.numbers, self.values, self.states, self.seen, self.counts):
-            kept[target] = kept[source]
+            if kept.numel():
+                kept[target] = kept[source]
         lists: tuple[list[Any], ...] = (self.params, self.tops, self.sources, self.steps)
         for each in lists:
             each[target] = each[source]
         self.end(source)
 
-    @property
+    @cached_property
     def active(self) -> ActiveFilters:
-        if self.known is None:
-            self.known = self.find_active()
-        return self.known
-
-    def find_active(self) -> ActiveFilters:
         """What has an effect now; bans that are no more are forgotten."""
         rows: dict[tuple[str, ...], list[int]] = {}
         for row, params in enumerate(self.params):
@@ -134,18 +118,20 @@ class Sampler:
                 for ban, which in rows.items()
             ]
         used = [params for params in self.params if params]
-        sampled = [params for params in used if not params.likeliest_only()]
+        sampled = sum(not params.likeliest_only for params in used)
+        most: dict[str, Any] = {}
+        for params in used:
+            for name, value in params.effects.items():
+                most[name] = max(value, most.get(name, value))
         limits = []
-        for name, about in EFFECTS.items():
-            concerned = sampled if about.filter else used
-            if values := [getattr(each, name) for each in concerned if is_active(each, name)]:
-                most = max(values) if about.filter and TYPES[name] is int else 1
-                # A power of two, or each would be a graph of its own.
-                limits.append((name, min(1 << (most - 1).bit_length(), self.vocab_size)))
+        for name in sorted(most, key=COLUMNS.__getitem__):
+            largest = most[name] if EFFECTS[name].filter and TYPES[name] is int else 1
+            # A power of two, or each would be a graph of its own.
+            limits.append((name, min(1 << (largest - 1).bit_length(), self.vocab_size)))
         top = next((size for size in TOP_SIZES if size >= max(self.tops)), max(self.tops))
         return ActiveFilters(
-            sampled=bool(sampled),
-            greedy=len(sampled) < len(used),
+            sampled=sampled > 0,
+            greedy=sampled < len(used),
             limits=tuple(limits),
             bans=self.changes if rows else 0,
             top=min(top, self.vocab_size),
@@ -156,25 +142,22 @@ class Sampler:
         some = [
             row
             for row, params in enumerate(self.params[:rows])
-            if params and self.steps[row] % RANDOM_BLOCK == 0 and not params.likeliest_only()
+            if params and self.steps[row] % RANDOM_BLOCK == 0 and not params.likeliest_only
         ]
         if some:
             drawn = [[self.sources[row].random() for _ in range(RANDOM_BLOCK)] for row in some]
             self.numbers[some] = torch.from_numpy(np.array(drawn)).to(self.numbers)
-        for row in range(rows):
-            self.steps[row] += 1
+        self.steps[:rows] = [step + 1 for step in self.steps[:rows]]
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """From (rows, vocabulary) the ids, (rows,), and what is to be known of them, side by side:
-        (rows, 2 + 2 * top), the id and its log-probability, the likeliest ids and theirs. They are
-        the model's own, before any filter. Some models have spare rows that stand for no token.
-        """
+        """From (rows, vocabulary) the ids, (rows,), and, (rows, 2 + 2 * top), the id and its
+        log-probability, the likeliest ids and theirs: the model's own, before any filter."""
         active, rows = self.active, len(logits)
-        logits = logits[:, : self.vocab_size]
+        logits = logits[:, : self.vocab_size]  # some models have spare rows
         scores = self.scores(logits)
         if active.sampled:
             number = self.numbers[:rows].gather(1, self.value("step", rows).long() % RANDOM_BLOCK)
-            ids = inverse_cdf(self.filtered(scores).softmax(dim=-1), number)
+            ids = inverse_cdf(self.apply("filter", scores.float()).softmax(dim=-1), number)
             if active.greedy:
                 greedy = self.value("greedy", rows)[:, 0] > 0
                 ids = torch.where(greedy, scores.argmax(dim=-1), ids)
@@ -190,8 +173,7 @@ class Sampler:
 
     def value(self, name: str, rows: int) -> Tensor:
         """A parameter of each row: (rows, 1)."""
-        column = COLUMNS[name]
-        return self.values[:rows, column : column + 1]
+        return self.values[:rows, COLUMNS[name], None]
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits after penalties and bans."""
@@ -203,27 +185,22 @@ class Sampler:
             logits = logits.index_copy(0, which, free)
         return logits
 
-    def filtered(self, scores: Tensor) -> Tensor:
-        """Scores by temperature, with -inf for every token that is not kept."""
-        return self.apply("filter", scores.float())
-
     def apply(self, kind: str, logits: Tensor) -> Tensor:
         """All that is active of this kind, in the order of its declaration."""
         rows = len(logits)
         seen, counts, step = self.seen[:rows], self.counts[:rows], self.value("step", rows)
         for name, limit in self.active.limits:
-            effect: Effect | None = getattr(EFFECTS[name], kind)
-            if effect:
+            if effect := getattr(EFFECTS[name], kind):
                 state = SamplerState(limit, step, self.stops, seen, counts)
                 logits = effect(logits, self.value(name, rows), state)
         return logits
 
     def accept(self, ids: Tensor) -> None:
-        """Take note of what was written."""
         active, rows = self.active, len(ids)
-        if active.tracks("seen"):
+        tracked = {EFFECTS[name].tracks for name, _ in active.limits}
+        if "seen" in tracked:
             self.seen[:rows].scatter_(1, ids[:, None], True)
-        if active.tracks("counts"):
+        if "counts" in tracked:
             one = torch.ones_like(self.counts[:rows, :1])
             self.counts[:rows].scatter_add_(1, ids[:, None], one)
         for bans, which in self.banned if active.bans else []:
@@ -234,23 +211,6 @@ class Sampler:
         """Let row i be what row rows[i] was."""
         for kept in (self.seen, self.counts, self.states):
             kept.copy_(kept[rows])
-
-
-def is_active(params: SamplingParams, name: str) -> bool:
-    return getattr(params, name) not in (None, EFFECTS[name].off)
-
-
-def effective(params: SamplingParams, name: str) -> Any:
-    """The value of a parameter for a row; of filters in a row that is not sampled: none."""
-    off = EFFECTS[name].off
-    if EFFECTS[name].filter and params.likeliest_only():
-        return off
-    return off if getattr(params, name) is None else getattr(params, name)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """Sums over a vocabulary want more than single precision, where a device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def inverse_cdf(probabilities: Tensor, numbers: Tensor) -> Tensor:

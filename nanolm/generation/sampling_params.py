@@ -11,12 +11,12 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
 MAX_BANNED_BYTES = 200  # each takes a row of the whole vocabulary
 
 
@@ -39,22 +39,6 @@ def penalize_repetition(logits: "Tensor", penalty: "Tensor", state: SamplerState
     logits, penalty = logits.float(), penalty.float()
     lower = (logits * penalty).where(logits < 0, logits / penalty)
     return lower.where(state.seen, logits)
-
-
-def penalize_frequency(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
-    return logits - penalty.float() * state.counts
-
-
-def penalize_presence(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
-    return logits - penalty.float() * (state.counts > 0)
-
-
-def forbid_early_end(logits: "Tensor", least: "Tensor", state: SamplerState) -> "Tensor":
-    return logits.masked_fill(state.stops & (state.step < least), -math.inf)
-
-
-def divide_by_temperature(logits: "Tensor", temperature: "Tensor", _: SamplerState) -> "Tensor":
-    return logits / temperature.float()
 
 
 def keep_top_k(logits: "Tensor", k: "Tensor", state: SamplerState) -> "Tensor":
@@ -96,9 +80,8 @@ class Declaration:
 
     help: str
     group: str  # heading in the help
-    least: float = 0
-    most: float = math.inf
-    above: bool = False  # `least` itself is too little
+    range: tuple[float, float] = (0, math.inf)
+    above: bool = False  # the least of the range is itself too little
     off: float | None = None  # the value that changes nothing: such rows cost nothing
     penalty: Effect | None = None  # changes logits, for greedy decoding and beam search too
     filter: Effect | None = None  # changes the distribution that is sampled from
@@ -106,146 +89,124 @@ class Declaration:
     slider: tuple[float, float, float] | None = None  # on the page: from, to, step
     served: bool = True  # a field of the server's requests
 
-    def allows(self, value: float) -> bool:
-        return self.least <= value <= self.most and not (self.above and value == self.least)
-
-    def range(self) -> str:
-        if self.most == math.inf:
-            return f"{self.least} or more"
+    def problem(self, value: float) -> str:
+        """What it must be, if it is not."""
+        least, most = self.range
+        if least <= value <= most and not (self.above and value == least):
+            return ""
+        if most == math.inf:
+            return f"must be {least} or more"
         if self.above:
-            return f"above {self.least} and at most {self.most}"
-        return f"from {self.least} to {self.most}"
+            return f"must be above {least} and at most {most}"
+        return f"must be from {least} to {most}"
 
 
-def declare(
-    default: T, help: str, group: str, least: float = 0, most: float = math.inf, **rest: Any
-) -> T:
-    about = Declaration(help, group, least, most, **rest)
-    return field(default=default, metadata={"about": about})
+def declare(group: str, default: Any, help: str, **rest: Any) -> Any:
+    return field(default=default, metadata={"about": Declaration(help, group, **rest)})
 
 
-GROUPS = LENGTH, SAMPLING, PENALTIES = "Length", "Sampling", "Penalties and bans"
+GROUPS = ("Length", "Sampling", "Penalties and bans")
+length, sampling, penalty = (partial(declare, group) for group in GROUPS)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose among the tokens that could come next.
+    """In the order in which they work, which is that of `transformers`."""
 
-    They work in the order in which they stand here, which is that of `transformers`.
-    """
-
-    tokens: int = declare(
-        200, "Maximum number of new tokens.", LENGTH, 1, 1_000_000, slider=(1, 1000, 1)
+    tokens: int = length(
+        200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = declare((), "Stop before this text; several may be given.", LENGTH)
-    repetition_penalty: float = declare(
+    stop: tuple[str, ...] = length((), "Stop before this text; several may be given.")
+    repetition_penalty: float = penalty(
         1.0,
         "Above 1: tokens of the prompt or the text become less likely.",
-        PENALTIES,
-        0.01,
-        100,
+        range=(0.01, 100),
         off=1.0,
         penalty=penalize_repetition,
         tracks="seen",
         slider=(0.5, 2, 0.05),
     )
-    frequency_penalty: float = declare(
+    frequency_penalty: float = penalty(
         0.0,
         "Above 0: a token becomes less likely each time it is written.",
-        PENALTIES,
-        -100,
-        100,
+        range=(-100, 100),
         off=0.0,
-        penalty=penalize_frequency,
+        penalty=lambda logits, penalty, state: logits - penalty.float() * state.counts,
         tracks="counts",
         slider=(-2, 2, 0.1),
     )
-    presence_penalty: float = declare(
+    presence_penalty: float = penalty(
         0.0,
         "Above 0: a token becomes less likely once it is written.",
-        PENALTIES,
-        -100,
-        100,
+        range=(-100, 100),
         off=0.0,
-        penalty=penalize_presence,
+        penalty=lambda logits, penalty, state: logits - penalty.float() * (state.counts > 0),
         tracks="counts",
         slider=(-2, 2, 0.1),
     )
-    ban: tuple[str, ...] = declare(
-        (), "Never write this text, not within a word either; several may be given.", PENALTIES
+    ban: tuple[str, ...] = penalty(
+        (), "Never write this text, not within a word either; several may be given."
     )
-    min_tokens: int = declare(
+    min_tokens: int = length(
         0,
         "Minimum number of new tokens: no end of text and no stop text before.",
-        LENGTH,
-        0,
-        1_000_000,
+        range=(0, 1_000_000),
         off=0,
-        penalty=forbid_early_end,
+        penalty=lambda logits, least, state: logits.masked_fill(
+            state.stops & (state.step < least), -math.inf
+        ),
         slider=(0, 1000, 1),
     )
-    temperature: float = declare(
+    temperature: float = sampling(
         0.8,  # a little below 1: fewer slips, still varied
         "Below 1 is more predictable, above 1 more varied, 0 is greedy.",
-        SAMPLING,
-        0,
-        100,
+        range=(0, 100),
         off=1.0,
-        filter=divide_by_temperature,
+        filter=lambda logits, temperature, _: logits / temperature.float(),
         slider=(0, 2, 0.05),
     )
-    top_k: int | None = declare(
+    top_k: int | None = sampling(
         None,
         "Sample only from the k most likely tokens.",
-        SAMPLING,
-        1,
-        1_000_000,
+        range=(1, 1_000_000),
         off=0,
         filter=keep_top_k,
         slider=(0, 200, 1),
     )
-    top_p: float | None = declare(
+    top_p: float | None = sampling(
         None,
         "Sample only from the most likely tokens that together reach probability p.",
-        SAMPLING,
-        0,
-        1,
+        range=(0, 1),
         above=True,
         off=1.0,
         filter=keep_top_p,
         slider=(0.05, 1, 0.01),
     )
-    min_p: float | None = declare(
+    min_p: float | None = sampling(
         None,
         "Drop tokens below this fraction of the top probability.",
-        SAMPLING,
-        0,
-        1,
+        range=(0, 1),
         off=0.0,
         filter=keep_min_p,
         slider=(0, 0.5, 0.01),
     )
-    typical_p: float | None = declare(
+    typical_p: float | None = sampling(
         None,
         "Keep the tokens of most typical surprisal that together reach probability p.",
-        SAMPLING,
-        0,
-        1,
+        range=(0, 1),
         above=True,
         off=1.0,
         filter=keep_typical,
         slider=(0.05, 1, 0.01),
     )
-    greedy: bool = declare(False, "Always take the most likely token.", SAMPLING, served=False)
-    beams: int = declare(
+    greedy: bool = sampling(False, "Always take the most likely token.", served=False)
+    beams: int = sampling(
         1,
         "Beam search: the most likely whole text, following this many at once.",
-        SAMPLING,
-        1,
-        100,
+        range=(1, 100),
         served=False,
     )
-    seed: int = declare(0, "The same seed gives the same text.", SAMPLING)
+    seed: int = sampling(0, "The same seed gives the same text.")
 
     def __post_init__(self) -> None:
         """From Python a text may come alone, and no seed is any."""
@@ -257,7 +218,6 @@ class SamplingParams:
             object.__setattr__(self, "seed", secrets.randbelow(1_000_000))
 
     def problems(self) -> list[str]:
-        """Every value out of its range, with what it may be."""
         wrong, texts = [], []
         for name, about in DECLARATIONS.items():
             value, kind = getattr(self, name), TYPES[name]
@@ -268,17 +228,28 @@ class SamplingParams:
                 continue
             elif kind is int and not isinstance(value, int):
                 wrong.append(f"{option} {value}: must be a whole number")
-            elif not about.allows(value):
-                wrong.append(f"{option} {value}: must be {about.range()}")
+            elif problem := about.problem(value):
+                wrong.append(f"{option} {value}: {problem}")
         if not wrong and self.min_tokens > self.tokens:
             wrong.append(f"--min-tokens {self.min_tokens}: must be from 0 to --tokens")
         if not texts and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
             texts.append(f"--ban: together at most {MAX_BANNED_BYTES} bytes")
         return wrong + texts
 
+    @cached_property
     def likeliest_only(self) -> bool:
         """So cold that only the likeliest token is left; dividing by less would overflow."""
         return self.greedy or self.temperature < 1e-4
+
+    @cached_property
+    def effects(self) -> dict[str, float]:
+        """The values that change anything: of filters none, where nothing is sampled."""
+        return {
+            name: value
+            for name, about in DECLARATIONS.items()
+            if about.penalty or (about.filter and not self.likeliest_only)
+            if (value := getattr(self, name)) not in (None, about.off)
+        }
 
 
 def text_problems(option: str, texts: tuple[str, ...]) -> list[str]:

@@ -6,9 +6,8 @@
 """
 
 import codecs
-from collections.abc import Sequence
 
-from nanolm.generation.sampling_params import SamplingParams
+from nanolm.text.page import spelled
 from nanolm.text.tokenizer import Tokenizer
 
 
@@ -22,8 +21,7 @@ class Transcript:
         self.stopped = False  # a stop text stood there; what `add` gave ends before it
 
     def add(self, token: bytes, heed_stops: bool = True) -> str:
-        """The text that is certain once this token is written; a stop text that is complete before
-        they are heeded is text like any other."""
+        """The text that is certain now; a stop text before they are heeded is like any other."""
         if not self.stops:
             return self.decoder.decode(token)
         self.held += self.decoder.decode(token)
@@ -53,14 +51,6 @@ class Transcript:
         return text
 
 
-def transcribed(
-    tokens: Sequence[int], params: SamplingParams, tokenizer: Tokenizer
-) -> tuple[str, bool]:
-    """The text of `tokens` as far as it goes, and whether a stop text ended it."""
-    transcript = Transcript(params.stop)
-    text = ""
-    for count, id in enumerate(tokens, start=1):
-        text += transcript.add(tokenizer.tokens[id], heed_stops=count >= params.min_tokens)
-        if transcript.stopped:
-            break
-    return text + transcript.finish(), transcript.stopped
+def token_name(tokenizer: Tokenizer, id: int) -> str:
+    """A token as text, whole characters or not; one that stands for none by its name."""
+    return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])

@@ -14,7 +14,8 @@ Compute the Probability of a Word).
 
 import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from nanolm.generation.decoding import CachedDecoder, Decoder
 from nanolm.generation.language_model import LanguageModel, Sample
-from nanolm.model.base import Model
 from nanolm.text.page import spelled
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.words import SPLIT
@@ -42,8 +42,6 @@ CHARACTER_CLASSES = ((r"[\r\n]", "\n"), (r"\s", "\t"), (r"\p{L}", "a"), (r"\p{N}
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a sample."""
-
     text: str
     probability: float
     tokens: list[int]
@@ -51,16 +49,12 @@ class Word:
 
 
 class WordPrefix(NamedTuple):
-    """The beginning of a word that is searched for."""
-
     path: tuple[int, ...]
     logprob: float
     row: int  # of the batch, in which all but its last token was read
 
 
 class WordBoundaries:
-    """Which tokens continue a word, and which begin the next one."""
-
     def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
         self.tokenizer, self.device = tokenizer, device
         self.heads: dict[str, list[int]] = {}  # tokens by what their first characters are
@@ -104,7 +98,6 @@ def kind(char: str) -> str:
 
 
 def boundary(word: str, following: str) -> bool:
-    """Whether a word ends between the two."""
     return any(part.end() == len(word) for part in regex.finditer(WORD_PATTERN, word + following))
 
 
@@ -117,26 +110,18 @@ def unfinished(word: bytes) -> bool:
 
 @torch.inference_mode()
 def score_words(
-    language_model: LanguageModel,
-    sample: Sample,
-    top: int = 0,
-    path: Callable[[Model, int, int], Decoder] = CachedDecoder,
+    language_model: LanguageModel, sample: Sample, top: int = 0, path: type[Decoder] = CachedDecoder
 ) -> list[Word]:
     """The words of a sample with their probabilities; with `top`, the likeliest in each place."""
-    scorer = WordScorer(language_model, sample, top, path)
     with language_model.model.eval_mode():
-        return scorer.words()
+        return WordScorer(language_model, sample, top, path).words()
 
 
 class WordScorer:
     """One sample, and a decoder that follows beginnings of words, a row for each."""
 
     def __init__(
-        self,
-        language_model: LanguageModel,
-        sample: Sample,
-        top: int,
-        path: Callable[[Model, int, int], Decoder],
+        self, language_model: LanguageModel, sample: Sample, top: int, path: type[Decoder]
     ) -> None:
         model, self.tokenizer = language_model.model, language_model.tokenizer
         self.sample, self.top = sample, top
@@ -172,7 +157,6 @@ class WordScorer:
         return found
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each word of the sample begins and ends, in tokens."""
         starts, word = [], self.prompt_end
         for number, id in enumerate(self.sample.tokens):
             if not number or not self.boundaries.continuing(word)[id]:
@@ -183,10 +167,8 @@ class WordScorer:
     def extended(self, word: bytes, tokens: Sequence[int]) -> bytes:
         """The word that is being written after `tokens`, where it was `word`."""
         for id in tokens:
-            word = (word if self.boundaries.continuing(word)[id] else b"") + self.tokenizer.tokens[
-                id
-            ]
-            word = b"" if id in self.tokenizer.special else word
+            begun = word if self.boundaries.continuing(word)[id] else b""
+            word = b"" if id in self.tokenizer.special else begun + self.tokenizer.tokens[id]
         return word
 
     def next_logprobs(self, place: int) -> Tensor:
@@ -208,11 +190,9 @@ class WordScorer:
         return logits.float().log_softmax(dim=-1)
 
     def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
-        """Paths of tokens that spell the likeliest words, each with its probability.
-
-        `first` are the log-probabilities of a word's first token. Only the likeliest beginnings are
-        followed, and none that could no longer change what is shown.
-        """
+        """Paths of tokens that spell the likeliest words, each with its probability, from the
+        log-probabilities of a first token. Only the likeliest beginnings are followed, and none
+        that could no longer change what is shown."""
         length, ids = self.prompt_length + start, self.ids.clone()
         special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
         complete: dict[tuple[int, ...], float] = {}
@@ -226,7 +206,8 @@ class WordScorer:
         for depth in range(MAX_WORD_TOKENS):
             ended = (prefix for prefix in prefixes if prefix.path[-1] in special)
             complete |= {prefix.path: math.exp(prefix.logprob) for prefix in ended}
-            least = NEGLIGIBLE * self.least_shown(complete)
+            shown = sorted(self.totals(complete).values(), reverse=True)[: self.top]
+            least = NEGLIGIBLE * shown[-1] if len(shown) == self.top else 0.0
             prefixes = [
                 prefix
                 for prefix in prefixes
@@ -237,45 +218,32 @@ class WordScorer:
             # Rows that are not needed repeat the first prefix, so that all stay equally long.
             rows = prefixes + prefixes[:1] * (self.width - len(prefixes))
             if depth:
-                self.decoder.select(
-                    torch.tensor([prefix.row for prefix in rows], device=ids.device)
-                )
+                from_rows = [prefix.row for prefix in rows]
+                self.decoder.select(torch.tensor(from_rows, device=ids.device))
             paths = torch.tensor([prefix.path for prefix in rows], device=ids.device)
             ids[:, length : length + depth + 1] = paths
             own = self.logprobs(ids, length + depth + 1)[: len(prefixes)]  # (prefixes, vocabulary)
-            continuing = torch.stack(
-                [
-                    self.boundaries.continuing(self.extended(before, prefix.path))
-                    for prefix in prefixes
-                ]
-            )
+            words = (self.extended(before, prefix.path) for prefix in prefixes)
+            continuing = torch.stack([self.boundaries.continuing(word) for word in words])
             ends = own.exp().masked_fill(continuing, 0).sum(dim=1).tolist()
             for prefix, end in zip(prefixes, ends, strict=True):
                 complete[prefix.path] = math.exp(prefix.logprob) * end
             sums = own + torch.tensor([[prefix.logprob] for prefix in prefixes], device=own.device)
             best = sums.masked_fill(~continuing, -math.inf).flatten().topk(self.width)
-            following = []
-            for logprob, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                row, id = divmod(place, vocabulary)
-                following.append(WordPrefix((*prefixes[row].path, id), logprob, row))
-            prefixes = following
+            places = (divmod(place, vocabulary) for place in best.indices.tolist())
+            prefixes = [
+                WordPrefix((*prefixes[row].path, id), logprob, row)
+                for (row, id), logprob in zip(places, best.values.tolist(), strict=True)
+            ]
         return complete
-
-    def least_shown(self, paths: dict[tuple[int, ...], float]) -> float:
-        """The probability of the last word that would be shown so far."""
-        totals = sorted(self.totals(paths).values(), reverse=True)
-        return totals[self.top - 1] if len(totals) >= self.top else 0.0
 
     def totals(self, paths: dict[tuple[int, ...], float]) -> dict[str, float]:
         """The probability of each word, whatever tokens spell it."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = defaultdict(float)
         for path, probability in paths.items():
-            text = self.text(path)
-            found[text] = found.get(text, 0.0) + probability
-        return found
+            totals[self.text(path)] += probability
+        return totals
 
     def text(self, path: Sequence[int]) -> str:
         special = self.tokenizer.special
-        if path[-1] in special:
-            return special[path[-1]]
-        return spelled(b"".join(self.tokenizer.tokens[id] for id in path))
+        return special.get(path[-1]) or spelled(b"".join(self.tokenizer.tokens[id] for id in path))

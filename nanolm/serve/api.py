@@ -5,125 +5,79 @@ import math
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from nanolm.generation.batch import BatchRow, SampledToken
 from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
+from nanolm.generation.transcript import token_name
 from nanolm.serve.engine import Limits, TokenEvent
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel
 from nanolm.serve.request_models import API_NAMES, APIError
-from nanolm.text.page import spelled
-from nanolm.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class ParsedRequest:
-    """A request to write, understood."""
-
-    writer: ServedLanguageModel
-    rows: list[BatchRow]  # those of the first prompt first
-    prompt_tokens: int
-    streamed: bool
-    usage_wanted: bool  # at the end of a stream
-    chances: bool  # the tokens with their log-probabilities
-    client: str
-
-
-def asked_to_complete(
-    given: dict[str, Any], writer: ServedLanguageModel, limits: Limits
-) -> ParsedRequest:
-    prompt = given.get("prompt", "")
+def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
+    """What will answer a request for completions, or for chat completions: those have messages."""
+    tokenizer, prompt, top = writer.tokenizer, given.get("prompt", ""), given.get("logprobs")
+    if "messages" in given:
+        messages = [(each["role"], joined(each["content"])) for each in given["messages"]]
+        prompt, stop = writer.conversation(messages)
+        stops = given.get("stop", [])
+        given = {**given, "stop": [*([stops] if isinstance(stops, str) else stops), *stop]}
+        if "max_completion_tokens" in given:
+            given["max_tokens"] = given["max_completion_tokens"]
+        top = given.get("top_logprobs", 0) if given.get("logprobs") else None
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
     prompts = [
-        writer.tokenizer.encode_prompt(each) if isinstance(each, str) else each
+        tokenizer.encode_prompt(each) if isinstance(each, str) else each
         for each in (prompt if several else [prompt])
     ]
-    return asked(given, writer, prompts, limits, given.get("logprobs"))
-
-
-def asked_to_chat(
-    given: dict[str, Any], writer: ServedLanguageModel, limits: Limits
-) -> ParsedRequest:
-    messages = [
-        (
-            each["role"],
-            each["content"]
-            if isinstance(each["content"], str)
-            else "".join(part["text"] for part in each["content"]),
-        )
-        for each in given["messages"]
-    ]
-    ids, stop = writer.conversation(messages)
-    stops = given.get("stop", [])
-    given = {**given, "stop": [*([stops] if isinstance(stops, str) else stops), *stop]}
-    if "max_completion_tokens" in given:
-        given["max_tokens"] = given.pop("max_completion_tokens")
-    top = given.get("top_logprobs", 0) if given.get("logprobs") else None
-    return asked(given, writer, [ids], limits, top)
-
-
-def asked(
-    given: dict[str, Any],
-    writer: ServedLanguageModel,
-    prompts: list[list[int]],
-    limits: Limits,
-    top: int | None,
-) -> ParsedRequest:
     limit = limits.longest(writer.base.window())
     for ids in prompts:
         if len(ids) > limit:
             raise APIError(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
-        if max(ids) >= writer.tokenizer.vocab_size:
-            last = writer.tokenizer.vocab_size - 1
+        if max(ids) >= tokenizer.vocab_size:
+            last = tokenizer.vocab_size - 1
             raise APIError(f"the prompt has the token {max(ids)}; the last one is {last}")
-    params = params_of({"max_tokens": min(SamplingParams.tokens, limits.tokens), **given})
-    rows = [
-        BatchRow(ids, params, which, top or 0)
-        for ids in prompts
-        for which in range(given.get("n", 1))
-    ]
-    return ParsedRequest(
-        writer,
-        rows,
-        sum(map(len, prompts)),
-        bool(given.get("stream")),
-        bool(given.get("stream_options", {}).get("include_usage")),
-        top is not None,
-        given.get("user", ""),
-    )
-
-
-def params_of(given: dict[str, Any]) -> SamplingParams:
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
+    values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     params = SamplingParams(**values)
     if problems := params.problems():
         raise APIError("; ".join(problems))
-    return params
+    numbers = range(given.get("n", 1))
+    rows = [BatchRow(ids, params, number, top or 0) for ids in prompts for number in numbers]
+    kind = ChatAnswer if "messages" in given else Answer
+    return kind(given, writer, rows, logprobs=top is not None)
+
+
+def joined(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Answer:
-    """The shape of an answer, whole or in parts."""
-
     object, prefix = "text_completion", "cmpl"
     object_of_parts = "text_completion"
 
-    def __init__(self, asked: ParsedRequest) -> None:
-        self.asked = asked
-        self.tokenizer = asked.writer.tokenizer
-        self.offsets = [0] * len(asked.rows)  # characters that were given before
+    def __init__(
+        self,
+        given: dict[str, Any],
+        writer: ServedLanguageModel,
+        rows: list[BatchRow],
+        logprobs: bool,
+    ) -> None:
+        self.given, self.rows, self.logprobs = given, rows, logprobs
+        self.tokenizer = writer.tokenizer
+        self.offsets = [0] * len(rows)  # characters that were given before
         self.written = 0  # tokens, of all texts
         self.about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": asked.writer.name,
+            "model": writer.name,
         }
 
     def whole(self, texts: list[list[TokenEvent]]) -> dict[str, Any]:
-        """From all that came of each text."""
         choices = [self.choice(place, events) for place, events in enumerate(texts)]
         return {**self.about, "object": self.object, "choices": choices, "usage": self.usage()}
 
@@ -133,17 +87,14 @@ class Answer:
         return event({**self.about, "object": self.object_of_parts, "choices": [choice]})
 
     def last(self) -> str:
-        """The end of a stream."""
         shape = {**self.about, "object": self.object_of_parts, "choices": [], "usage": self.usage()}
-        return event(shape) * self.asked.usage_wanted + "data: [DONE]\n\n"
+        usage_wanted = self.given.get("stream_options", {}).get("include_usage")
+        return (event(shape) if usage_wanted else "") + "data: [DONE]\n\n"
 
     def usage(self) -> dict[str, int]:
-        prompt = self.asked.prompt_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self.written,
-            "total_tokens": prompt + self.written,
-        }
+        prompt = sum(len(row.prompt) for row in self.rows if row.number == 0)
+        counts = {"prompt_tokens": prompt, "completion_tokens": self.written}
+        return counts | {"total_tokens": prompt + self.written}
 
     def choice(self, place: int, events: list[TokenEvent], kind: str = "message") -> dict[str, Any]:
         tokens = [(each.piece, each.token) for each in events if each.token]
@@ -151,8 +102,8 @@ class Answer:
         return {
             "index": place,
             **self.content("".join(each.piece for each in events), kind),
-            "logprobs": self.chances(place, tokens) if self.asked.chances else None,
-            "finish_reason": reason(events[-1].stopped),
+            "logprobs": self.chances(place, tokens) if self.logprobs else None,
+            "finish_reason": {"": None, "length": "length"}.get(events[-1].stopped, "stop"),
         }
 
     def content(self, text: str, kind: str) -> dict[str, Any]:
@@ -163,29 +114,25 @@ class Answer:
         for piece, _ in tokens:
             offsets.append(self.offsets[place])
             self.offsets[place] += len(piece)
+        alternatives = [
+            [
+                {"id": id, "token": token_name(self.tokenizer, id), "logprob": finite(logprob)}
+                for id, logprob in token.top
+            ]
+            for _, token in tokens
+        ]
         return {
-            "tokens": [written(self.tokenizer, token.id) for _, token in tokens],
+            "tokens": [token_name(self.tokenizer, token.id) for _, token in tokens],
             "token_logprobs": [finite(token.logprob) for _, token in tokens],
-            "top_logprobs": [
-                {written(self.tokenizer, id): finite(chance) for id, chance in token.top}
-                for _, token in tokens
-            ],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in a} for a in alternatives],
             "text_offset": offsets,
             # Ours: texts of tokens can be the same, their ids cannot.
             "ids": [token.id for _, token in tokens],
-            "alternatives": [
-                [
-                    {"id": id, "token": written(self.tokenizer, id), "logprob": finite(chance)}
-                    for id, chance in token.top
-                ]
-                for _, token in tokens
-            ],
+            "alternatives": alternatives,
         }
 
 
 class ChatAnswer(Answer):
-    """As a message of the assistant's."""
-
     object, prefix = "chat.completion", "chatcmpl"
     object_of_parts = "chat.completion.chunk"
 
@@ -195,10 +142,8 @@ class ChatAnswer(Answer):
 
     def chances(self, place: int, tokens: list[tuple[str, SampledToken]]) -> dict[str, Any]:
         content = [
-            {
-                **self.token(token.id, token.logprob),
-                "top_logprobs": [self.token(*each) for each in token.top],
-            }
+            self.token(token.id, token.logprob)
+            | {"top_logprobs": [self.token(*each) for each in token.top]}
             for _, token in tokens
         ]
         return {"content": content, "refusal": None}
@@ -206,24 +151,15 @@ class ChatAnswer(Answer):
     def token(self, id: int, logprob: float) -> dict[str, Any]:
         token = self.tokenizer.tokens[id]
         return {
-            "token": written(self.tokenizer, id),
+            "token": token_name(self.tokenizer, id),
             "logprob": finite(logprob),
             "bytes": list(token) if token else None,
         }
 
 
-def written(tokenizer: Tokenizer, id: int) -> str:
-    """A token as text; one that stands for none by its name."""
-    return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])
-
-
 def finite(logprob: float) -> float:
     """What JSON can hold; OpenAI writes so little for what cannot be."""
     return logprob if math.isfinite(logprob) else -9999.0
-
-
-def reason(stopped: str) -> str | None:
-    return {"": None, "length": "length"}.get(stopped, "stop")
 
 
 def event(value: dict[str, Any]) -> str:
@@ -232,12 +168,8 @@ def event(value: dict[str, Any]) -> str:
 
 def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
     data = [
-        {
-            "index": place,
-            "label": next(iter(each)),
-            "probability": next(iter(each.values())),
-            "probabilities": each,
-        }
+        {"index": place, "label": best, "probability": each[best], "probabilities": each}
         for place, each in enumerate(chances)
+        for best in [next(iter(each))]  # the first is the likeliest
     ]
     return {"object": "list", "model": labeller.name, "data": data}

@@ -6,36 +6,24 @@
 import asyncio
 import contextlib
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nanolm.errors import NanolmError
+from nanolm.generation.transcript import token_name
 from nanolm.serve import api
-from nanolm.serve.engine import (
-    Engine,
-    GenerationRequest,
-    Limits,
-    ModelWorker,
-    QueueFull,
-    TokenEvent,
-)
+from nanolm.serve.engine import Engine, GenerationRequest, Limits, QueueFull, TokenEvent
 from nanolm.serve.guard import AccessGuard, Receive, Scope, Send, json_body
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 from nanolm.serve.openapi import document
-from nanolm.serve.request_models import (
-    MAX_TOP_LOGPROBS,
-    APIError,
-    RequestModel,
-    RequestModels,
-    checked,
-)
+from nanolm.serve.request_models import MAX_TOP_LOGPROBS, APIError, RequestModels, checked
 from nanolm.text.page import SURPRISE_STYLE
 from nanolm.webpage import beside
 
@@ -54,83 +42,68 @@ Kind = TypeVar("Kind", bound=ServedModel)
 
 
 class Server:
-    """What the paths share."""
-
     def __init__(
         self, models: dict[str, ServedModel], limits: Limits, note: Callable[[str], None]
     ) -> None:
         self.models, self.limits, self.note = models, limits, note
         self.engine = Engine(limits, note)
-        self.workers: dict[str, ModelWorker] = {
+        self.workers = {
             name: self.engine.add(model.loaded)
             for name, model in models.items()
             if isinstance(model, ServedLanguageModel)
         }
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
-        self.looks: OrderedDict[str, str] = OrderedDict()
+        self.looks: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.engine.start(asyncio.get_running_loop())
-        try:
+        with contextlib.closing(self.engine):
+            self.engine.start(asyncio.get_running_loop())
             yield
-        finally:
-            self.engine.close()
 
     def routes(self) -> list[Route]:
-        files = {
-            path: (beside(__file__, f"page/{name}"), kind)
-            for path, (name, kind) in PAGE_FILES.items()
-        }
-        style, kind = files["/page.css"]
-        files["/page.css"] = (SURPRISE_STYLE + style, kind)
+        pages = {path: beside(__file__, f"page/{name}") for path, (name, _) in PAGE_FILES.items()}
+        pages["/page.css"] = SURPRISE_STYLE + pages["/page.css"]
 
         async def page(request: Request) -> Response:
-            text, kind = files[request.url.path]
-            return Response(text, media_type=kind)
+            path = request.url.path
+            return Response(pages[path], media_type=PAGE_FILES[path][1])
+
+        def post(path: str, model: type[BaseModel], answer: Callable[..., Any]) -> Route:
+            async def endpoint(request: Request) -> Response:
+                given = checked(await json_body(request, self.limits.body), model)
+                response: Response = await answer(request, given)
+                return response
+
+            return Route(path, endpoint, methods=["POST"])
 
         return [
-            *(Route(path, page) for path in files),
+            *(Route(path, page) for path in pages),
             Route("/look/{name}", self.look),
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
             Route("/v1/models", self.list_models),
-            *(
-                Route(f"/v1/{path}", endpoint, methods=["POST"])
-                for path, endpoint in (
-                    ("completions", self.complete),
-                    ("chat/completions", self.chat),
-                    ("classify", self.classify),
-                    ("tokenize", self.tokenize),
-                    ("inspect", self.inspect),
-                )
-            ),
+            post("/v1/completions", self.requests.completion, self.write),
+            post("/v1/chat/completions", self.requests.chat, self.write),
+            post("/v1/classify", self.requests.classification, self.classify),
+            post("/v1/tokenize", self.requests.tokenization, self.tokenize),
+            post("/v1/inspect", self.requests.inspection, self.inspect),
         ]
 
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
             raise APIError("the server has stopped writing", 503)
-        return JSONResponse(
-            {
-                "status": "ok",
-                "models": len(self.models),
-                "writing": sum(len(worker.running) for worker in self.workers.values()),
-                "waiting": self.engine.waiting(),
-            }
-        )
+        writing = sum(len(worker.running) for worker in self.workers.values())
+        counts = {"models": len(self.models), "writing": writing, "waiting": self.engine.waiting()}
+        return JSONResponse({"status": "ok", **counts})
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self.document)
 
     async def list_models(self, request: Request) -> Response:
-        most = {"max_tokens": self.limits.tokens}
-        data = [{**model.facts(), **most} for model in self.models.values()]
+        data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
-
-    async def given(self, request: Request, model: type[RequestModel]) -> dict[str, Any]:
-        body = await json_body(request, self.limits.body)
-        return checked(body, model)
 
     def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
         """The one that is named, or the first that can do it."""
@@ -140,41 +113,24 @@ class Server:
                 return model
         raise APIError("no model that can do this is served", 404, "model", "model_not_found")
 
-    async def complete(self, request: Request) -> Response:
-        given = await self.given(request, self.requests.completion)
-        return await self.write(request, given, api.asked_to_complete, api.Answer)
-
-    async def chat(self, request: Request) -> Response:
-        given = await self.given(request, self.requests.chat)
-        return await self.write(request, given, api.asked_to_chat, api.ChatAnswer)
-
-    async def write(
-        self,
-        request: Request,
-        given: dict[str, Any],
-        understand: Callable[[dict[str, Any], ServedLanguageModel, Limits], api.ParsedRequest],
-        kind: type[api.Answer],
-    ) -> Response:
+    async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
         worker = self.workers[writer.name]
-        asked = await self.aside(given, understand, given, writer, self.limits)
-        if len(asked.rows) > (most := self.limits.queue + worker.most):
-            raise APIError(f"{len(asked.rows)} texts at once; at most {most}", param="n")
-        told = sum(row.params.tokens * (1 + row.top) for row in asked.rows)
+        answer: api.Answer = await self.aside(given, api.parse, given, writer, self.limits)
+        rows = answer.rows
+        if len(rows) > (most := self.limits.queue + worker.most):
+            raise APIError(f"{len(rows)} texts at once; at most {most}", param="n")
+        told = sum(row.params.tokens * (1 + row.top) for row in rows)
         if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
-            raise APIError(
-                f"{told:,} tokens and alternatives at once; at most {most:,}: ask for less of "
-                "n, max_tokens or logprobs"
-            )
-        address = request.client.host if request.client else ""
-        generation = GenerationRequest(
-            worker, asked.rows, f"{address} {asked.client}", self.limits.seconds, asked.streamed
-        )
+            wanted = f"{told:,} tokens and alternatives at once; at most {most:,}"
+            raise APIError(f"{wanted}: ask for less of n, max_tokens or logprobs")
+        client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
+        streamed, seconds = given.get("stream", False), self.limits.seconds
+        generation = GenerationRequest(worker, rows, client, seconds, streamed)
         self.engine.take(generation)
-        answer = kind(asked)
-        if asked.streamed:
-            return Stream(generation, answer, self.limits.seconds)
-        pieces: list[list[TokenEvent]] = [[] for _ in asked.rows]
+        if streamed:
+            return Stream(generation, answer, seconds)
+        pieces: list[list[TokenEvent]] = [[] for _ in rows]
         with listening(request.receive, generation):
             async for events in generation.events():
                 for each in events:
@@ -196,23 +152,20 @@ class Server:
             raise APIError(f"{len(ids):,} tokens; at most {most:,}")
         return ids
 
-    async def classify(self, request: Request) -> Response:
-        given = await self.given(request, self.requests.classification)
+    async def classify(self, request: Request, given: dict[str, Any]) -> Response:
         labeller, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
         await self.aside(given, self.count, labeller, texts)
         chances = await self.engine.do(lambda: labeller.classify(texts))
         return JSONResponse(api.labels_json(labeller, chances))
 
-    async def tokenize(self, request: Request) -> Response:
-        given = await self.given(request, self.requests.tokenization)
+    async def tokenize(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel)
         ids = await self.aside(given, self.count, model, [given["text"]])
-        tokens = [api.written(model.tokenizer, id) for id in ids]
+        tokens = [token_name(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
-    async def inspect(self, request: Request) -> Response:
-        given = await self.given(request, self.requests.inspection)
+    async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel, looked_into=True)
         ids = given.get("ids", [])
         if not ids:
@@ -226,7 +179,7 @@ class Server:
         name = secrets.token_urlsafe(16)
         self.looks[name] = await asyncio.to_thread(page)
         while len(self.looks) > MAX_INSPECTIONS:
-            self.looks.popitem(last=False)
+            del self.looks[next(iter(self.looks))]
         return JSONResponse({"page": f"/look/{name}"})
 
     async def look(self, request: Request) -> Response:
@@ -235,9 +188,7 @@ class Server:
             raise HTTPException(404)
         # The page says itself which style and script it has, and nothing else may run.
         policy = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
-        return Response(
-            page, media_type="text/html; charset=utf-8", headers={"content-security-policy": policy}
-        )
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         """An error in the shape that OpenAI's clients know."""
@@ -250,8 +201,8 @@ class Server:
                 headers["retry-after"] = str(error.seconds)
             case HTTPException():
                 about = {404: "there is nothing at this path", 405: "not with this method"}
-                text = about.get(error.status_code, error.detail)
-                refusal = APIError(text, error.status_code)
+                status = error.status_code
+                refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
             case NanolmError():
                 refusal = APIError(str(error))
@@ -262,38 +213,32 @@ class Server:
 
 
 class Stream(Response):
-    """Server-sent events, as the texts are written."""
-
     def __init__(self, generation: GenerationRequest, answer: api.Answer, seconds: float) -> None:
         self.generation, self.answer, self.seconds = generation, answer, seconds
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        generation = self.generation
-        with listening(receive, generation), contextlib.suppress(TimeoutError):
+        with listening(receive, self.generation), contextlib.suppress(TimeoutError):
             # Whoever does not take what is sent keeps the connection for so long and no longer.
             async with asyncio.timeout(self.seconds + 10):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                try:
-                    async for events in generation.events():
-                        await self.send(self.events(events), send)
-                    await self.send(self.answer.last(), send)
-                except Exception:  # it has begun, so no status can tell
-                    refusal = APIError("computing failed", 500)
-                    await self.send(api.event(refusal.body()), send)
+                async for text in self.texts():
+                    part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
+                    await send(part)
                 await send({"type": "http.response.body", "body": b""})
 
-    async def send(self, text: str, send: Send) -> None:
-        body = {"type": "http.response.body", "body": text.encode(), "more_body": True}
-        await send(body)
-
-    def events(self, events: list[TokenEvent]) -> str:
+    async def texts(self) -> AsyncIterator[str]:
         """What is new of each text in an event of its own."""
-        by_text: dict[int, list[TokenEvent]] = {}
-        for each in events:
-            by_text.setdefault(each.place, []).append(each)
-        return "".join(self.answer.part(place, each) for place, each in by_text.items())
+        try:
+            async for events in self.generation.events():
+                by_text: dict[int, list[TokenEvent]] = {}
+                for each in events:
+                    by_text.setdefault(each.place, []).append(each)
+                yield "".join(self.answer.part(place, new) for place, new in by_text.items())
+            yield self.answer.last()
+        except Exception:  # it has begun, so no status can tell
+            yield api.event(APIError("computing failed", 500).body())
 
 
 @contextlib.contextmanager
@@ -323,7 +268,6 @@ def application(
     hosts: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
 ) -> AccessGuard:
-    """The whole server, behind its guard."""
     server = Server(models, limits, note)
     handlers: Any = dict.fromkeys((NanolmError, HTTPException, Exception), server.refuse)
     app = Starlette(routes=server.routes(), lifespan=server.lifespan, exception_handlers=handlers)

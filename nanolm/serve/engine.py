@@ -7,12 +7,13 @@
     >>> engine.take(request)
     >>> async for events in request.events(): ...
 
-Requests come in from the event loop as requests, which wait until there is room for their rows; a
-row joins and leaves the batch between two tokens. All models take turns, a token each.
+Requests come from the event loop and wait until there is room for their rows; a row joins and
+leaves the batch between two tokens. All models take turns, a token each.
 """
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -42,8 +43,6 @@ IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server takes upon itself."""
-
     rows: int = 64  # texts written at the same time, by each model
     queue: int = 256  # texts that may wait for that
     tokens: int = 4096  # of one text
@@ -57,16 +56,12 @@ class Limits:
 
 
 class QueueFull(NanolmError):
-    """Too much is waiting already."""
-
     def __init__(self, seconds: int) -> None:
         super().__init__("too many requests are waiting; try again later")
         self.seconds = seconds  # until it is worth trying again
 
 
 class TokenEvent(NamedTuple):
-    """What is new of a text."""
-
     place: int  # which of its request
     piece: str
     token: SampledToken | None  # None: only its end
@@ -74,21 +69,18 @@ class TokenEvent(NamedTuple):
 
 
 class GenerationRequest:
-    """Texts that one request has asked for."""
-
     def __init__(
         self,
         worker: "ModelWorker",
         rows: list[BatchRow],
         client: str = "",
-        seconds: float = 300,
+        seconds: float = Limits.seconds,
         streamed: bool = False,
     ) -> None:
         self.worker, self.client, self.streamed = worker, client, streamed
-        self.samples = [Sample(number=row.number) for row in rows]
         self.builders = {
-            row: (place, TextBuilder(sample, row.params, worker.writer.tokenizer))
-            for place, (row, sample) in enumerate(zip(rows, self.samples, strict=True))
+            row: (place, TextBuilder(Sample(), row.params, worker.writer.tokenizer))
+            for place, row in enumerate(rows)
         }
         self.deadline = time.monotonic() + seconds
         self.left = len(rows)  # texts that are not finished
@@ -105,12 +97,11 @@ class GenerationRequest:
         return bool(builder.sample.stopped)
 
     def cut(self, row: BatchRow) -> None:
-        """End a text where it stands."""
         place, builder = self.builders[row]
-        builder.sample.stopped = "length"
-        rest = builder.transcript.finish()
-        builder.sample.text += rest
-        self.fresh.append(TokenEvent(place, rest, None, "length"))
+        self.fresh.append(TokenEvent(place, builder.transcript.finish(), None, "length"))
+
+    def has_just_begun(self) -> bool:
+        return all(len(builder.sample.tokens) <= 1 for _, builder in self.builders.values())
 
     async def events(self) -> AsyncIterator[list[TokenEvent]]:
         """What is new, until all texts are finished. Whoever stops listening has gone."""
@@ -139,44 +130,39 @@ class FairQueue:
         self.length = 0
 
     def add(self, request: GenerationRequest) -> None:
-        self.clients.setdefault(request.client, deque()).extend(
-            (request, row) for row in request.builders
-        )
+        rows = self.clients.setdefault(request.client, deque())
+        rows += ((request, row) for row in request.builders)
         self.length += len(request.builders)
 
     def next(self) -> tuple[GenerationRequest, BatchRow]:
-        client, rows = next(iter(self.clients.items()))
-        found = rows.popleft()
-        del self.clients[client]
-        if rows:
-            self.clients[client] = rows  # behind all others
+        client = next(iter(self.clients))
+        rows = self.clients.pop(client)
         self.length -= 1
-        return found
+        if len(rows) > 1:
+            self.clients[client] = rows  # behind all others
+        return rows.popleft()
 
     def drop(
         self, over: Callable[[GenerationRequest], bool]
     ) -> list[tuple[GenerationRequest, BatchRow]]:
         """Take out the rows of requests that are over before they have begun."""
-        found = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
-        if found:
-            rest = [pair for rows in self.clients.values() for pair in rows if not over(pair[0])]
-            self.clients = {}
-            for request, row in rest:
-                self.clients.setdefault(request.client, deque()).append((request, row))
-            self.length = len(rest)
-        return found
+        dropped = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
+        if dropped:
+            for client, rows in list(self.clients.items()):
+                self.clients[client] = deque(pair for pair in rows if not over(pair[0]))
+                if not self.clients[client]:
+                    del self.clients[client]
+            self.length = sum(map(len, self.clients.values()))
+        return dropped
 
 
 class ModelWorker:
-    """One language model, and all that is written with it."""
-
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
         model = writer.model.eval()  # once: it goes through all of its parts
-        length = limits.longest(model.window()) + limits.tokens
         self.on_a_gpu = model.device.type == "cuda"
-        self.most = max_rows(model, length, limits.rows)
-        self.length = length
+        self.length = limits.longest(model.window()) + limits.tokens
+        self.most = max_rows(model, self.length, limits.rows)
         self.queue = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}
         self.swept = 0.0  # when it was last seen who waits in vain
@@ -186,30 +172,25 @@ class ModelWorker:
         self.batch: Batch | None = self.begin()
 
     def begin(self) -> Batch:
-        """With nothing written."""
-        model, device = self.writer.model, self.writer.model.device
-        sizes = [1 << power for power in range(self.most.bit_length()) if 1 << power < self.most]
-        return Batch(
-            CachedDecoder(model, self.most, self.length),
-            Sampler(self.writer.tokenizer, self.most, device),
-            self.length,
-            (*sizes, self.most) if self.on_a_gpu else (),
-        )
+        model, most = self.writer.model, self.most
+        sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+        decoder = CachedDecoder(model, most, self.length)
+        sampler = Sampler(self.writer.tokenizer, most, model.device)
+        return Batch(decoder, sampler, self.length, sizes if self.on_a_gpu else ())
 
     def warm(self) -> None:
         """Compile and record what most requests need, so that none of them has to wait for it."""
         use_fitting_threads(self.writer.model)
         self.threads = torch.get_num_threads()
         self.batch = batch = self.batch or self.begin()
-        for size in batch.sizes or [1]:
-            for temperature in (0.0, 0.8):
-                for top in (0, 6) if size == 1 else (0,):
-                    params = SamplingParams(tokens=3, temperature=temperature)
-                    start = [self.writer.tokenizer.start_of_text] * 2
-                    batch.join([BatchRow(start, params, top=top) for _ in range(size)])
-                    while batch.busy():
-                        for _ in batch.step():
-                            pass
+        start = [self.writer.tokenizer.start_of_text] * 2
+        for size, temperature, top in itertools.product(batch.sizes or [1], (0.0, 0.8), (0, 6)):
+            if top and size > 1:
+                continue
+            params = SamplingParams(tokens=3, temperature=temperature)
+            batch.join([BatchRow(start, params, top=top) for _ in range(size)])
+            while batch.busy():
+                list(batch.step())
 
     def turn(self) -> None:
         """One token more of everything, and whoever waits and fits in."""
@@ -222,18 +203,15 @@ class ModelWorker:
         for row, request in list(self.running.items()):
             if over(request):
                 batch.leave(row)
-                self.end(request, row)
+                self.finish(request, row, cut=True)
         if self.queue.length and now - self.swept > SWEEP_INTERVAL:
             self.swept = now
             for request, row in self.queue.drop(over):
-                self.end(request, row)
+                self.finish(request, row, cut=True)
         joining: list[BatchRow] = []
         reading = 0  # tokens of prompts, for which all others have to wait
-        while (
-            self.queue.length
-            and reading < self.reading
-            and len(batch.rows) + len(joining) < self.most
-        ):
+        free = self.most - len(batch.rows)
+        while self.queue.length and reading < self.reading and len(joining) < free:
             request, row = self.queue.next()
             self.running[row] = request
             joining.append(row)
@@ -250,15 +228,12 @@ class ModelWorker:
         if batch.rows and taken > 0:
             self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
 
-    def finish(self, request: GenerationRequest, row: BatchRow) -> None:
+    def finish(self, request: GenerationRequest, row: BatchRow, cut: bool = False) -> None:
+        if cut:
+            request.cut(row)
         self.running.pop(row, None)
         request.left -= 1
         self.engine.pending.setdefault(request)
-
-    def end(self, request: GenerationRequest, row: BatchRow) -> None:
-        """Before it is finished."""
-        request.cut(row)
-        self.finish(request, row)
 
     def busy(self) -> bool:
         return bool(self.queue.length or self.running or (self.batch and self.batch.busy()))
@@ -275,8 +250,6 @@ class ModelWorker:
 
 
 class Engine:
-    """A thread, and what is handed over to it and back."""
-
     def __init__(self, limits: Limits, note: Callable[[str], None]) -> None:
         self.limits, self.note = limits, note
         self.workers: list[ModelWorker] = []
@@ -308,7 +281,6 @@ class Engine:
     # Called by the event loop.
 
     def waiting(self) -> int:
-        """Texts that have no place yet."""
         handed = sum(len(request.builders) for request in list(self.requests))
         return handed + sum(worker.queue.length for worker in self.workers)
 
@@ -317,15 +289,11 @@ class Engine:
         worker = request.worker
         room = self.limits.queue + max(0, worker.most - len(worker.running))
         if self.closed or self.waiting() + len(request.builders) > room:
-            raise QueueFull(self.patience(worker))
+            texts = max(1, worker.queue.length)
+            tokens = texts * sum(row.params.tokens for row in list(worker.running)) / worker.most
+            raise QueueFull(round(min(60, max(1, tokens / max(1, worker.speed) / 4))))
         self.requests.append(request)
         self.wake.set()
-
-    def patience(self, worker: ModelWorker) -> int:
-        """Seconds until there may be room again."""
-        texts = max(1, worker.queue.length)
-        tokens = texts * sum(row.params.tokens for row in list(worker.running)) / worker.most
-        return round(min(60, max(1, tokens / max(1, worker.speed) / 4)))
 
     async def do(self, task: Callable[[], Any]) -> Any:
         """The result of something short, computed between two tokens."""
@@ -348,9 +316,10 @@ class Engine:
             for worker in self.workers:
                 pairs = [(request, row) for row, request in worker.running.items()]
                 for request, row in [*pairs, *worker.queue.drop(lambda request: True)]:
-                    worker.end(request, row)
+                    worker.finish(request, row, cut=True)
             for future, _ in self.tasks:
-                self.perform(future, refuse)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(QueueFull(1))
             self.tell(everything=True)
 
     def work(self) -> None:
@@ -360,7 +329,12 @@ class Engine:
                 request = self.requests.popleft()
                 request.worker.queue.add(request)
             if self.tasks:
-                self.perform(*self.tasks.popleft())
+                future, task = self.tasks.popleft()
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(task())
+                    except Exception as error:
+                        future.set_exception(error)
             for worker in self.workers:
                 if worker.busy():
                     self.turn(worker)
@@ -379,13 +353,6 @@ class Engine:
             with contextlib.suppress(OSError):  # a terminal that is gone
                 self.note(f"writing failed: {error!r}")
 
-    def perform(self, future: "Future[Any]", task: Callable[[], Any]) -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
-
     def tell(self, everything: bool = False) -> None:
         """Wake those who have events: at once if few are written, and not too often if many are."""
         now = time.monotonic()
@@ -394,31 +361,17 @@ class Engine:
         told = [
             request
             for request in self.pending
-            if not request.left or (request.streamed and (due or self.first(request)))
+            if not request.left or (request.streamed and (due or request.has_just_begun()))
         ]
-        if told:
-            self.later(self.rouse, told)
+        if told and self.loop:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self.loop.call_soon_threadsafe(rouse, told)
         if due:
             self.tellings = now
         for request in list(self.pending) if due else told:
             del self.pending[request]
 
-    @staticmethod
-    def first(request: GenerationRequest) -> bool:
-        """Has it just begun?"""
-        return all(len(sample.tokens) <= 1 for sample in request.samples)
 
-    @staticmethod
-    def rouse(requests: list[GenerationRequest]) -> None:
-        for request in requests:
-            request.ready.set()
-
-    def later(self, call: Callable[..., None], *values: Any) -> None:
-        assert self.loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(call, *values)
-
-
-def refuse() -> None:
-    """What a task does when the thread has ended."""
-    raise QueueFull(1)
+def rouse(requests: list[GenerationRequest]) -> None:
+    for request in requests:
+        request.ready.set()

@@ -1,12 +1,12 @@
 """Who may ask at all: by Host and Origin, by the key, and by how the question comes.
 
-A page of a stranger in the user's browser can send requests to this machine, and with a name of
-its own for this machine's address (DNS rebinding) it could even read the answers. So a request has
-to name this machine by its address, or by a name that was allowed; and if a page sent it, by a page
-of this very server.
+A stranger's page in the user's browser can send requests to this machine, and with a name of its
+own for its address (DNS rebinding) even read the answers. So a request has to name this machine by
+its address or an allowed name; and a page that sends one must be of this very server.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -26,11 +26,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -46,8 +45,6 @@ BODY_SECONDS = 20.0  # in which a body has to be here
 
 
 class AccessGuard:
-    """An ASGI application around another one."""
-
     def __init__(
         self,
         app: App,
@@ -62,23 +59,19 @@ class AccessGuard:
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1000})
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
-                return
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         foreign = origin is not None and origin.lower() in self.origins
-        more = {**HEADERS, "content-security-policy": POLICY}
-        if foreign:
-            more |= {"access-control-allow-origin": origin or "", "vary": "Origin"}
+        cors = {"access-control-allow-origin": origin or "", "vary": "Origin"}
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 own = MutableHeaders(scope=message)
-                for name, value in more.items():
+                for name, value in (HEADERS | cors if foreign else HEADERS).items():
                     own.setdefault(name, value)
             await send(message)
 
@@ -94,27 +87,20 @@ class AccessGuard:
     def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
-            raise APIError(
-                "this server does not go by that name; use its address, or start it with "
-                "--allow-host NAME",
-                403,
-            )
+            raise APIError("unknown host name: use the address, or see --allow-host", 403)
         if origin is not None and not foreign:
             same = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             if origin.lower() not in same:
-                raise APIError(
-                    "requests from pages of other servers are refused; see --allow-origin", 403
-                )
-        if self.key is None or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS":
-            return
-        if scope["path"].startswith("/look/"):  # a page whose address is a secret itself
+                raise APIError("pages of other servers are refused; see --allow-origin", 403)
+        path = scope["path"]  # that of a page at /look/ is a secret itself
+        public = path in PUBLIC_PATHS or path.startswith("/look/")
+        if self.key is None or public or scope["method"] == "OPTIONS":
             return
         given = headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
-            raise APIError(
-                "this server wants its key: Authorization: Bearer KEY", 401, code="invalid_api_key"
-            )
+            message = "this server needs its key: Authorization: Bearer KEY"
+            raise APIError(message, 401, code="invalid_api_key")
 
     def known(self, host: str) -> bool:
         """May this machine be called so?"""
@@ -125,24 +111,21 @@ class AccessGuard:
             return False
         if any(letter in host for letter in "/?#@\\ "):
             return False
-        if name in self.hosts or name == "localhost":
-            return True
-        try:
-            literal = ipaddress.ip_address(name)
-        except ValueError:
-            return False
         # Whoever has an address needs no name server, so nobody can have lied about it. A server
         # for this machine alone is asked for by this machine alone.
-        return literal.is_loopback or not is_loopback(self.address)
+        by_address = ip(name) is not None and not is_loopback(self.address)
+        return by_address or name in self.hosts or is_loopback(name)
+
+
+def ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name)
+    return None
 
 
 def is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    literal = ip("127.0.0.1" if address == "localhost" else address)
+    return literal is not None and literal.is_loopback
 
 
 async def json_body(request: Request, most: int) -> Any:

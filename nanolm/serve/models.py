@@ -1,13 +1,14 @@
 """The models that a server has, by names that tell nothing of where they are.
 
->>> models = named([writer, classifier], ["runs/novel", "runs/reviews/best"])
->>> list(models)
+>>> names_of(["runs/novel", "runs/reviews/best"])
 ['novel', 'reviews']
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run: no names
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that can be asked."""
-
     name: str
     created: int  # seconds since 1970
     loaded: LanguageModel | TextClassifier
@@ -49,11 +48,9 @@ class ServedModel:
 
     @property
     def attention(self) -> bool:
-        """Is there any to look at?"""
         return isinstance(self.base, GPT)
 
     def facts(self) -> dict[str, Any]:
-        """For the list of models."""
         return {
             "id": self.name,
             "object": "model",
@@ -69,13 +66,19 @@ class ServedModel:
 
     def look(self, ids: list[int]) -> Callable[[], str]:
         """What it sees in a text; what makes a page for a browser of it takes longer."""
-        raise NotImplementedError
+        ids = ids[-min(MAX_INSPECTED_TOKENS, self.base.window() or MAX_INSPECTED_TOKENS) :]
+        return partial(self.page, inspect_text(self.base, ids))
+
+    def page(self, seen: Inspection, attribution: Any = None) -> str:
+        layers, heads = seen.attention.shape[:2]
+        shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
+        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}", "attention": shape}
+        patterns = describe_heads(seen.attention, seen.ids)
+        return inspection_page(self.tokenizer, seen, patterns, facts, attribution=attribution)
 
 
 @dataclass(frozen=True)
 class ServedLanguageModel(ServedModel):
-    """A language model."""
-
     loaded: LanguageModel
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
@@ -92,28 +95,17 @@ class ServedLanguageModel(ServedModel):
         lines = "".join(f"{role}: {content}\n" for role, content in messages)
         return tokenizer.encode_prompt(f"{lines}assistant:"), ["\nuser:"]
 
-    def look(self, ids: list[int]) -> Callable[[], str]:
-        ids = ids[-min(MAX_INSPECTED_TOKENS, self.loaded.model.window() or MAX_INSPECTED_TOKENS) :]
-        seen = inspect_text(self.loaded.model, ids)
-
-        def page() -> str:
-            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
-            return inspection_page(self.tokenizer, seen, heads, facts)
-
-        return page
-
 
 @dataclass(frozen=True)
 class ServedClassifier(ServedModel):
-    """A classifier."""
-
     loaded: TextClassifier
 
     def facts(self) -> dict[str, Any]:
-        labels = list(self.loaded.labels)
-        parameters = self.loaded.model.parameter_count()
-        about = {"kind": "classifier", "parameters": parameters, "labels": labels}
-        return {**super().facts(), **about}
+        return super().facts() | {
+            "kind": "classifier",
+            "parameters": self.loaded.model.parameter_count(),
+            "labels": list(self.loaded.labels),
+        }
 
     def classify(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, the likeliest first."""
@@ -128,21 +120,9 @@ class ServedClassifier(ServedModel):
         config = self.loaded.model.config
         window = min(self.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
         ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
-        what = attribute(self.loaded.model, ids)
-        seen = Inspection(ids, what.attention, [])
-
-        def page() -> str:
-            heads, facts = describe_heads(seen.attention, ids), facts_of(self.name, seen)
-            both = (what, self.loaded.labels)
-            return inspection_page(self.tokenizer, seen, heads, facts, attribution=both)
-
-        return page
-
-
-def facts_of(name: str, seen: Inspection) -> dict[str, str]:
-    layers, heads = seen.attention.shape[:2]
-    shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
-    return {"model": name, "tokens": f"{len(seen.ids):,}", "attention": shape}
+        decided = attribute(self.loaded.model, ids)
+        seen = Inspection(ids, decided.attention, [])
+        return partial(self.page, seen, (decided, self.loaded.labels))
 
 
 def names_of(runs: Iterable[str]) -> list[str]:
@@ -153,9 +133,6 @@ def names_of(runs: Iterable[str]) -> list[str]:
         while len(parts) > 1 and (parts[-1] in RUN_SUBFOLDERS or parts[-1].startswith("step-")):
             parts.pop()
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", parts[-1] if parts else "").strip("-.") or "model"
-        number, unique = 1, name
-        while unique in names:
-            number += 1
-            unique = f"{name}-{number}"
-        names.append(unique)
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        names.append(next(each for each in itertools.chain([name], numbered) if each not in names))
     return names

@@ -6,12 +6,12 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from nanolm import __version__
-from nanolm.serve.request_models import MAX_TOP_LOGPROBS, RequestModels
+from nanolm.serve.request_models import RequestModels
 
 STATUS = {
     "400": "Something in the request is wrong; the message says what.",
     "401": "The key is missing or wrong.",
-    "403": "ParsedRequest by a name or a page that is not allowed.",
+    "403": "By a name or from a page that is not allowed.",
     "404": "No such model, or no such path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
@@ -20,7 +20,6 @@ STATUS = {
     "500": "Computing failed.",
     "503": "The server does not write any more.",
 }
-JSON = "application/json"
 
 
 def response(name: str, /, **fields: Any) -> Any:
@@ -33,10 +32,8 @@ def array(items: Any) -> Any:
     return list[items]
 
 
-ERROR = response(
-    "ErrorResponse",
-    error=response("Error", message=str, type=str, param=str | None, code=str | None),
-)
+PROBLEM = response("Error", message=str, type=str, param=str | None, code=str | None)
+ERROR = response("ErrorResponse", error=PROBLEM)
 MODEL = response(
     "Model",
     id=str,
@@ -69,17 +66,11 @@ CHAT_LOGPROBS = response("ChatLogprobs", content=array(CHAT_TOKEN), refusal=None
 MESSAGE = response("Message", role=Literal["assistant"], content=str, refusal=None)
 CHOICE = {"index": int, "finish_reason": Literal["stop", "length"] | None}
 ANSWER = {"id": str, "created": int, "model": str, "usage": USAGE}
-COMPLETION = response(
-    "Completion",
-    **ANSWER,
-    object=Literal["text_completion"],
-    choices=array(response("Choice", **CHOICE, text=str, logprobs=LOGPROBS | None)),
-)
+TEXTS = array(response("Choice", **CHOICE, text=str, logprobs=LOGPROBS | None))
+MESSAGES = response("ChatChoice", **CHOICE, message=MESSAGE, logprobs=CHAT_LOGPROBS | None)
+COMPLETION = response("Completion", **ANSWER, object=Literal["text_completion"], choices=TEXTS)
 CHAT = response(
-    "ChatCompletion",
-    **ANSWER,
-    object=Literal["chat.completion"],
-    choices=array(response("ChatChoice", **CHOICE, message=MESSAGE, logprobs=CHAT_LOGPROBS | None)),
+    "ChatCompletion", **ANSWER, object=Literal["chat.completion"], choices=array(MESSAGES)
 )
 LABEL = response("Label", index=int, label=str, probability=float, probabilities=dict[str, float])
 LABELS = response("Classification", object=Literal["list"], model=str, data=array(LABEL))
@@ -94,8 +85,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/health": ("Is the server there, and how much is it doing?", None, HEALTH),
         "/v1/models": ("The models that are served.", None, MODELS),
         "/v1/completions": (
-            "Write on from a prompt. Defaults are those of `nanolm sample`; up to "
-            f"{MAX_TOP_LOGPROBS} of the likeliest tokens are told at each place. With stream, "
+            "Write on from a prompt. Defaults are those of `nanolm sample`. With stream, "
             "server-sent events come, each with what is new of one text, and [DONE] at the end.",
             requests.completion,
             COMPLETION,
@@ -106,14 +96,9 @@ def document(requests: RequestModels) -> dict[str, Any]:
             CHAT,
         ),
         "/v1/classify": ("The labels of texts.", requests.classification, LABELS),
-        "/v1/tokenize": (
-            "A text as the tokens that a model is given.",
-            requests.tokenization,
-            TOKENS,
-        ),
+        "/v1/tokenize": ("A text as a model's tokens.", requests.tokenization, TOKENS),
         "/v1/inspect": (
-            "A page that shows what a model sees in a text: its path on this server, where it is "
-            "kept for a while.",
+            "A page that shows what a model sees in a text: its path here, for a while.",
             requests.inspection,
             INSPECTION,
         ),
@@ -124,20 +109,20 @@ def document(requests: RequestModels) -> dict[str, Any]:
         ref_template="#/components/schemas/{model}",
     )
 
-    def content(model: Any, kind: str = JSON) -> dict[str, Any]:
+    def content(model: Any, kind: str = "application/json") -> dict[str, Any]:
         return {kind: {"schema": schemas[model, "validation"]}}
 
     paths = {}
     for path, (summary, request, answer) in operations.items():
         free = path == "/health"
         errors = tuple(STATUS) if request else ("403", "503") if free else ("401", "403")
-        responses = {
+        done = content(answer)
+        if answer in (COMPLETION, CHAT):  # JSON as above in part, or [DONE]
+            done |= content(EVENT, "text/event-stream")
+        responses = {"200": {"description": "Done.", "content": done}} | {
             status: {"description": STATUS[status], "content": content(ERROR)} for status in errors
         }
-        done: dict[str, Any] = {"description": "Done.", "content": content(answer)}
-        if answer in (COMPLETION, CHAT):  # JSON as above in part, or [DONE]
-            done["content"] |= content(EVENT, "text/event-stream")
-        about: dict[str, Any] = {"summary": summary, "responses": {"200": done, **responses}}
+        about: dict[str, Any] = {"summary": summary, "responses": responses}
         if not free:
             about["security"] = [{}, {"key": []}]
         if request:

@@ -2,32 +2,18 @@
 
     >>> checked({"prompt": "a", "max_tokens": 5}, RequestModels(models, limits).completion)
 
-The fields of sampling are those declared in `SamplingParams`. The shapes are OpenAI's, so that its
-clients can talk to this server. Null is as if a field were not there.
+Sampling fields are those of `SamplingParams`; shapes are OpenAI's. Null is a missing field.
 """
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-)
+import pydantic
+from pydantic import Discriminator, Field, Tag
 
 from nanolm.errors import NanolmError, did_you_mean
-from nanolm.generation.sampling_params import (
-    DECLARATIONS,
-    GROUPS,
-    TYPES,
-    Declaration,
-    SamplingParams,
-)
+from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, SamplingParams
 from nanolm.serve.engine import Limits
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 
@@ -56,14 +42,13 @@ class APIError(NanolmError):
         return {"error": {"message": str(self), **about}}
 
 
-class RequestModel(BaseModel):
+class RequestModel(pydantic.BaseModel):
     """Takes no other fields, and turns nothing into what it is not: "1" and true are no numbers."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def record(name: str, /, **fields: Any) -> type[RequestModel]:
-    return create_model(name, __base__=RequestModel, **fields)
+record: Any = partial(pydantic.create_model, __base__=RequestModel)
 
 
 def text(most: int, least: int = 0) -> Any:
@@ -76,7 +61,7 @@ def listed(items: Any, most: int, least: int = 1) -> Any:
 
 def whole(least: int, most: int) -> Any:
     """An integer; 2.0 is one, as in JSON Schema."""
-    as_integer = BeforeValidator(
+    as_integer = pydantic.BeforeValidator(
         lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
     )
     return Annotated[int, Field(ge=least, le=most), as_integer]
@@ -100,16 +85,16 @@ def optional(kind: Any, default: Any = None, help: str | None = None, **extra: A
     return kind | None, Field(default, description=help, json_schema_extra=extra or None)
 
 
-def sampling_field(name: str, about: Declaration, most: float) -> Any:
+def sampling_field(name: str, limit: int | None) -> Any:
     """As it is declared, but at most so much."""
-    default = getattr(SamplingParams, name)
-    kind: Any = Annotated[float, Field(ge=about.least, le=most)]
+    about, default = DECLARATIONS[name], getattr(SamplingParams, name)
+    least, most = about.range[0], limit or about.range[1]
+    bounds: Any = {"gt" if about.above else "ge": least, "le": most}
+    kind: Any = Annotated[float, Field(**bounds)]
     if TYPES[name] is int:
-        kind = whole(int(about.least), int(most))
+        kind = whole(int(least), int(most))
         default = default if default is None else min(default, int(most))
-    elif about.above:
-        kind = Annotated[float, Field(gt=about.least, le=most)]
-    if about.slider is None:
+    if not about.slider:
         return optional(kind, None, about.help)
     return optional(kind, default, about.help, **slider(*about.slider, off=about.off))
 
@@ -120,18 +105,12 @@ def slider(least: float, most: float, step: float, off: float | None = None) -> 
 
 
 class RequestModels:
-    """Of the requests to these models, within these limits."""
-
     def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
         writers = [name for name, m in models.items() if isinstance(m, ServedLanguageModel)]
         classifiers = [name for name, m in models.items() if isinstance(m, ServedClassifier)]
         vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
         longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
-        ids, words, stop = (
-            listed(whole(0, vocabulary - 1), longest),
-            text(limits.body),
-            text(200, 1),
-        )
+        ids, words = listed(whole(0, vocabulary - 1), longest), text(limits.body)
         limit = {"tokens": limits.tokens, "min_tokens": limits.tokens, "seed": 2**53}
         common: dict[str, Any] = {
             "model": name_of(writers),
@@ -139,11 +118,10 @@ class RequestModels:
         }
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
             if about.served and TYPES[name] is not str:
-                most = limit.get(name, about.most)
-                common[API_NAMES.get(name, name)] = sampling_field(name, about, most)
+                common[API_NAMES.get(name, name)] = sampling_field(name, limit.get(name))
         # Each byte of a ban takes a row of the whole vocabulary.
-        bans, stop = listed(text(12, 1), 3, 0), text(200, 1)
-        stops = one_of(text=stop, texts=listed(stop, 16, 0))
+        bans = listed(text(12, 1), 3, 0)
+        stops = one_of(text=text(200, 1), texts=listed(text(200, 1), 16, 0))
         common |= {
             "ban": optional(bans, help=DECLARATIONS["ban"].help),
             "stop": optional(stops, help=DECLARATIONS["stop"].help),
@@ -151,16 +129,12 @@ class RequestModels:
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
             "user": optional(text(200), help="Users take turns when many wait."),
         }
-        top = whole(0, MAX_TOP_LOGPROBS)
-        about_top = "Number of the most likely tokens to report at each place."
         prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
-        about_prompt = "A text, its token ids, or a list of either."
-        self.completion = record(
-            "CompletionRequest",
-            prompt=(prompts, Field("", description=about_prompt)),
-            logprobs=optional(top, help=about_top),
-            **common,
+        prompt = prompts, Field("", description="A text, its token ids, or a list of either.")
+        logprobs = optional(
+            whole(0, MAX_TOP_LOGPROBS), help="Number of likeliest tokens to report."
         )
+        self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
         message = record(
             "RequestMessage",
@@ -172,24 +146,17 @@ class RequestModels:
             "ChatRequest",
             messages=(listed(message, 256), Field(description=CHAT)),
             logprobs=optional(bool, False),
-            top_logprobs=optional(top, help=about_top),
+            top_logprobs=logprobs,
             max_completion_tokens=common["max_tokens"],
             **common,
         )
-        inputs = one_of(text=words, texts=listed(words, 64))
-        self.classification = record(
-            "ClassifyRequest", model=name_of(classifiers), input=(inputs, ...)
-        )
-        self.tokenization = record(
-            "TokenizeRequest", model=name_of(list(models)), text=(words, ...)
-        )
-        with_attention = [name for name, model in models.items() if model.attention]
-        self.inspection = record(
-            "InspectRequest",
-            model=name_of(with_attention),
-            text=(words, ""),
-            ids=(ids | None, None),
-        )
+        inputs = one_of(text=words, texts=listed(words, 64)), ...
+        self.classification = record("ClassifyRequest", model=name_of(classifiers), input=inputs)
+        named = name_of([*models])
+        self.tokenization = record("TokenizeRequest", model=named, text=(words, ...))
+        named = name_of([name for name, model in models.items() if model.attention])
+        given = {"text": (words, ""), "ids": (ids | None, None)}
+        self.inspection = record("InspectRequest", model=named, **given)
 
 
 def name_of(models: list[str]) -> Any:
@@ -199,11 +166,11 @@ def name_of(models: list[str]) -> Any:
     return Literal[tuple(models)], Field(models[0], description=about)
 
 
-def checked(body: Any, model: type[RequestModel]) -> dict[str, Any]:
+def checked(body: Any, model: type[pydantic.BaseModel]) -> dict[str, Any]:
     """The fields that are given, or APIError with the first thing that is wrong."""
     try:
         return model.model_validate(body).model_dump(exclude_unset=True, exclude_none=True)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
     path = [each for each in first["loc"] if not str(each).startswith("<")]  # without the kinds
     where = "".join(f"[{each}]" if isinstance(each, int) else f".{each[:80]}" for each in path)[1:]
@@ -219,10 +186,6 @@ def checked(body: Any, model: type[RequestModel]) -> dict[str, Any]:
             problem = f"must be one of {', '.join(known[:20])}{did_you_mean(first['input'], known)}"
         case _:
             problem = re.sub("^(Input|String|List) should", "must", first["msg"])
-    unknown = where == "model" and isinstance(first["input"], str)
-    raise APIError(
-        f"{where or 'the body'} {problem}",
-        404 if unknown else 400,
-        where or None,
-        "model_not_found" if where == "model" else None,
-    )
+    status = 404 if where == "model" and isinstance(first["input"], str) else 400
+    code = "model_not_found" if where == "model" else None
+    raise APIError(f"{where or 'the body'} {problem}", status, where or None, code)

@@ -93,7 +93,6 @@ def bound(address: str, port: int) -> socket.socket:
 
 
 def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
     config = uvicorn.Config(
         app,
         http=HeaderTimeoutProtocol,

@@ -139,7 +139,7 @@ def test_several_are_shown_one_after_the_other(cli: Cli, trained: Path) -> None:
 
 def test_a_prompt_that_is_too_long_is_told(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "cat " * 40, "--tokens", 3)
-    assert "looks back on: it does not see the first " in shown.stderr
+    assert "tokens, not on the first " in shown.stderr
     assert "looks back" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
 
 

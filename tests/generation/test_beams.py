@@ -7,6 +7,7 @@ import pytest
 import torch
 from models import lively
 
+from nanolm.generation.batch import BatchRow
 from nanolm.generation.beam_search import beam_search
 from nanolm.generation.decoding import CachedDecoder, NaiveDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
@@ -44,7 +45,8 @@ def test_as_transformers(
     for start in range(12):
         prompt = [start, 2 * start + 1, 100]
         params = SamplingParams(tokens=20, beams=beams, **more)
-        found = beam_search(CachedDecoder(ours, beams, 23), tokenizer, prompt, params, CPU)
+        row = BatchRow(prompt, params)
+        found = beam_search(CachedDecoder(ours, beams, 23), tokenizer, row)
         expected = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, 3),
@@ -56,11 +58,11 @@ def test_as_transformers(
             output_scores=True,
             **settings,
         )
-        for beam, row, score in zip(
+        for beam, ids, score in zip(
             found, expected.sequences[:, 3:].tolist(), expected.sequences_scores, strict=True
         ):
-            assert beam.ids == row[: len(beam.tokens)]
-            assert set(row[len(beam.tokens) :]) <= {tokenizer.padding}
+            assert beam.ids == ids[: len(beam.tokens)]
+            assert set(ids[len(beam.tokens) :]) <= {tokenizer.padding}
             assert beam.mean() == pytest.approx(score.item(), abs=1e-4)
             ended += beam.ids[-1] == tokenizer.end_of_text
     assert ended  # some do, or half of it was not tried
@@ -71,10 +73,9 @@ def test_cached_and_naive_agree_past_the_context(family: str) -> None:
     tokenizer = train_tokenizer([], "byte")
     config = configure(family, vocab_size=tokenizer.vocab_size, **SHAPE | {"context": 8})
     model = lively(config, std=0.4)
-    params = SamplingParams(tokens=24, beams=3)
+    row = BatchRow([1, 2, 3, 4, 5], SamplingParams(tokens=24, beams=3))
     found = [
-        beam_search(path(model, 3, 29), tokenizer, [1, 2, 3, 4, 5], params, CPU)
-        for path in (CachedDecoder, NaiveDecoder)
+        beam_search(path(model, 3, 29), tokenizer, row) for path in (CachedDecoder, NaiveDecoder)
     ]
     assert [beam.ids for beam in found[0]] == [beam.ids for beam in found[1]]
 

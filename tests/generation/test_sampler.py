@@ -97,7 +97,7 @@ def test_what_is_kept_is_what_transformers_keeps(name: str) -> None:
     scale = torch.linspace(0.5, 6, rows)[:, None]
     logits = torch.randn(rows, SIZE, generator=generator) * scale
     sampler = sampler_of(params, [PROMPT] * rows)
-    ours = sampler.filtered(sampler.scores(logits))
+    ours = sampler.apply("filter", sampler.scores(logits))
     theirs = by_transformers(params)(torch.tensor([PROMPT] * rows), logits.clone())
     assert torch.equal(ours > -torch.inf, theirs > -torch.inf)
     torch.testing.assert_close(ours.softmax(-1).float(), theirs.softmax(-1), atol=1e-6, rtol=1e-4)
@@ -165,14 +165,14 @@ def test_what_is_banned_cannot_be_spelled_in_any_way(kind: str) -> None:
     ids = [*sorted(set(tokenizer.encode(text))), tokenizer.end_of_text]
     for length in (1, 2, 3):
         for row in itertools.product(ids, repeat=length):
-            state = bans.after([list(row[:-1])])
+            state = bans.after(row[:-1])
             before, after = (
                 b"".join(tokenizer.tokens[id] for id in part) for part in (row[:-1], row)
             )
             completes = any(after.count(each) > before.count(each) for each in wanted)
             assert bool(bans.banned[state, row[-1]]) == completes
             following = bans.next[state, row[-1]]
-            assert following == bans.after([list(row)])
+            assert following == bans.after(row)
 
 
 def test_a_prompt_counts_for_a_ban() -> None:

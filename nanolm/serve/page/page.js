@@ -2,10 +2,11 @@
 // The playground. It asks the API of the server that it came from, and nothing else.
 
 const find = id => document.getElementById(id);
-const make = (kind, classes = "", text = "") => {
+const on = (id, event, call) => find(id).addEventListener(event, call);
+const make = (kind, classes = "", ...children) => {
   const element = document.createElement(kind);
   element.className = classes;
-  element.textContent = text;
+  element.append(...children);
   return element;
 };
 
@@ -16,12 +17,12 @@ if (inHash) {
   history.replaceState(null, "", location.pathname);
 }
 const headers = {"content-type": "application/json"};
-if (sessionStorage.getItem("key")) headers.authorization = `Bearer ${sessionStorage.getItem("key")}`;
+const key = sessionStorage.getItem("key");
+if (key) headers.authorization = `Bearer ${key}`;
 
 const ask = async (path, body, signal) => {
-  const options = body === undefined ? {headers, signal}
-    : {method: "POST", headers, body: JSON.stringify(body), signal};
-  const answer = await fetch(path, options);
+  const method = body ? "POST" : "GET";
+  const answer = await fetch(path, {method, headers, body: JSON.stringify(body), signal});
   if (answer.ok) return answer;
   const error = await answer.json().catch(() => ({error: {message: answer.statusText}}));
   throw new Error(error.error.message);
@@ -32,6 +33,14 @@ const problem = error => {
   if (error && error.name === "AbortError") return;
   find("problem").textContent = error ? error.message : "";
   find("problem").hidden = !error;
+};
+// What goes wrong in `call` is shown.
+const safely = call => async (...given) => {
+  try {
+    await call(...given);
+  } catch (error) {
+    problem(error);
+  }
 };
 
 // Each data line of server-sent events, as JSON.
@@ -56,29 +65,24 @@ const events = async function* (answer) {
 
 const params = {};  // controls by the names of request fields
 
-const control = (name, label, about) => {
-  const row = make("label", "param");
+const control = (name, label, about, ...inputs) => {
+  const row = make("label", "param", make("span", "", label), ...inputs, make("small", "", about));
   row.dataset.name = name;
-  row.append(make("span", "", label));
   row.title = about;
-  params[name] = row;
   find("params").append(row);
-  return row;
+  return params[name] = row;
 };
 // For each field of the OpenAPI document that has a slider.
 const addSlider = (name, field) => {
   const {min, max, step, off} = field["x-slider"], first = field.default ?? off;
   const label = name.replaceAll("_", " ");
   const about = field.description + (field.default === null ? ` ${off} is off.` : "");
-  const row = control(name, label, about), slider = make("input"), box = make("input");
-  slider.type = "range";
-  box.type = "number";
+  const slider = make("input"), box = make("input"), row = control(name, label, about, box, slider);
+  Object.assign(slider, {type: "range", min, max, step, value: first});
+  Object.assign(box, {type: "number", min, step, value: first});
   slider.setAttribute("aria-label", `${label}: ${about}`);
-  for (const input of [slider, box]) Object.assign(input, {min, max, step, value: first});
-  box.removeAttribute("max");
   slider.addEventListener("input", () => { box.value = slider.value; });
   box.addEventListener("input", () => { slider.value = box.value; });
-  row.append(box, slider, make("small", "", about));
   row.value = () => box.value === "" ? first : Number(box.value);
   row.sent = () => row.value() === first && field.default === null ? undefined : row.value();
   row.limit = value => {
@@ -87,10 +91,9 @@ const addSlider = (name, field) => {
   };
 };
 const addText = (name, label, hint, about) => {
-  const row = control(name, label, about), box = make("input");
+  const box = make("input");
   Object.assign(box, {type: "text", placeholder: hint, id: `param-${name}`, spellcheck: false});
-  row.append(box, make("small", "", about));
-  row.value = () => box.value;
+  control(name, label, about, box).value = () => box.value;
 };
 const addControls = ({components}) => {
   for (const [name, field] of Object.entries(components.schemas.CompletionRequest.properties))
@@ -115,10 +118,7 @@ const settings = () => {
 // ---- Tokens and their colours
 
 const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // bits up to which a colour goes, as in other pages
-const shade = logprob => {
-  const bits = -logprob / Math.LN2;
-  return STEPS.filter(limit => !(bits <= limit)).length;
-};
+const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
 const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
 const seen = text => [...text].map(letter => PICTURES[letter]
   || (letter < " " ? String.fromCodePoint(0x2400 + letter.codePointAt(0)) : letter)).join("");
@@ -126,11 +126,8 @@ const chance = logprob => {
   const value = Math.exp(logprob);
   return value >= 0.0995 ? `${Math.round(100 * value)}%` : `${(100 * value).toPrecision(2)}%`;
 };
-const legend = () => {
-  find("legend").replaceChildren("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
-    make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
-  find("legend").hidden = false;
-};
+find("legend").append("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
+  make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
 
 // ---- Writing
 
@@ -139,25 +136,18 @@ let models = [], model = null, controller = null, counting = 0;
 class Text {
   // One text: what came before (ids), and its tokens {id, piece, logprob, others}.
   constructor(name, prompt, ids, kept, given) {
-    Object.assign(this, {prompt, ids, given, tokens: []});
-    this.card = make("article", "text");
-    const head = make("header"), look = make("button", "", "look inside");
-    this.name = name;
+    Object.assign(this, {name, prompt, ids, given, tokens: []});
+    const look = make("button", "", "look inside");
     this.about = make("span");
-    const title = make("div");
-    title.append(make("b", "", name), this.about);
-    head.append(title, look);
+    this.body = make("p", "body", make("b", "", prompt));
+    const title = make("div", "", make("b", "", name), this.about);
+    this.card = make("article", "text", make("header", "", title, look), this.body);
     look.hidden = !model.attention;
     look.addEventListener("click", () => inspect({ids: this.whole()}));
-    this.body = make("p", "body");
-    this.body.append(make("b", "", prompt));
-    this.card.append(head, this.body);
     for (const token of kept) this.add(token);
   }
 
-  whole(size = this.tokens.length) {
-    return [...this.ids, ...this.tokens.slice(0, size).map(token => token.id)];
-  }
+  whole() { return [...this.ids, ...this.tokens.map(token => token.id)]; }
 
   add(token) {
     const place = this.tokens.push(token) - 1;
@@ -168,25 +158,21 @@ class Text {
     }
     span.tabIndex = place ? -1 : 0;
     span.setAttribute("role", "button");
-    span.addEventListener("mouseenter", () => others.open(this, place, span));
+    for (const event of ["mouseenter", "focus", "click"])
+      span.addEventListener(event, () => others.open(this, place, span));
     span.addEventListener("mouseleave", () => others.leave());
-    span.addEventListener("focus", () => others.open(this, place, span));
-    span.addEventListener("click", () => others.open(this, place, span));
-    span.addEventListener("keydown", event => this.key(event, span));
+    span.addEventListener("keydown", event => {
+      const next = {ArrowRight: span.nextSibling, ArrowLeft: span.previousSibling}[event.key];
+      const inside = ["Enter", " ", "ArrowDown"].includes(event.key);
+      if (next?.classList.contains("token")) next.focus();
+      else if (inside) others.box.querySelector("button")?.focus();
+      else return;
+      event.preventDefault();
+    });
     this.body.append(span);
   }
 
-  key(event, span) {
-    const step = {ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling"}[event.key];
-    if (step && span[step]?.classList.contains("token")) span[step].focus();
-    else if (["Enter", " ", "ArrowDown"].includes(event.key)) others.enter();
-    else return;
-    event.preventDefault();
-  }
-
   say(text) { this.about.textContent = text; }
-
-  text() { return this.tokens.map(token => token.piece).join(""); }
 }
 
 const busy = on => {
@@ -199,7 +185,7 @@ const busy = on => {
 const write = async (texts, ids, given) => {
   problem(null);
   others.close();
-  legend();
+  find("legend").hidden = false;
   find("hint").hidden = true;
   const started = performance.now();
   let count = 0, said = "stopped";
@@ -210,9 +196,8 @@ const write = async (texts, ids, given) => {
       const choice = part.choices[0], text = texts[choice.index], found = choice.logprobs;
       const letters = [...choice.text], first = found.text_offset[0] || 0;
       found.ids.forEach((id, place) => {
-        const end = found.text_offset[place + 1];
-        const piece = letters.slice(found.text_offset[place] - first,
-          end === undefined ? undefined : end - first).join("");
+        const end = (found.text_offset[place + 1] ?? Infinity) - first;
+        const piece = letters.slice(found.text_offset[place] - first, end).join("");
         text.add({id, piece, name: found.tokens[place], logprob: found.token_logprobs[place],
           others: found.alternatives[place]});
         count++;
@@ -236,13 +221,12 @@ const write = async (texts, ids, given) => {
 const start = async () => {
   if (controller) return;
   problem(null);
-  const prompt = find("prompt").value, given = settings();
+  const text = find("prompt").value, given = settings();
   busy(true);
   try {
-    const body = {model: model.id, text: prompt};
-    const {ids} = await asked("/v1/tokenize", body, controller.signal);
+    const {ids} = await asked("/v1/tokenize", {model: model.id, text}, controller.signal);
     const texts = Array.from({length: given.n}, (_, place) =>
-      new Text(`Text ${place + 1}`, prompt, ids, [], given));
+      new Text(`Text ${place + 1}`, text, ids, [], given));
     find("texts").replaceChildren(...texts.map(text => text.card));
     await write(texts, ids, given);
   } catch (error) {
@@ -252,16 +236,14 @@ const start = async () => {
 };
 
 const branch = async (from, place, other) => {
-  if (controller) controller.abort();
+  controller?.abort();
   while (controller) await new Promise(done => setTimeout(done, 10));
   const given = {...from.given, n: 1};
   given.max_tokens = Math.max(1, given.max_tokens - place - 1);
   delete given.min_tokens;
-  const kept = from.tokens.slice(0, place);
-  const drawn = {id: other.id, piece: other.token, name: other.token, logprob: other.logprob,
-    others: from.tokens[place].others};
+  const drawn = {...from.tokens[place], ...other, piece: other.token, name: other.token};
   const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
-    [...kept, drawn], from.given);
+    [...from.tokens.slice(0, place), drawn], from.given);
   from.card.after(text.card);
   busy(true);
   await write([text], text.whole(), given);
@@ -278,11 +260,12 @@ const others = {
     this.close();
     this.from = span;
     span.classList.add("on");
-    const token = text.tokens[place], about = make("p");
-    about.append(make("b", "", seen(token.name)), ` token ${token.id}, ${chance(token.logprob)}`);
+    const token = text.tokens[place];
+    const about = make("p", "", make("b", "", seen(token.name)),
+      ` token ${token.id}, ${chance(token.logprob)}`);
     const rows = token.others.map(other => {
-      const row = make("button", `other${other.id === token.id ? " came" : ""}`);
-      row.append(make("span", "", seen(other.token)), make("span", "", chance(other.logprob)));
+      const row = make("button", `other${other.id === token.id ? " came" : ""}`,
+        make("span", "", seen(other.token)), make("span", "", chance(other.logprob)));
       row.style.setProperty("--share", `${100 * Math.exp(other.logprob)}%`);
       row.title = `token ${other.id}: go on from here with it`;
       row.addEventListener("click", () => branch(text, place, other));
@@ -300,15 +283,14 @@ const others = {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.close(), 250);
   },
-  enter() { this.box.querySelector("button")?.focus(); },
   close() {
     this.from?.classList.remove("on");
     this.box.hidden = true;
   },
 };
-others.box.addEventListener("mouseenter", () => clearTimeout(others.timer));
-others.box.addEventListener("mouseleave", () => others.leave());
-others.box.addEventListener("keydown", event => {
+on("others", "mouseenter", () => clearTimeout(others.timer));
+on("others", "mouseleave", () => others.leave());
+on("others", "keydown", event => {
   const step = {ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling"}[event.key];
   if (!step) return;
   event.preventDefault();
@@ -328,60 +310,44 @@ const later = (wait, call) => {
     timer = setTimeout(call, wait);
   };
 };
-const countTokens = async () => {
+const countTokens = safely(async () => {
   const turn = ++counting;
-  try {
-    const {ids, tokens} = await asked("/v1/tokenize", {model: model.id, text: find("prompt").value});
-    if (turn !== counting) return;
-    find("count").textContent = `${ids.length.toLocaleString("en")} token${ids.length === 1 ? "" : "s"}`;
-    find("tokens").replaceChildren(...ids.slice(0, 2000).map((id, place) => {
-      const span = make("span", "", seen(tokens[place]));
-      span.append(make("small", "", id));
-      return span;
-    }));
-  } catch (error) {
-    problem(error);
-  }
-};
+  const {ids, tokens} = await asked("/v1/tokenize", {model: model.id, text: find("prompt").value});
+  if (turn !== counting) return;
+  find("count").textContent = `${ids.length.toLocaleString("en")} token${ids.length === 1 ? "" : "s"}`;
+  find("tokens").replaceChildren(...ids.slice(0, 2000).map((id, place) =>
+    make("span", "", seen(tokens[place]), make("small", "", id))));
+});
 
 // ---- Labels
 
 let classifying = null;
-const classify = async () => {
+const classify = safely(async () => {
   classifying?.abort();
   const own = classifying = new AbortController(), started = performance.now();
-  try {
-    const body = {model: model.id, input: find("input").value};
-    const {data} = await asked("/v1/classify", body, own.signal);
-    if (own !== classifying) return;
-    problem(null);
-    const {label: best, probabilities} = data[0];
-    find("labels").replaceChildren(...model.labels.map(label => {
-      const row = make("div", `label${label === best ? " best" : ""}`), bar = make("div", "bar");
-      bar.append(make("div"));
-      bar.firstChild.style.setProperty("--share", `${100 * probabilities[label]}%`);
-      row.append(make("span", "", label), bar, make("output", "", `${(100 * probabilities[label]).toFixed(1)}%`));
-      return row;
-    }));
-    find("state").textContent = `${Math.round(performance.now() - started)} ms`;
-  } catch (error) {
-    problem(error);
-  }
-};
+  const body = {model: model.id, input: find("input").value};
+  const {data} = await asked("/v1/classify", body, own.signal);
+  if (own !== classifying) return;
+  problem(null);
+  const {label: best, probabilities} = data[0];
+  find("labels").replaceChildren(...model.labels.map(label => {
+    const share = 100 * probabilities[label], bar = make("div");
+    bar.style.setProperty("--share", `${share}%`);
+    return make("div", `label${label === best ? " best" : ""}`, make("span", "", label),
+      make("div", "bar", bar), make("output", "", `${share.toFixed(1)}%`));
+  }));
+  find("state").textContent = `${Math.round(performance.now() - started)} ms`;
+});
 
 // ---- Attention
 
-const inspect = async given => {
+const inspect = safely(async given => {
   problem(null);
-  try {
-    const {page} = await asked("/v1/inspect", {model: model.id, ...given});
-    find("look").src = page;
-    find("inside").hidden = false;
-    find("inside").scrollIntoView({behavior: "smooth"});
-  } catch (error) {
-    problem(error);
-  }
-};
+  const {page} = await asked("/v1/inspect", {model: model.id, ...given});
+  find("look").src = page;
+  find("inside").hidden = false;
+  find("inside").scrollIntoView({behavior: "smooth"});
+});
 
 // ---- Models
 
@@ -391,31 +357,29 @@ const choose = name => {
   const number = value => value.toLocaleString("en");
   find("facts").textContent = `${model.kind}, ${number(model.parameters)} parameters, looks at `
     + `${number(model.context)} tokens of ${number(model.vocabulary)} kinds`;
-  find("writing").hidden = model.kind !== "language model";
-  find("labelling").hidden = model.kind === "language model";
-  find("inside").hidden = true;
-  find("why").hidden = !model.attention;
+  const writes = model.kind === "language model";
+  const hidden = {writing: !writes, labelling: writes, inside: true, why: !model.attention,
+    legend: true, hint: false};
+  for (const [id, value] of Object.entries(hidden)) find(id).hidden = value;
   find("texts").replaceChildren();
-  find("legend").hidden = true;
-  find("hint").hidden = false;
   find("status").textContent = "";
   others.close();
   problem(null);
   for (const name of ["max_tokens", "min_tokens"]) params[name].limit(model.max_tokens);
-  if (model.kind === "language model") countTokens();
+  if (writes) countTokens();
   else classify();
 };
 
-find("ask").addEventListener("submit", event => {
+on("ask", "submit", event => {
   event.preventDefault();
   start();
 });
-find("stop").addEventListener("click", () => controller?.abort());
-find("prompt").addEventListener("input", later(150, countTokens));
-find("input").addEventListener("input", later(80, classify));
-find("why").addEventListener("click", () => inspect({text: find("input").value}));
-find("close").addEventListener("click", () => { find("inside").hidden = true; });
-find("model").addEventListener("change", () => choose(find("model").value));
+on("stop", "click", () => controller?.abort());
+on("prompt", "input", later(150, countTokens));
+on("input", "input", later(80, classify));
+on("why", "click", () => inspect({text: find("input").value}));
+on("close", "click", () => { find("inside").hidden = true; });
+on("model", "change", () => choose(find("model").value));
 document.addEventListener("keydown", event => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("writing").hidden) start();
   if (event.key !== "Escape") return;
@@ -425,20 +389,11 @@ document.addEventListener("keydown", event => {
   } else controller?.abort();
 });
 
-const begin = async () => {
-  try {
-    addControls(await asked("/openapi.json"));
-    models = (await asked("/v1/models")).data;
-    find("model").replaceChildren(...models.map(each => {
-      const option = make("option", "", each.id);
-      option.value = each.id;
-      return option;
-    }));
-    if (innerWidth < 832) find("more").open = false;
-    choose(models[0].id);
-    document.body.dataset.ready = "yes";
-  } catch (error) {
-    problem(error);
-  }
-};
-begin();
+safely(async () => {
+  addControls(await asked("/openapi.json"));
+  models = (await asked("/v1/models")).data;
+  find("model").replaceChildren(...models.map(each => new Option(each.id)));
+  if (innerWidth < 832) find("more").open = false;
+  choose(models[0].id);
+  document.body.dataset.ready = "yes";
+})();
