@@ -1,14 +1,11 @@
 """Byte-pair encoding: learn which neighbouring pieces to glue together.
 
 Start from single bytes; again and again take the pair of neighbours that occurs most often and
-make it one new token. Common words end up as one token, rare words as several, and no text is
-ever out of vocabulary, because every byte stays a token. Pairs never reach across words, so the
-work is done on distinct words with their counts (`nanolm.text.words`) instead of on the text.
+make it one new token. Pairs never reach across words, so the work is done on distinct words with
+their counts (`nanolm.text.words`) instead of on the text.
 
-    >>> learn(count_words(["low lower lowest"]), vocab_size=258)
+    >>> learn(count_words(["low lower lowest"]), vocab_size=258)  # l = 108, o = 111, w = 119
     [(108, 111), (256, 119)]
-
-The ids are `l` = 108, `o` = 111 and `w` = 119: first "lo" becomes 256, then "low" becomes 257.
 """
 
 from collections import Counter

@@ -46,14 +46,9 @@ class Survey:
     vocab_size: int | None = None
 
 
-def survey(
-    names: tuple[str, ...],
-    reading: Reading,
-    report: Report = lambda *_: None,
-    cache: Path | None = None,
-) -> Survey:
+def survey(names: tuple[str, ...], reading: Reading, report: Report = lambda *_: None) -> Survey:
     """Read everything as `nanolm train` would, and say what is there."""
-    cache = cache or cache_folder()
+    cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     result = Survey(len(sources.files), dict(sources.skipped), sources.notes)
     corpus, problems = read_with_problems(sources, reading, cache, report)
@@ -88,15 +83,12 @@ def _count(corpus: Corpus, result: Survey, report: Report) -> None:
         digest.update(data)
         length += len(data)
         characters.update(text)
-    result.characters = characters.total()
-    result.distinct_characters = len(characters)
+    result.characters, result.distinct_characters = characters.total(), len(characters)
     result.replacement_characters = characters["\ufffd"]
-    result.control_characters = sum(
-        count for char, count in characters.items() if ord(char) < 32 and char not in "\n\t"
-    )
+    result.control_characters = sum(characters[chr(n)] for n in range(32) if chr(n) not in "\n\t")
 
 
-@dataclass(frozen=True)
+@dataclass
 class EncodedSize:
     """How one tokenizer does on a text."""
 
@@ -113,20 +105,18 @@ def compare(
     reading: Reading,
     tokenizers: Sequence[tuple[str, Tokenizer | tuple[str, int | None]]],
     report: Report = lambda *_: None,
-    cache: Path | None = None,
 ) -> list[EncodedSize]:
     """Encode a text with each tokenizer; a (kind, size) is first made for that text."""
-    cache = cache or cache_folder()
+    cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     rows = []
     with read_corpus(sources, reading, cache, report) as corpus:
         characters = sum(len(text.decode()) for _, _, text in corpus.blocks(report))
         for name, wanted in tokenizers:
-            if isinstance(wanted, Tokenizer):
-                tokenizer = wanted
-            else:
-                tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), *wanted, report)
-            tokens = encode_corpus(corpus, (0, corpus.length), tokenizer, Path(os.devnull), report)
+            whole, tokenizer = (0, corpus.length), wanted
+            if not isinstance(tokenizer, Tokenizer):
+                tokenizer, _ = make_tokenizer(corpus, whole, *tokenizer, report)
+            tokens = encode_corpus(corpus, whole, tokenizer, Path(os.devnull), report)
             tokens -= corpus.documents  # what stands before each
             sizes = (tokenizer.vocab_size, tokens, corpus.size)
             rows.append(EncodedSize(name, *sizes, corpus.size / tokens, characters / tokens))

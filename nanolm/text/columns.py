@@ -36,7 +36,7 @@ Row = tuple[int, list[str]]  # the number of its line, its cells
 
 
 @dataclass
-class Table:
+class TextTable:
     """A file as rows of cells."""
 
     source: TextSource
@@ -48,13 +48,10 @@ class Table:
 
     def columns(self) -> list["Column"]:
         names = self.names or [str(n + 1) for n in range(len(self.sample[0][1]))]
+        rows = [cells for _, cells in self.sample]
         return [
-            Column(
-                number,
-                name.strip(),
-                Counter(cells[number].strip() for _, cells in self.sample if number < len(cells)),
-            )
-            for number, name in enumerate(names)
+            Column(n, name.strip(), Counter(row[n].strip() for row in rows if n < len(row)))
+            for n, name in enumerate(names)
         ]
 
     def rows(self, needed: list[int]) -> Iterator[list[str]]:
@@ -71,9 +68,8 @@ class Table:
     def summary(self, text: int, label: int) -> str:
         if self.obvious:
             return self.kind
-        if self.names:
-            return f"{self.kind}; text is {self.names[text]!r}, label is {self.names[label]!r}"
-        return f"{self.kind}; text is column {text + 1}, label is column {label + 1}"
+        shown = [repr(self.names[n]) if self.names else f"column {n + 1}" for n in (text, label)]
+        return f"{self.kind}; text is {shown[0]}, label is {shown[1]}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +101,8 @@ class Column:
 
     def is_label(self, times: int) -> bool:
         """Few short values that repeat, in most rows; measurements are none."""
-        if not self.filled or 2 * self.filled.total() < self.values.total():
-            return False
-        return repeats(self.filled, times) and not self.measured
+        few = not self.filled or 2 * self.filled.total() < self.values.total()
+        return not few and repeats(self.filled, times) and not self.measured
 
     @cached_property
     def measured(self) -> bool:
@@ -133,9 +128,8 @@ class Column:
 
 def label_value(value: str) -> str:
     """`1.0` is what becomes of 1 in a column where some are missing."""
-    value = value.strip()
-    whole = WHOLE_NUMBER.fullmatch(value)
-    return whole[1] if whole else value
+    whole = WHOLE_NUMBER.fullmatch(value.strip())
+    return whole[1] if whole else value.strip()
 
 
 def repeats(values: Counter[str], times: int) -> bool:
@@ -145,10 +139,9 @@ def repeats(values: Counter[str], times: int) -> bool:
 
 def is_column_name(name: str) -> bool:
     """Is this a name for a column, and nothing that a text might be?"""
-    words = _words(name)
-    return bool(COLUMN_NAMES.intersection(words)) and (
-        COLUMN_NAMES.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
-    )
+    words = set(_words(name))
+    single = words <= COLUMN_NAMES or re.fullmatch(r"[\w.-]+", name) is not None
+    return single and bool(words & COLUMN_NAMES)
 
 
 def _words(name: str) -> list[str]:
@@ -157,7 +150,7 @@ def _words(name: str) -> list[str]:
 
 
 def text_and_label_columns(
-    table: Table, text_name: str | None, label_name: str | None
+    table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int]:
     """Where the text and the label stand; either may be named, or numbered from 1."""
     columns = table.columns()
@@ -165,16 +158,16 @@ def text_and_label_columns(
         return 1, 0
     label = _asked(table, columns, label_name, "--label-column")
     text = _asked(table, columns, text_name, "--text-column")
-    label = label or _label_by_name([column for column in columns if column is not text], table)
-    text = text or _find_text([column for column in columns if column is not label], table)
-    label = label or _label_by_content([column for column in columns if column is not text], table)
+    label = label or _label_by_name([c for c in columns if c is not text], table)
+    text = text or _find_text([c for c in columns if c is not label], table)
+    label = label or _label_by_content([c for c in columns if c is not text], table)
     if text is label:
         raise UsageError(f"{table.source.name}: {text.name!r} cannot be both text and label")
     return text.number, label.number
 
 
 def text_and_maybe_label(
-    table: Table, text_name: str | None, label_name: str | None
+    table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int | None]:
     """The same for a table that need not have labels: as `label_name` says, else by a name that is
     clear enough."""
@@ -184,17 +177,17 @@ def text_and_maybe_label(
         text = columns[-1]
     elif text is None:
         labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
-        text = _find_text([column for column in columns if column not in labels[:1]], table)
+        text = _find_text([c for c in columns if c not in labels[:1]], table)
     label = _asked(table, columns, label_name, "--label-column")
     if label is None and table.obvious:
         label = columns[0] if len(columns) == 2 else None
     elif label is None:
         with suppress(UsageError):  # several may be meant
-            label = _label_by_name([column for column in columns if column is not text], table)
+            label = _label_by_name([c for c in columns if c is not text], table)
     return text.number, label.number if label else None
 
 
-def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:
+def _asked(table: TextTable, columns: list[Column], name: str | None, option: str) -> Column | None:
     if name is None:
         return None
     for spelling in (str, str.lower):
@@ -203,11 +196,8 @@ def _asked(table: Table, columns: list[Column], name: str | None, option: str) -
                 return column
     if name.isdigit() and 1 <= int(name) <= len(columns):
         return columns[int(name) - 1]
-    hint = did_you_mean(name, [column.name for column in columns])
-    raise UsageError(
-        f"{option} {name}: {table.source.name} ({table.kind}) has the columns {_listed(columns)}"
-        f"{hint}"
-    )
+    there = f"has the columns {_listed(columns)}{did_you_mean(name, [c.name for c in columns])}"
+    raise UsageError(f"{option} {name}: {table.source.name} ({table.kind}) {there}")
 
 
 Fits = Callable[[Column], bool]
@@ -226,7 +216,7 @@ def _named(
     return next((fitting for test in tests if (fitting := list(filter(test, columns)))), [])
 
 
-def _label_by_name(columns: list[Column], table: Table) -> Column | None:
+def _label_by_name(columns: list[Column], table: TextTable) -> Column | None:
     if table.names is None:
         return None
     labels = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
@@ -234,9 +224,9 @@ def _label_by_name(columns: list[Column], table: Table) -> Column | None:
     return _only(labels, "label", table) if labels else None
 
 
-def _label_by_content(columns: list[Column], table: Table) -> Column:
+def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
-    labels = [column for column in labels if len(column.filled) > 1] or labels
+    labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
         why = (
             "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
@@ -245,30 +235,26 @@ def _label_by_content(columns: list[Column], table: Table) -> Column:
             else "no column has few values that repeat (--label-column NAME if one is meant); "
             f"its columns are {_listed(table.columns())}"
         )
-        raise UsageError(
-            f"{table.source.name} ({table.kind}) has no labels: {why}. Texts without labels are "
-            "for `nanolm classify --file`"
-        )
+        why += ". Texts without labels are for `nanolm classify --file`"
+        raise UsageError(f"{table.source.name} ({table.kind}) has no labels: {why}")
     return _only(labels, "label", table)
 
 
-def _find_text(columns: list[Column], table: Table) -> Column:
+def _find_text(columns: list[Column], table: TextTable) -> Column:
     """By its name, else the one with the longest texts."""
     if table.names and (texts := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
         return _only(texts, "text", table)
-    texts = [column for column in columns if column.may_be_text()]
-    texts = [column for column in texts if column.is_text()] or texts
-    texts = [column for column in texts if column.wordy] or texts
+    texts = [c for c in columns if c.may_be_text()]
+    texts = [c for c in texts if c.is_text()] or texts
+    texts = [c for c in texts if c.wordy] or texts
     if not texts:
-        raise UsageError(
-            f"{table.source.name} ({table.kind}): no column looks like text; its columns are "
-            f"{_listed(table.columns())}; name one with --text-column"
-        )
-    longest = max(column.length for column in texts)
-    return _only([column for column in texts if 2 * column.length > longest], "text", table)
+        listed = f"its columns are {_listed(table.columns())}; name one with --text-column"
+        raise UsageError(f"{table.source.name} ({table.kind}): no column looks like text; {listed}")
+    longest = max(c.length for c in texts)
+    return _only([c for c in texts if 2 * c.length > longest], "text", table)
 
 
-def _only(columns: list[Column], what: str, table: Table) -> Column:
+def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
     names = " and ".join(repr(column.name) for column in columns[:5])

@@ -1,10 +1,6 @@
 """Data sets of the Hugging Face Hub, as the files that will be read.
 
-    >>> quiet = lambda what, done, total: None
-    >>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), quiet)
-
-Of all that a data set holds, the tables and texts are taken; of those the ones named for
-training, if any are.
+>>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), lambda *progress: None)
 """
 
 import re

@@ -34,11 +34,11 @@ class Reading:
         return []
 
 
+Mended = Callable[[int], None]
+
+
 def decoded(
-    source: TextSource,
-    stream: IO[bytes],
-    encoding: str,
-    mended: Callable[[int], None] | None = None,
+    source: TextSource, stream: IO[bytes], encoding: str, mended: Mended | None = None
 ) -> Iterator[str]:
     """A file as text in blocks; a bad byte is reported by its offset, line and likely cure.
 
@@ -64,11 +64,10 @@ def decoded(
                 raise not_text(source, error.object) from None
             place = offset - waiting + error.start
             cure = f"--encoding {likely_encoding(error.object)}" if utf8 else "another --encoding"
-            raise DataError(
-                f"{source.name} is not {'UTF-8' if utf8 else encoding}: "
-                f"byte 0x{error.object[error.start]:02x} at offset {place:,} "
-                f"(line {line_at(source, place):,}); try {cure}"
-            ) from None
+            where = f"at offset {place:,} (line {line_at(source, place):,}); try {cure}"
+            byte = f"byte 0x{error.object[error.start]:02x}"
+            name = "UTF-8" if utf8 else encoding
+            raise DataError(f"{source.name} is not {name}: {byte} {where}") from None
 
     at_start = True
     for block in decompressed(source, stream):
@@ -92,10 +91,8 @@ def not_text(source: TextSource, start: bytes) -> DataError:
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
         encoding = "utf-16-be" if low > high else "utf-16-le"
         return DataError(f"{source.name} looks like UTF-16; try --encoding {encoding}")
-    return DataError(
-        f"{source.name} is not text: it is full of control characters, in any encoding; save what "
-        "it holds as plain text first"
-    )
+    why = "it is full of control characters, in any encoding; save it as plain text first"
+    return DataError(f"{source.name} is not text: {why}")
 
 
 def broken_characters(source: TextSource) -> int:
@@ -115,7 +112,7 @@ def line_at(source: TextSource, offset: int) -> int:
     line = 1
     with source.open() as stream:
         for block in decompressed(source, stream):
-            line += block.count(b"\n", 0, max(0, offset))
+            line += block.count(b"\n", 0, offset)
             offset -= len(block)
             if offset <= 0:
                 break
@@ -159,10 +156,8 @@ def whole_lines(texts: Iterator[str]) -> Iterator[str]:
     """The same text, every piece but the last ending with a line."""
     rest: list[str] = []
     for text in texts:
-        end = text.rfind("\n") + 1
-        if end:
+        if end := text.rfind("\n") + 1:
             yield "".join([*rest, text[:end]])
-            rest = [text[end:]]
-        else:
-            rest.append(text)
+            rest = []
+        rest.append(text[end:])
     yield "".join(rest)

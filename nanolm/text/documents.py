@@ -1,11 +1,7 @@
 """A file as documents: decompressed, decoded, and taken out of its table.
 
-    >>> for begins, text in documents(source, Reading()):   # a long document comes in pieces
-    ...     ...
-
 Plain text is one document, or many where a separator line is named. In a table (JSON lines, CSV,
-TSV, Parquet, Arrow) each row is one. `FORMATS`, at the end, declares every kind of file: a new one
-is a reader and a line there.
+TSV, Parquet, Arrow) each row is one. A new kind of file is a reader and a line in `FORMATS`.
 """
 
 import csv
@@ -50,12 +46,10 @@ def plain_text(source: TextSource, stream: IO[bytes], reading: Reading) -> TextB
 
 
 def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    texts = decoded(source, stream, reading.encoding)
-    for number, row in json_rows(source, stream, lines(texts)):
-        if isinstance(row, str):
-            yield row
-        else:
-            yield json_text(row, f"{source.name}, line {number:,}", reading.text_field)
+    text_lines = lines(decoded(source, stream, reading.encoding))
+    for number, row in json_rows(source, stream, text_lines):
+        place = f"{source.name}, line {number:,}"
+        yield row if isinstance(row, str) else json_text(row, place, reading.text_field)
 
 
 def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
@@ -66,9 +60,8 @@ def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Ro
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{source.name}, line {number:,} is not JSON ({error}); remove or mend that line"
-            ) from None
+            wrong = f"line {number:,} is not JSON ({error}); remove or mend that line"
+            raise DataError(f"{source.name}, {wrong}") from None
         yield number, row
 
 
@@ -99,33 +92,26 @@ def text_paths(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    texts = decoded(source, stream, reading.encoding)
+    text_lines = lines(decoded(source, stream, reading.encoding))
     plain = source.suffix == ".tsv"  # by its definition a tab-separated file quotes nothing
     column = None
-    for number, row in csv_rows(source, lines(texts), "\t" if plain else ",", quoted=not plain):
+    for number, row in csv_rows(source, text_lines, "\t" if plain else ",", quoted=not plain):
         place = f"{source.name}, line {number:,}"
         if column is None:
             column = csv_column(row, place, reading.text_column)
             if not (reading.text_column or "").isdigit():
                 continue  # the first row was the header
-        if not row:
-            continue
-        if len(row) <= column:
+        if 0 < len(row) <= column:
             raise DataError(f"{place} has only {len(row)} columns; the text is number {column + 1}")
-        yield row[column]
+        if row:
+            yield row[column]
 
 
-def csv_rows(
-    source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool
-) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool) -> Rows:
     """The cells of each row, and the number of the line that it ends on."""
     csv.field_size_limit(1 << 31)  # a cell may be a whole book
-    rows = csv.reader(
-        (line + "\n" for line in lines),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-        strict=quoted,
-    )
+    how: Any = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, "strict": quoted}
+    rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter, **how)
     try:
         for row in rows:
             yield rows.line_num, row
@@ -151,16 +137,15 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
 
 def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     """One column of a Parquet or Arrow file."""
-    name = ""
+    steps: list[str] = []  # to the text
 
     def pick(schema: Any) -> list[str]:
-        nonlocal name
-        name = arrow_column(schema, source, reading)
-        return name.split(".")[:1]
+        steps[:] = arrow_column(schema, source, reading).split(".")
+        return steps[:1]
 
     for batch in arrow_batches(source, stream, pick):
         for value in batch.column(0).to_pylist():
-            for step in name.split(".")[1:]:
+            for step in steps[1:]:
                 value = (value or {}).get(step)
             if value is not None:
                 yield str(value)
@@ -169,17 +154,14 @@ def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator
 def arrow_batches(
     source: TextSource, stream: IO[bytes], pick: Callable[[Any], list[str]]
 ) -> Iterator[Any]:
-    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch.
-
-    `pick` is given the schema and says which columns to read.
-    """
+    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch; `pick`
+    is given the schema and says which columns to read."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet
     except ImportError:
-        raise UsageError(
-            f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
-        ) from None
+        message = f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
+        raise UsageError(message) from None
     if source.path.suffix.lower() in COMPRESSIONS:  # these are read from their end
         stream = io.BytesIO(b"".join(decompressed(source, stream)))
     try:
@@ -209,10 +191,8 @@ def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name.split(".")[0] in schema.names:
         return name
-    raise UsageError(
-        f"{source.name}: no column {name!r}; its columns are {', '.join(schema.names)} "
-        "(--text-column NAME)"
-    )
+    there = f"its columns are {', '.join(schema.names)} (--text-column NAME)"
+    raise UsageError(f"{source.name}: no column {name!r}; {there}")
 
 
 def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
@@ -220,38 +200,31 @@ def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> R
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-RowReader = Callable[[TextSource, IO[bytes], Iterator[str]], Rows]
-
-
 @dataclass(frozen=True)
 class CorpusFormat:
     """A kind of file that text is read from."""
 
     name: str
-    suffixes: tuple[str, ...]
-    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
-    table: bool = False  # has rows, of which each is a document
-    rows: RowReader | None = None  # of a table that names its fields in each
+    suffixes: str
+    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # rows of a table
+    rows: Callable[[TextSource, IO[bytes], Iterator[str]], Rows] | None = None  # with named fields
     any_line: bool = False  # whether reading can begin at any line
 
 
-PLAIN_TEXT = CorpusFormat(
-    "plain text",
-    (".txt", ".md", ".markdown", ".text", ".rst", ".tex", ".html", ".htm", ".xml", ".srt"),
-    any_line=True,
-)
+PLAIN_SUFFIXES = ".txt .md .markdown .text .rst .tex .html .htm .xml .srt"
+PLAIN_TEXT = CorpusFormat("plain text", PLAIN_SUFFIXES, any_line=True)
 FORMATS = (
-    CorpusFormat("JSON lines", (".jsonl", ".ndjson"), json_lines, True, json_rows, any_line=True),
-    CorpusFormat("csv", (".csv",), separated_values, table=True),
-    CorpusFormat("tsv", (".tsv",), separated_values, table=True),
-    CorpusFormat("parquet", (".parquet",), columns, True, arrow_rows),
-    CorpusFormat("arrow", (".arrow",), columns, True, arrow_rows),
+    CorpusFormat("JSON lines", ".jsonl .ndjson", json_lines, json_rows, any_line=True),
+    CorpusFormat("csv", ".csv", separated_values),
+    CorpusFormat("tsv", ".tsv", separated_values),
+    CorpusFormat("parquet", ".parquet", columns, arrow_rows),
+    CorpusFormat("arrow", ".arrow", columns, arrow_rows),
     PLAIN_TEXT,
 )
-TABLES = tuple(suffix for each in FORMATS if each.table for suffix in each.suffixes)
-KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+TABLES = tuple(suffix for each in FORMATS if each.read for suffix in each.suffixes.split())
+KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes.split())
 
 
 def format_of(suffix: str) -> CorpusFormat:
     """What a file is, by its suffix: plain text unless it is known to be something else."""
-    return next((each for each in FORMATS if suffix in each.suffixes), PLAIN_TEXT)
+    return next((each for each in FORMATS if suffix in each.suffixes.split()), PLAIN_TEXT)

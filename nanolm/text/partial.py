@@ -1,11 +1,8 @@
 """Using a part of a large text: stretches from all over it, without reading the rest.
 
-    >>> take_part(sources, Reading(), max_bytes=4_000_000)
-
-Of plain text and JSON lines, only the chosen stretches are read from the disk. Tables and
-compressed files have to be read from their beginning: every few rows are kept, and reading stops
-when there is enough. Of many small files, whole ones are kept. The part depends on the files and
-`max_bytes` alone, so the same command finds it in the cache.
+Of plain text and JSON lines, only the chosen stretches are read from the disk; of tables and
+compressed files every few rows, until there is enough; of many small files, whole ones. The part
+depends on the files and `max_bytes` alone, so the same command finds it in the cache.
 """
 
 import codecs

@@ -1,8 +1,7 @@
 """One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
 
->>> source = TextSource("news.jsonl.gz", Path("news.jsonl.gz"))
->>> source.suffix, source.compressed()
-('.jsonl', True)
+>>> TextSource("news.jsonl.gz", Path("news.jsonl.gz")).suffix
+'.jsonl'
 """
 
 import bz2
@@ -15,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from nanolm.errors import DataError, NanolmError, UsageError
 
@@ -57,8 +56,8 @@ class TextSource:
         return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
 
     def digest(self) -> str:
-        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
-        is not read to its end, of its beginning and its size."""
+        """SHA-256 of what is used of the file; where it is not read to its end, of its beginning
+        and its size."""
         with self.open() as stream:
             if self.limit is None:
                 return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -132,8 +131,7 @@ def zstd_file(stream: IO[bytes]) -> Any:
     return zstd.ZstdFile(stream)
 
 
-@dataclass(frozen=True)
-class Compression:
+class Compression(NamedTuple):
     name: str
     magic: bytes  # what such a file begins with
     open: Callable[[IO[bytes]], Any]
@@ -159,17 +157,14 @@ def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
     compression = compression_of(stream)
     named = COMPRESSIONS.get(source.path.suffix.lower())
     if named not in (None, compression):
-        raise DataError(
-            f"{source.name} is no {named.name} file, though its name says so; rename it"
-        )
+        raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
     try:
         unpacked = compression.open(stream) if compression else stream
         while block := unpacked.read(READ_BYTES):
             yield block
     except ImportError:
-        raise UsageError(
-            f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
-        ) from None
+        message = f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
+        raise UsageError(message) from None
     except Exception as error:  # each kind of archive has its own
         if isinstance(error, NanolmError):
             raise

@@ -1,20 +1,19 @@
 """Which part of a corpus is held out for validation: text like the rest, whatever its order.
 
-    >>> held_out = spread(corpus, fraction=0.1)          # stretches from all over the text
-    >>> validation = take_out(corpus, held_out.ranges, cache)  # `corpus` is now the training text
+    >>> validation = take_out(corpus, spread(corpus).ranges, cache)  # `corpus` is the rest now
 
-Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side. A
-single text is split into stretches from all over it. Files are often sorted, and then the last
-tenth says little about the rest. The split depends on the text alone: every run has the same.
+Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side; a
+single text into stretches from all over it, as files are often sorted. The split depends on the
+text alone: every run has the same.
 """
 
 import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from nanolm.text.corpus import MOST_HELD_OUT, PART_BYTES, Corpus
 from nanolm.text.words import MARK
@@ -40,8 +39,7 @@ CUTS = {
 }
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Ranges of the corpus file in order, and where they come from."""
 
     ranges: list[Range]
@@ -56,11 +54,9 @@ NOTHING = HeldOut([], "nothing")
 
 
 def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
-    """Whole documents if there are many, else stretches from all over the text.
-
-    Unless a `fraction` is asked for, nothing of a small text whose words hardly repeat, such as a
-    poem: a model cannot predict the words it has not seen, and would have to do without them.
-    """
+    """Whole documents if there are many, else stretches from all over the text. Unless a `fraction`
+    is asked for, nothing of a small text whose words hardly repeat, such as a poem: a model cannot
+    predict words it has not seen."""
     if fraction is None:
         held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
         few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
@@ -68,10 +64,9 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     size = round(fraction * corpus.size)
     if not size:
         return NOTHING
-    if corpus.documents >= MANY_DOCUMENTS:
-        ranges = documents_by_hash(corpus, fraction, size)
-        if ranges:
-            return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
+    many = corpus.documents >= MANY_DOCUMENTS
+    if many and (ranges := documents_by_hash(corpus, fraction, size)):
+        return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
     return stretches(corpus, size)
 
 
@@ -91,9 +86,7 @@ def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
 
 def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     """The last stretch of the text, whole."""
-    if fraction == 0:
-        return NOTHING
-    return HeldOut([corpus.split(fraction)[1]], "the end of the text")
+    return NOTHING if fraction == 0 else HeldOut([corpus.split(fraction)[1]], "the end of the text")
 
 
 def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]:
@@ -107,12 +100,12 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
             groups.setdefault(digest, []).append(range_)
     chosen: list[Range] = []
     left = size
-    for digest in sorted(groups):
-        needed = sum(stop - start for start, stop in groups[digest])
+    for _, ranges in sorted(groups.items()):
+        needed = sum(stop - start for start, stop in ranges)
         if needed <= 1.1 * left:
-            chosen += groups[digest]
+            chosen += ranges
             left -= needed
-    enough = left <= size / 2 and len(chosen) > 2 and len(chosen) < corpus.documents
+    enough = left <= size / 2 and 2 < len(chosen) < corpus.documents
     return sorted(chosen) if enough else []
 
 

@@ -1,12 +1,10 @@
 """From the names of texts to token ids on the disk, once: afterwards they are only mapped.
 
     >>> prepared = prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
-    >>> prepared.train[:8], prepared.tokenizer.decode(prepared.train[:8])
 
-What was prepared is kept in the cache under a key made of everything it depends on: the contents
-of the files, how they are read and split, and the tokenizer that was asked for. It becomes visible
-by one rename, when it is whole and on the disk (`nanolm.files`), so a kill leaves nothing that a
-later run would trust; and whoever prepares it holds a lock, so two runs do the work once.
+They are kept in the cache under a key made of everything they depend on: the files' contents, how
+they are read and split, and the tokenizer. A rename makes them visible when they are whole, so a
+kill leaves nothing that a later run would trust; and a lock lets two runs do the work once.
 """
 
 import contextlib

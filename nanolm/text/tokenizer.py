@@ -2,12 +2,9 @@
 
     >>> tokenizer = train_tokenizer(["the cat sat. the cat ran."], "bpe")
     >>> tokenizer.decode(tokenizer.encode("the cat"))
-    'the cat'
 
-All kinds share one interface, and no text fails to encode: bytes are tokens in each of them.
-The file is `tokenizer.json`, the format of Hugging Face `tokenizers`, written and read directly,
-so that `transformers.AutoTokenizer` gives the same ids. Ids 0 to 255 are the single bytes; the
-two special tokens come last, after everything learned.
+No text fails to encode: bytes are tokens in each kind, with the ids 0 to 255; the two special
+tokens come last. tokenizer.json is that of Hugging Face `tokenizers`, which gives the same ids.
 """
 
 import hashlib

@@ -3,9 +3,8 @@
     >>> Batches(prepared.train, context=64, batch=32, seed=1)[0].shape
     (32, 65)
 
-A batch is a pure function of (seed, index): no state to lose on a kill, and the same batches
-come out on any machine. Each epoch cuts the tokens into windows at another offset and visits
-every window once, in an order that a keyed permutation gives without storing it.
+A batch is a pure function of (seed, index): no state to lose on a kill. Each epoch cuts the tokens
+into windows at another offset and visits each once, by a keyed permutation that is never stored.
 """
 
 from dataclasses import dataclass, field

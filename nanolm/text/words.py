@@ -3,8 +3,7 @@
     >>> count_words(["low lower low"])
     Counter({b'low': 1, b' lower': 1, b' low': 1})
 
-A large corpus is counted by several processes (`vocabulary.count_corpus`). This file is also the
-program that they run, so it imports little.
+Also the program of the processes that count a large corpus, so it imports little.
 """
 
 from collections import Counter
@@ -65,17 +64,13 @@ class WordCounter:
         return self.words
 
     def _cut(self, text: str) -> list[str]:
-        chunks = text.split(" ")
+        chunks: list[str | None] = [*text.split(" ")]
         # After white space, a blank is no place to cut: that chunk and the next belong together.
-        loose = [n for n, chunk in enumerate(chunks) if not chunk or chunk[-1].isspace()]
-        if not loose:
-            return chunks
-        whole: list[str | None] = [*chunks]
+        loose = [n for n, chunk in enumerate(chunks[:-1]) if not chunk or chunk[-1].isspace()]
         for n in reversed(loose):
-            if 0 < n + 1 < len(chunks) and (n or chunks[n]):
-                whole[n] = f"{chunks[n]} {whole[n + 1]}"
-                whole[n + 1] = None
-        return [chunk for chunk in whole if chunk is not None]
+            if n or chunks[n]:
+                chunks[n : n + 2] = [f"{chunks[n]} {chunks[n + 1]}", None]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _count_chunks(self) -> None:
         find = regex.compile(SPLIT).findall

@@ -2,10 +2,9 @@
 
     >>> with WorkerPool("nanolm.text.words", corpus.file, size=2) as pool:
     ...     answers = [answer for _, answer in pool.map(corpus.parts(0, corpus.length))]
-    ...     last_answers = pool.finish()
 
-Each process reads the parts it is given, and answers each with some bytes; at the end it answers
-once more. Bytes are all that passes between them.
+Each reads the parts it is given, and answers each with some bytes; at the end (`pool.finish`) it
+answers once more.
 """
 
 import contextlib
