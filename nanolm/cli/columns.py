@@ -47,9 +47,8 @@ def fitted(token: str, room: int) -> str:
     """Filled up or cut to so many letters' width."""
     from rich.cells import cell_len, set_cell_size
 
-    if cell_len(token) <= room:
-        return set_cell_size(token, room)
-    return set_cell_size(token, room - 1) + "…"
+    fits = cell_len(token) <= room
+    return set_cell_size(token, room) if fits else set_cell_size(token, room - 1) + "…"
 
 
 class Columns:

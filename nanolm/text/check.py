@@ -57,10 +57,10 @@ def survey(names: tuple[str, ...], reading: Reading, report: Report = lambda *_:
         result.documents, result.bytes = corpus.documents, corpus.size
         _count(corpus, result, report)
         if result.documents:
-            whole = (0, corpus.length)
-            tokenizer, result.choices = make_tokenizer(corpus, whole, None, None, report)
+            tokenizer, result.choices = make_tokenizer(corpus, None, None, report)
             result.vocab_size = tokenizer.vocab_size
-            sample = corpus.read(*next(corpus.parts(*whole, size=1 << 20))).replace(MARK, b"")
+            first = next(corpus.parts(0, corpus.length, size=1 << 20))
+            sample = corpus.read(*first).replace(MARK, b"")
             tokens = len(tokenizer.encode_array(sample.decode()))
             result.bytes_per_token = round(len(sample) / tokens, 3)
     return result
@@ -112,11 +112,10 @@ def compare(
     rows = []
     with read_corpus(sources, reading, cache, report) as corpus:
         characters = sum(len(text.decode()) for _, _, text in corpus.blocks(report))
-        for name, wanted in tokenizers:
-            whole, tokenizer = (0, corpus.length), wanted
+        for name, tokenizer in tokenizers:
             if not isinstance(tokenizer, Tokenizer):
-                tokenizer, _ = make_tokenizer(corpus, whole, *tokenizer, report)
-            tokens = encode_corpus(corpus, whole, tokenizer, Path(os.devnull), report)
+                tokenizer, _ = make_tokenizer(corpus, *tokenizer, report)
+            tokens = encode_corpus(corpus, tokenizer, Path(os.devnull), report)
             tokens -= corpus.documents  # what stands before each
             sizes = (tokenizer.vocab_size, tokens, corpus.size)
             rows.append(EncodedSize(name, *sizes, corpus.size / tokens, characters / tokens))

@@ -13,6 +13,7 @@ from nanolm.text.decoding import Reading
 from nanolm.text.documents import format_of
 from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources
+from nanolm.text.workers import Range
 
 MOST_STRETCHES = 200  # of a text,
 SHORTEST_STRETCH = 4_096  # bytes: several contexts of a small model
@@ -43,13 +44,12 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
                 taken += size
             continue
         taken += share
-        name = f"{source.name} (in part)"
+        part = replace(source, name=f"{source.name} (in part)")
         if _can_skip(source, reading):
-            ranges = _stretches(source, size, share, stretch)
-            kept.append(replace(source, name=name, ranges=ranges))
+            kept.append(replace(part, ranges=_stretches(source, size, share, stretch)))
         else:
             every = min(MOST_SKIPPED, math.ceil(size / share))
-            kept.append(replace(source, name=name, every=every, limit=int(share)))
+            kept.append(replace(part, every=every, limit=int(share)))
     return replace(sources, files=kept)
 
 
@@ -65,13 +65,11 @@ def _can_skip(source: TextSource, reading: Reading) -> bool:
     return lines and format_of(source.suffix).any_line and not source.compressed()
 
 
-def _stretches(
-    source: TextSource, size: int, share: float, stretch: int
-) -> tuple[tuple[int, int], ...]:
+def _stretches(source: TextSource, size: int, share: float, stretch: int) -> tuple[Range, ...]:
     """Evenly spaced, from line to line."""
     count = max(1, round(share / stretch))
     length = share / count
-    ranges: list[tuple[int, int]] = []
+    ranges: list[Range] = []
     with source.open() as stream:
 
         def line_from(place: float) -> int:

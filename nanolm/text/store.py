@@ -40,7 +40,7 @@ from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
-from nanolm.text.workers import HAS_PREAD, Range, WorkerPool, map_in_order
+from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 
 LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
@@ -123,8 +123,8 @@ def prepare_tokens(
 def within(
     request: TextRequest, sources: Sources, size: int, seconds: float, cache: Path
 ) -> TextRequest:
-    """As much of `size` bytes of text as can be prepared in so many seconds, and its vocabulary
-    measured on as much of it, by how long a sample takes on this machine as it is now."""
+    """As much of `size` bytes of text as can be prepared, and its vocabulary measured, in so many
+    seconds, by how long a sample takes on this machine as it is now."""
     given = request.max_bytes
     open_ = request.vocab_size is None and request.tokenizer in (None, "bpe")
     if given and not open_:
@@ -154,11 +154,10 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
     start = time.monotonic()
     try:
         with read_corpus(sample, request.reading, cache) as corpus:
-            all_ = 0, corpus.length
             if not isinstance(tokenizer, Tokenizer):
                 vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
-                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, lambda *_: None)
-            for part in corpus.parts(*all_, whole=not tokenizer.cuttable):
+                tokenizer, _ = make_tokenizer(corpus, tokenizer, vocab_size, lambda *_: None)
+            for part in corpus.parts(0, corpus.length, whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
     except (NanolmError, OSError):
@@ -168,17 +167,20 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
 def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
     """How much of a text that is used in part, from where, and why."""
     used = sum(source.limit or source.size() for source in sources.files)
-    shown = f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB"
     every = max((source.every for source in sources.files), default=1)
     how = f"one of {every} documents" if every > 1 else "stretches from all over it"
     why = "as much as there is time to prepare; more with a longer --minutes, or --max-bytes"
-    return Choice("text used", shown, f"{how}, {why if by_time else 'by --max-bytes'}")
+    reason = f"{how}, {why if by_time else 'by --max-bytes'}"
+    return Choice("text used", f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB", reason)
 
 
 def _prepared(
     request: TextRequest, texts: Texts, cache: Path, report: Report, note: Note
 ) -> Prepared:
-    stamps = _stamps(texts)
+    def stamps() -> list[tuple[int, int]]:
+        return [source.stamp() for each in filter(None, texts) for source in each.files]
+
+    before = stamps()
     key, fingerprints, resolved = _key(request, texts, report)
     parent = cache / "tokens"
     alias = parent / f"{key}.alias"
@@ -193,7 +195,7 @@ def _prepared(
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
-            if _stamps(texts) != stamps:  # then the key is not that of this text
+            if stamps() != before:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
         files.commit(parent, key, write)
@@ -204,15 +206,10 @@ def _prepared(
         return prepared
 
 
-def _stamps(texts: Texts) -> list[tuple[int, int]]:
-    return [source.stamp() for each in filter(None, texts) for source in each.files]
-
-
 def find_texts(
     request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
 ) -> Texts:
-    """The files of a request, training and validation; what comes by a pipe is read for a third of
-    the time `until` then."""
+    """The files to train on and for validation; a pipe is read for a third of the time."""
     encoding = request.reading.encoding
     now = time.monotonic()
     enough = None if until is None else now + max(0.0, until - now) / 3
@@ -229,8 +226,8 @@ def find_texts(
 def _key(
     request: TextRequest, texts: Texts, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
-    """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
-    found out, the name by that size."""
+    """The name of what is prepared, fingerprints, and, if the vocabulary is measured, the name by
+    its size."""
 
     def identity(sources: Sources) -> str:
         total, done = sources.size(), 0
@@ -282,27 +279,21 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
         else:
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
-        train = (0, corpus.length)
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
-            raise DataError(
-                f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
-                "give at least a few sentences"
-            )
-        if isinstance(request.tokenizer, Tokenizer):
-            tokenizer = request.tokenizer
-        else:
-            kind, limits = request.tokenizer, (request.most_doublings, request.measured)
-            tokenizer, chosen = make_tokenizer(
-                corpus, train, kind, request.vocab_size, report, *limits
-            )
+            few = f"{corpus.size} bytes are too little to train on; give at least a few sentences"
+            raise DataError(f"{', '.join(request.corpus)}: {few}")
+        tokenizer = request.tokenizer
+        if not isinstance(tokenizer, Tokenizer):
+            sizes = (request.vocab_size, report, request.most_doublings, request.measured)
+            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes)
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-        encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
-        encode_corpus(val, (0, val.length), tokenizer, folder / "val.bin", report)
+        encode_corpus(corpus, tokenizer, folder / "train.bin", report)
+        encode_corpus(val, tokenizer, folder / "val.bin", report)
         tokens = mapped(folder / "train.bin", tokenizer)
         unseen: list[int] = []
-        if not isinstance(request.tokenizer, Tokenizer):
+        if tokenizer is not request.tokenizer:
             seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
             unseen = np.flatnonzero(seen == 0).tolist()
         beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
@@ -319,24 +310,22 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
 
 def encode_corpus(
     corpus: Corpus,
-    part: Range,
     tokenizer: Tokenizer,
     file: Path,
     report: Report = lambda *_: None,
     threads: int | None = None,
 ) -> int:
-    """Write the ids of a part of the corpus, a start-of-text token before each document."""
+    """Write the ids of the corpus, a start-of-text token before each document; how many."""
     threads = threads or available_threads()
-    start, stop = part
     # Two processes encode a third faster than two threads, but take half a second to start.
-    together = isinstance(tokenizer, ByteLevel) and stop - start > ENCODED_ALONE and threads > 1
+    together = isinstance(tokenizer, ByteLevel) and corpus.length > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)
-    parts = corpus.parts(start, stop, whole=not tokenizer.cuttable)
+    parts = corpus.parts(0, corpus.length, whole=not tokenizer.cuttable)
     written = 0
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.open("wb"))
         # Held-out text may begin in the middle of a document.
-        if start < stop and corpus.read(start, start + 1) != MARK:
+        if corpus.length and corpus.read(0, 1) != MARK:
             written += stream.write(encode(MARK))
         if together and HAS_PREAD:
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
@@ -346,11 +335,10 @@ def encode_corpus(
             answers = stack.enter_context(workers).map(parts)
         else:
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            read = corpus.read
-            answers = map_in_order(pool, threads, lambda range_: encode(read(*range_)), parts)
+            answers = map_in_order(pool, threads, lambda at: encode(corpus.read(*at)), parts)
         for (_, done), ids in answers:
             written += stream.write(ids)
-            report("encoding", done - start, stop - start)
+            report("encoding", done, corpus.length)
     return written // np.dtype(token_type(tokenizer)).itemsize
 
 

@@ -20,7 +20,7 @@ from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
 from nanolm.text.tokenizer import SPECIAL, ByteLevel, Characters, Ids, Tokenizer
 from nanolm.text.words import MARK, WordCounter, count_words
-from nanolm.text.workers import HAS_PREAD, Range, WorkerPool
+from nanolm.text.workers import HAS_PREAD, WorkerPool
 
 TINY_CORPUS = 50_000  # bytes: below this a corpus is a teaching example, not a language
 MEASURED_BYTES = 4_000_000  # of text, to find the size of a vocabulary on
@@ -37,14 +37,13 @@ DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usu
 
 def make_tokenizer(
     corpus: Corpus,
-    part: Range,
     kind: str | None,
     vocab_size: int | None,
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Tokenizer, list[Choice]]:
-    """A tokenizer for a part of the corpus; what is None is chosen."""
+    """A tokenizer for the corpus; what is None is chosen."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -53,35 +52,34 @@ def make_tokenizer(
         return ByteLevel([]), choices
     if kind == "char":
         characters: set[str] = set()
-        for start, stop in corpus.parts(*part):
+        for start, stop in corpus.parts(0, corpus.length):
             characters.update(corpus.read(start, stop).replace(MARK, b"").decode())
-            report("collecting characters", stop - part[0], part[1] - part[0])
+            report("collecting characters", stop, corpus.length)
         return Characters(sorted(characters)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, part, report, most_doublings, measured)
+        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured)
         choices.append(choice)
-    words = count_corpus(corpus, part, available_threads(), report)
+    words = count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
     return ByteLevel(merges), choices
 
 
 def choose_vocabulary(
     corpus: Corpus,
-    part: Range,
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Choice, int | None]:
     """How far byte-pair encoding should go; None is: until words are tokens. `measured` is how
     many bytes there is time to measure it on; with 0 it is the usual one."""
-    size = part[1] - part[0]
+    size = corpus.length
     if size < TINY_CORPUS:
         reason = f"under {TINY_CORPUS // 1000} kB of text: merging until its words are tokens"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         reason = "suits a megabyte; no time to measure others"
         return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
-    bits = measure_sizes(corpus, part, report, measured)
+    bits = measure_sizes(corpus, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
@@ -98,21 +96,20 @@ def choose_vocabulary(
 
 
 def count_corpus(
-    corpus: Corpus, part: Range, processes: int, report: Report = lambda *_: None
+    corpus: Corpus, processes: int, report: Report = lambda *_: None
 ) -> Counter[bytes]:
-    """How often each word occurs in a part of the corpus; the same however many processes count."""
-    start, stop = part
-    parts = corpus.parts(start, stop, size=COUNTED_BYTES)
-    if processes < 2 or stop - start < COUNTED_ALONE or not HAS_PREAD:
+    """How often each word occurs in the corpus; the same however many processes count."""
+    parts = corpus.parts(0, corpus.length, size=COUNTED_BYTES)
+    if processes < 2 or corpus.length < COUNTED_ALONE or not HAS_PREAD:
         counter = WordCounter()
         for range_ in parts:
             counter.add(corpus.read(*range_))
-            report("counting words", range_[1] - start, stop - start)
+            report("counting words", range_[1], corpus.length)
         return Counter({word.encode(): count for word, count in counter.counts().items()})
     counts: Counter[bytes] = Counter()
     with WorkerPool("nanolm.text.words", corpus.file, processes) as pool:
         for (_, done), _ in pool.map(parts):
-            report("counting words", done - start, stop - start)
+            report("counting words", done, corpus.length)
         for answer in pool.finish():
             numbers, _, joined = answer.partition(b"\n")
             for word, number in zip(joined.split(MARK), numbers.split(), strict=False):
@@ -127,17 +124,16 @@ def doublings(size: float) -> int:
     return times.bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
-def measure_sizes(corpus: Corpus, part: Range, report: Report, measured: int) -> dict[int, float]:
+def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, float]:
     """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
     report("measuring vocabularies", 0, len(VOCAB_SIZES))
-    start, stop = part
-    size = min(measured, stop - start)
+    length, size = corpus.length, min(measured, corpus.length)
     each = max(1, size // 100)
-    if size == stop - start:
-        ranges = list(corpus.parts(start, stop, size=each))
+    if size == length:
+        ranges = list(corpus.parts(0, length, size=each))
     else:  # from all over a text that is too long to go through
-        starts = (start + number * (stop - start) // 100 for number in range(100))
-        ranges = [next(corpus.parts(corpus.between_characters(n), stop, each)) for n in starts]
+        starts = (corpus.between_characters(number * length // 100) for number in range(100))
+        ranges = [next(corpus.parts(start, length, each)) for start in starts]
     sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in ranges]
     held_out = sample[::10]
     seen = [text for number, text in enumerate(sample) if number % 10]

@@ -87,8 +87,8 @@ class WorkerPool:
         assert worker.stdout
         head = worker.stdout.read(LENGTH.size)
         if len(head) == LENGTH.size:
-            answer = worker.stdout.read(LENGTH.unpack(head)[0])
-            if len(answer) == LENGTH.unpack(head)[0]:
+            (length,) = LENGTH.unpack(head)
+            if len(answer := worker.stdout.read(length)) == length:
                 return answer
         raise RuntimeError(f"a worker process ended early, with {worker.wait()}")
 

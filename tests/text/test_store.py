@@ -18,6 +18,7 @@ from nanolm.errors import DataError
 from nanolm.text import corpus as corpus_module
 from nanolm.text import store
 from nanolm.text.decoding import Reading
+from nanolm.text.split import take_out
 from nanolm.text.store import TextRequest, encode_corpus, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -51,8 +52,7 @@ def test_ids_are_those_of_whole_documents(
     monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
-        whole = (0, corpus.length)
-        count = encode_corpus(corpus, whole, TOKENIZERS[kind], tmp_path / "ids", threads=3)
+        count = encode_corpus(corpus, TOKENIZERS[kind], tmp_path / "ids", threads=3)
     ids = np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS[kind], documents)
     assert count == len(ids)
@@ -60,8 +60,8 @@ def test_ids_are_those_of_whole_documents(
 
 def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
-    with corpus_of("abcdef") as corpus:
-        encode_corpus(corpus, (4, corpus.length), tokenizer, tmp_path / "ids")
+    with corpus_of("abcdef") as corpus, take_out(corpus, [(4, 7)], tmp_path) as held_out:
+        encode_corpus(held_out, tokenizer, tmp_path / "ids")
     assert np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist() == [256, *b"def"]
 
 
@@ -283,7 +283,7 @@ def test_random_documents_too(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "ids"
     with corpus_of(*documents) as corpus:
-        encode_corpus(corpus, (0, corpus.length), TOKENIZERS["bpe"], file)
+        encode_corpus(corpus, TOKENIZERS["bpe"], file)
     ids = np.fromfile(file, dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS["bpe"], documents)
 

@@ -10,12 +10,8 @@ import regex
 
 from nanolm.errors import ModelError, UsageError
 from nanolm.text.tokenizer import Ids, Tokenizer, utf8
-from nanolm.text.tokenizer_files.tokenizer_json import (
-    BYTE_OF_CHARACTER,
-    LARGEST_FILE,
-    Contents,
-    special_tokens,
-)
+from nanolm.text.tokenizer_files import tokenizer_json
+from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents
 
 MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
 BLANK = "\u2581"  # how sentencepiece writes a blank
@@ -34,7 +30,8 @@ class HuggingFace(Tokenizer):
         except ImportError:
             message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
-        most_of_all = LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens taken together
+        together = sum(map(len, contents.ids))  # all tokens
+        most_of_all = tokenizer_json.LARGEST_FILE / max(1, together)
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} makes texts many times longer")
@@ -44,12 +41,11 @@ class HuggingFace(Tokenizer):
             self.library.no_padding()
             self.library.encode_special_tokens = True  # which means: as text
             ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
-        special = special_tokens(contents, ids)
+        special = tokenizer_json.special_tokens(contents, ids)
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
         written |= dict.fromkeys(special["special"].values(), True)
         # How the text of a token is to be had from its name shows in the steps before and after.
-        keys = ("normalizer", "pre_tokenizer", "decoder")
-        steps = str([contents.whole.get(key) for key in keys])
+        steps = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
         fallback, blank, spelled = (part in steps for part in ("ByteFallback", BLANK, "ByteLevel"))
         tokens = [b""] * (max(ids.values()) + 1)
         for token, id in ids.items():
