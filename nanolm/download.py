@@ -68,11 +68,9 @@ class Repository:
     def fetch(
         self, choose: Callable[[list[str]], list[str]], report: Report, together: bool = False
     ) -> list[Path]:
-        """The local copies of what `choose` picks from the paths of all files, or refuses.
-
-        They share a folder if they are to lie `together`; else each has its own, as the same name
-        may be found in several folders of a repository. No network is needed once all are whole.
-        """
+        """The local copies of what `choose` picks from all paths, or refuses; once they are whole,
+        without a network. They share a folder if they are to lie `together`; else each has its own,
+        as the same name may be found in several folders of a repository."""
         url = f"{_endpoint()}/api/{self.kind}/{quote(self.name)}/tree/main?recursive=true"
         listing = self.cache / f"{_key(url)}.json"
         prefix = "" if self.kind == "models" else f"{self.kind}/"
@@ -148,9 +146,8 @@ def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report
     done = part.stat().st_size if part.exists() else 0
     if done and done == record.get("size"):
         return
-    headers = {}
-    if done and _resumable(record):
-        headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
+    resumed = bool(done and _resumable(record))
+    headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]} if resumed else {}
     try:
         with _open(url, shown, headers) as response:
             # What `If-Range` takes: an ETag that stands for the very bytes, or else the date.
@@ -221,7 +218,18 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
         return build_opener(_Redirects).open(_authorised(request), timeout=TIMEOUT)  # type: ignore[no-any-return]
     except HTTPError as error:
         error.close()
-        raise _explained(error, url, shown) from None
+        status = f"(HTTP {error.code})"
+        if error.code == 416:
+            raise _StartOver("the server has no such part of the file") from None
+        if error.code not in (401, 403, 404, 410):
+            answer = f"HTTP {error.code} ({' '.join(str(error.reason).split())})"
+            raise DataError(f"{shown}: the server answered {answer}; try again later") from None
+        if _is_hub(url):  # which does not tell strangers what it keeps from them
+            cure = "check its spelling, or set HF_TOKEN to an access token that may read it"
+            raise UsageError(f"the Hub has no open {shown} {status}; {cure}") from None
+        missing = f"does not exist {status}; check its spelling"
+        closed = f"is not public {status}; download it another way and give the file instead"
+        raise UsageError(f"{shown} {missing if error.code > 403 else closed}") from None
     except (ValueError, http.client.InvalidURL):
         raise UsageError(f"{shown} is not a valid address") from None
     except (OSError, http.client.HTTPException) as error:
@@ -231,21 +239,6 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
             why = f"{reason}; is there a network? {cure}"
             raise DataError(f"{shown} cannot be reached: {why}") from None
         raise _Interrupted(f"the connection broke ({reason})") from None
-
-
-def _explained(error: HTTPError, url: str, shown: str) -> NanolmError | _StartOver:
-    if error.code == 416:
-        return _StartOver("the server has no such part of the file")
-    status = f"(HTTP {error.code})"
-    if error.code in (401, 403, 404, 410):
-        if _is_hub(url):  # which does not tell strangers what it keeps from them
-            cure = "check its spelling, or set HF_TOKEN to an access token that may read it"
-            return UsageError(f"the Hub has no open {shown} {status}; {cure}")
-        missing = f"does not exist {status}; check its spelling"
-        closed = f"is not public {status}; download it another way and give the file instead"
-        return UsageError(f"{shown} {missing if error.code > 403 else closed}")
-    reason = " ".join(str(error.reason).split())
-    return DataError(f"{shown}: the server answered HTTP {error.code} ({reason}); try again later")
 
 
 def _authorised(request: Request) -> Request:

@@ -67,7 +67,21 @@ def no_room(error: Exception) -> bool:
 
 def verify(folder: Path) -> None:
     """Raise ModelError, naming the file, unless everything is as the manifest says."""
-    for name, entry in _read_manifest(folder).items():
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise ModelError(f"{manifest} is missing, or no file")
+    try:
+        entries: dict[str, Any] = json.loads(manifest.read_bytes())["files"]
+        sound = all(
+            Path(name).name == name and set(entry) == {"size", "sha256"}
+            for name, entry in entries.items()
+        )
+        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
+        if not sound or _manifest(entries).encode() != manifest.read_bytes():
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{manifest} is damaged: it does not match its own checksum") from None
+    for name, entry in entries.items():
         file = folder / name
         if not file.is_file():
             raise ModelError(f"{file} is missing")
@@ -83,10 +97,8 @@ class InUse(Exception):
 
 @contextlib.contextmanager
 def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock `file`; the system lets go even after a kill.
-
-    When another process holds it: with `wait`, say so and wait for it; else InUse is raised.
-    """
+    """Hold the lock `file`; the system lets go even after a kill. When another process holds it:
+    with `wait`, say so and wait for it; else InUse is raised."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as stream:
         try:
@@ -151,24 +163,6 @@ def replace(temporary: Path, file: Path) -> None:
 def _manifest(entries: dict[str, Any]) -> str:
     own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ModelError(f"{file} is missing, or no file")
-    try:
-        entries: dict[str, Any] = json.loads(file.read_bytes())["files"]
-        sound = all(
-            Path(name).name == name and set(entry) == {"size", "sha256"}
-            for name, entry in entries.items()
-        )
-        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
-        if not sound or _manifest(entries).encode() != file.read_bytes():
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelError(f"{file} is damaged: it does not match its own checksum") from None
-    return entries
 
 
 def discard(folder: Path) -> None:

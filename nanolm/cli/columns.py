@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nanolm.cli.console import printable, styled
+from nanolm.text.page import spelled
 
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
@@ -33,8 +34,6 @@ def short(probability: float) -> str:
 
 def visible(tokenizer: "Tokenizer", id: int) -> str:
     """A token as a terminal can show it, blanks and line ends as signs."""
-    from nanolm.text.page import spelled
-
     return visible_text(tokenizer.special.get(id) or spelled(tokenizer.tokens[id]))
 
 
@@ -81,10 +80,8 @@ Cell = tuple[str, float, bool]  # a token, its probability, and whether it is wh
 
 
 def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
-    """At each place what was written, and the likeliest tokens; what was written is bold there.
-
-    Where a terminal is too narrow for all of them, they go on below.
-    """
+    """At each place what was written, and the likeliest tokens, on more lines where a terminal is
+    narrow; what was written is bold there."""
     from rich.cells import cell_len
 
     terminal = sys.stdout.isatty()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.console import complain, note, print_json, printable
-from nanolm.cli.options import READING, Command, CommandGroup, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, json_option, options_of
 from nanolm.errors import refuse
 from nanolm.training.settings import TrainSettings
 
@@ -22,7 +22,7 @@ def command() -> None:
 @command.command("check", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
 @options_of(TrainSettings, {"How to read it": READING})
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Say what `nanolm train` would read: documents, duplicates, problems, the tokenizer.
 

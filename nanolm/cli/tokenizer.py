@@ -10,10 +10,12 @@ import click
 
 from nanolm.cli.columns import Columns, visible
 from nanolm.cli.console import note, print_json, show_text
-from nanolm.cli.options import READING, Command, CommandGroup, Rows, options_of
+from nanolm.cli.options import READING, Command, CommandGroup, Rows, json_option, options_of
+from nanolm.cli.tables import show_table
 from nanolm.errors import DataError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.page import spelled, tokens_page
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def command() -> None:
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
 @options_of(TrainSettings, {"Tokenizer": TOKENIZER, "How to read the text": READING})
 @click.option("--out", metavar="DIR", required=True, help="Where to write tokenizer.json.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
     """Learn a tokenizer from text.
 
@@ -96,7 +98,7 @@ def text_options(function: Any) -> Any:
 
 @command.command("encode", cls=Command)
 @text_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
+@json_option(help="Print one JSON object a text.")
 def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_json: bool) -> None:
     """Text to ids. TEXT from the arguments, --file, or stdin.
 
@@ -104,9 +106,6 @@ def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_js
     nanolm tokenizer encode --tokenizer runs/novel "It was a dark night"
     """
     used = load(tokenizer)
-
-    from nanolm.text.page import spelled
-
     for part in texts(text, file):
         ids = used.encode(part)
         if as_json:
@@ -118,7 +117,7 @@ def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_js
 @command.command("decode", cls=Command)
 @click.argument("ids", nargs=-1)
 @which
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
     """Ids to text. IDS from the arguments or stdin: numbers, or what `encode --json` prints.
 
@@ -166,8 +165,6 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
     """
     used = load(tokenizer)
     if html is not None:
-        from nanolm.text.page import tokens_page
-
         page = tokens_page(used, "\n".join(texts(text, file)), tokenizer or "tokens")
         Path(html).write_text(page, encoding="utf-8")
         click.echo(html)
@@ -178,8 +175,6 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     """Rows of coloured tokens over their ids; in a pipe, an id and a token a line."""
-    from nanolm.text.page import spelled
-
     ids = tokenizer.encode(text)
     if not sys.stdout.isatty():
         for id in ids:
@@ -205,7 +200,7 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     "bpe:SIZE, made for this text.  [default: byte, char, bpe:512, bpe:4096]",
 )
 @options_of(TrainSettings, {"How to read the text": READING})
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a tokenizer.")
+@json_option(help="Print one JSON object a tokenizer.")
 def compare(
     corpus: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
@@ -223,17 +218,15 @@ def compare(
     with TrainingView() as view:
         named = [(name, load_or_make(name)) for name in tokenizers or DEFAULT_TOKENIZERS]
         rows = compare_on(corpus, settings.reading(), named, view.report)
-    widest = max(len(row.tokenizer) for row in rows)
-    if not as_json:
-        head = f"{'tokenizer':<{widest}}  {'vocabulary':>10}  {'tokens':>12}"
-        click.echo(f"{head}  {'bytes/token':>11}  {'characters/token':>16}")
-    for row in rows:
-        if as_json:
+    if as_json:
+        for row in rows:
             print_json(vars(row))
-        else:
-            counts = f"{row.tokenizer:<{widest}}  {row.vocab_size:>10,}  {row.tokens:>12,}"
-            each = f"{row.bytes_per_token:>11.3f}  {row.characters_per_token:>16.3f}"
-            click.echo(f"{counts}  {each}")
+        return
+    cells = [["tokenizer", "vocabulary", "tokens", "bytes/token", "characters/token"]]
+    for row in rows:
+        each = [f"{row.bytes_per_token:.3f}", f"{row.characters_per_token:.3f}"]
+        cells.append([row.tokenizer, f"{row.vocab_size:,}", f"{row.tokens:,}", *each])
+    show_table(cells)
 
 
 def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
@@ -252,25 +245,20 @@ def load(name: str | None) -> "Tokenizer":
 
     if name is None:
         newest = next(iter(runs_by_age(Path("runs"))), None)
-        if newest is None:
-            return from_stories()
+        if newest is None:  # always the same, and none that has to be downloaded
+            from nanolm.text.sources import EMBEDDED, embedded_file
+            from nanolm.text.tokenizer import train_tokenizer
+
+            learned = f"{DEFAULT_VOCAB:,} tokens learned from embedded:stories"
+            note(f"no run here: using {learned} (--tokenizer for another)")
+            corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
+            return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
         note(f"using the tokenizer of {newest}, the newest run (--tokenizer for another)")
         name = str(newest)
     if name in TRAINABLE and not Path(name).exists():
         others = "gpt2, a run, or the folder that `nanolm tokenizer train` wrote"
         raise UsageError(f"--tokenizer {name} is made for a text; name one that is there: {others}")
     return find_tokenizer(name, note)
-
-
-def from_stories() -> "Tokenizer":
-    """Always the same one, and none that has to be downloaded."""
-    from nanolm.text.sources import EMBEDDED, SCHEME, embedded_file
-    from nanolm.text.tokenizer import train_tokenizer
-
-    corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
-    learned = f"{DEFAULT_VOCAB:,} tokens learned from {SCHEME}stories"
-    note(f"no run here: using {learned} (--tokenizer for another)")
-    return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
@@ -280,10 +268,8 @@ def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
     if arguments:
         return list(arguments)
     try:
-        data = Path(file).read_bytes() if file is not None else sys.stdin.buffer.read()
+        return [(Path(file).read_bytes() if file else sys.stdin.buffer.read()).decode()]
     except FileNotFoundError:
         raise UsageError(f"--file {file} does not exist") from None
-    try:
-        return [data.decode()]
     except UnicodeDecodeError as error:
         raise DataError(f"{file or 'stdin'} is not UTF-8: at offset {error.start:,}") from None

@@ -70,10 +70,8 @@ class Corpus:
     def parts(
         self, start: int, stop: int, size: int = PART_BYTES, whole: bool = False
     ) -> Iterator[Range]:
-        """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds.
-
-        With `whole`, between documents only. Text with no good place is cut between characters.
-        """
+        """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds, else between
+        characters; with `whole`, between documents only."""
         while start < stop:
             end = min(start + size, stop)
             if end < stop:

@@ -40,11 +40,9 @@ Mended = Callable[[int], None]
 def decoded(
     source: TextSource, stream: IO[bytes], encoding: str, mended: Mended | None = None
 ) -> Iterator[str]:
-    """A file as text in blocks; a bad byte is reported by its offset, line and likely cure.
-
-    With `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those; it is
-    called with how many there are in the whole file.
-    """
+    """A file as text in blocks; a bad byte is reported by its offset, line and likely cure. With
+    `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those, and it is
+    called with how many there are."""
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)

@@ -101,25 +101,20 @@ def read_texts(
     are_labels: Callable[[set[str]], bool] = lambda values: False,
 ) -> Iterator[tuple[str, str | None]]:
     """Texts one by one, each with its label where there is one: of tables one column, empty cells
-    too, so that results can be put beside the rows; else a text a line.
-
-    A column of labels is the one that `reading` names, or one with a name for labels and with
-    values for which `are_labels` holds.
-    """
+    too, so that results can be put beside the rows; else a text a line. Labels are in the column
+    that `reading` names, or one named for labels whose values `are_labels`."""
     files = find_sources(names, cache_folder(), report, reading.encoding).files
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            text_lines = _text_lines(source, stream, reading, _Log())
-            table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
-            if not table.sample:
-                continue
-            text, label = text_and_maybe_label(table, reading.text_column, reading.label_column)
-            if label is not None and not reading.label_column:
-                cells = (row[label] for _, row in table.sample if label < len(row))
-                if not are_labels({label_value(cell) for cell in cells if cell.strip()}):
-                    label = None
-            for row in table.rows([text] if label is None else [text, label]):
-                yield row[text].strip(), None if label is None else label_value(row[label])
+    for source, stream, text_lines in _opened(files, reading, report, _Log()):
+        table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
+        if not table.sample:
+            continue
+        text, label = text_and_maybe_label(table, reading.text_column, reading.label_column)
+        if label is not None and not reading.label_column:
+            cells = (row[label] for _, row in table.sample if label < len(row))
+            if not are_labels({label_value(cell) for cell in cells if cell.strip()}):
+                label = None
+        for row in table.rows([text] if label is None else [text, label]):
+            yield row[text].strip(), None if label is None else label_value(row[label])
 
 
 def _labelled_rows(
@@ -138,35 +133,29 @@ def _labelled_rows(
             log.how[name] = "a folder for each class"
             classes |= inside
     files = _by_turns(sources.files, classes, log) if classes else sources.files
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            text_lines = _text_lines(source, stream, reading, log)
-            if source.path in classes:
-                yield "\n".join(text_lines), classes[source.path]
-                continue
-            named = bool(reading.text_column or reading.label_column)
-            table = read_table(source, stream, text_lines, certain=named)
-            if table.sample:
-                asked = (reading.text_column, reading.label_column)
-                text, label = text_and_label_columns(table, *asked)
-                log.how[source.name] = table.summary(text, label)
-                yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
+    asked = (reading.text_column, reading.label_column)
+    for source, stream, text_lines in _opened(files, reading, report, log):
+        if source.path in classes:
+            yield "\n".join(text_lines), classes[source.path]
+            continue
+        table = read_table(source, stream, text_lines, certain=any(asked))
+        if table.sample:
+            text, label = text_and_label_columns(table, *asked)
+            log.how[source.name] = table.summary(text, label)
+            yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
 
 
-def _reported(files: list[TextSource], report: Report) -> Iterator[TextSource]:
-    """The files one by one, while progress is reported."""
+def _opened(
+    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
+) -> Iterator[tuple[TextSource, IO[bytes], Iterator[str]]]:
+    """The files one by one, each open and as lines, while progress is reported."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
-        yield source
+        mended = partial(log.broken.__setitem__, source.name)
+        with blamed_on(source.name), source.open() as stream:
+            yield source, stream, lines(decoded(source, stream, reading.encoding, mended))
         done += source.size()
         report("reading", done, total)
-
-
-def _text_lines(
-    source: TextSource, stream: IO[bytes], reading: LabelReading, log: _Log
-) -> Iterator[str]:
-    mended = partial(log.broken.__setitem__, source.name)
-    return lines(decoded(source, stream, reading.encoding, mended))
 
 
 def _side_by_side(
@@ -175,16 +164,14 @@ def _side_by_side(
     """Lines of the files, each with its line of the file of labels."""
     name = str(reading.label_file)
     log.how[name] = f"a text a line, their labels in {name}"
-    labels: list[str] = []
-    for source in find_sources([name], cache_folder(), report, reading.encoding).files:
-        with blamed_on(source.name), source.open() as stream:
-            labels += _text_lines(source, stream, reading, log)
+    label_files = find_sources([name], cache_folder(), report, reading.encoding).files
+    opened = _opened(label_files, reading, lambda *_: None, log)
+    labels = [label for _, _, text_lines in opened for label in text_lines]
     count = 0
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            for line in _text_lines(source, stream, reading, log):
-                yield line, labels[count] if count < len(labels) else ""
-                count += 1
+    for _, _, text_lines in _opened(files, reading, report, log):
+        for line in text_lines:
+            yield line, labels[count] if count < len(labels) else ""
+            count += 1
     if count != len(labels):
         there = f"{counted(len(labels), 'line')}, but there are {counted(count, 'text')}"
         needed = "each text needs its label on the line of the same number"

@@ -95,18 +95,16 @@ class FileRanges(io.RawIOBase):
         """Only to the beginning, which is all that readers of text ask for."""
         if offset or whence != io.SEEK_SET:
             raise io.UnsupportedOperation("seek")
-        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
+        self.left = list(self.ranges)
         return 0
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self.number < len(self.ranges):
-            start, stop = self.ranges[self.number]
-            self.file.seek(start + self.done)
-            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
-            self.done += count
-            if count:
+        while self.left:
+            start, stop = self.left.pop(0)
+            self.file.seek(start)
+            if count := self.file.readinto(memoryview(buffer)[: stop - start]) or 0:
+                self.left.insert(0, (start + count, stop))
                 return count
-            self.number, self.done = self.number + 1, 0
         return 0
 
     def close(self) -> None:
@@ -154,19 +152,19 @@ def compression_of(stream: IO[bytes]) -> Compression | None:
 
 def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it begins like an archive."""
-    compression = compression_of(stream)
-    named = COMPRESSIONS.get(source.path.suffix.lower())
-    if named not in (None, compression):
-        raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
+    compression, named = None, COMPRESSIONS.get(source.path.suffix.lower())
     try:
+        compression = compression_of(stream)
+        if named not in (None, compression):
+            raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
         unpacked = compression.open(stream) if compression else stream
         while block := unpacked.read(READ_BYTES):
             yield block
     except ImportError:
         message = f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
         raise UsageError(message) from None
+    except NanolmError:
+        raise
     except Exception as error:  # each kind of archive has its own
-        if isinstance(error, NanolmError):
-            raise
         what = f"{compression.name} file" if compression else "file"
         raise DataError(f"{source.name} is a damaged {what}: {error}") from None

@@ -113,8 +113,7 @@ def _expand(
             raise UsageError(f"{name} matches no file")
         # `**` follows links, in circles too: each file once, by its shortest name.
         files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
-        for match in sorted(files.values()):
-            yield _file(Path(match), cache, sources)
+        yield from (_file(Path(match), cache, sources) for match in sorted(files.values()))
     else:
         hint = f"; did you mean {SCHEME}{name}?" if name in EMBEDDED else ""
         raise UsageError(f"{name} does not exist{hint}")
@@ -126,10 +125,8 @@ def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
     # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
     # since nobody may ever write to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    try:
+    with os.fdopen(descriptor, "rb", buffering=0):
         return _copied(str(path), descriptor, cache, sources)
-    finally:
-        os.close(descriptor)
 
 
 def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSource:
@@ -168,10 +165,10 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
 
     kept = 0
     for parent, folders, files in os.walk(folder, onerror=fail):
-        hidden = [name for name in (*folders, *files) if name.startswith(".")]
+        hidden = {name for name in (*folders, *files) if name.startswith(".")}
         sources.skipped["hidden"] += len(hidden)
-        folders[:] = sorted(set(folders) - set(hidden))
-        for name in sorted(set(files) - set(hidden)):
+        folders[:] = sorted(set(folders) - hidden)
+        for name in sorted(set(files) - hidden):
             source = TextSource(os.path.join(parent, name), Path(parent, name))
             if reason := _not_text(source, encoding):
                 sources.skipped[reason] += 1

@@ -98,10 +98,8 @@ def prepare_tokens(
     cache: Path | None = None,
     until: float | None = None,
 ) -> Prepared:
-    """The tokens of `request`: from the cache, or made and put there.
-
-    Of a text that could not be prepared `until` then, by `time.monotonic`, a part is used.
-    """
+    """The tokens of `request`: from the cache, or made and put there. Of a text that could not be
+    prepared `until` then, by `time.monotonic`, a part is used."""
     cache = cache or cache_folder()
     sources, validation = find_texts(request, cache, report, note, until)
     total = text_size(sources)
@@ -114,10 +112,9 @@ def prepare_tokens(
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
     prepared = _prepared(request, (sources, validation), cache, report, note)
-    choices = [part_used(sources, total, by_time)] if request.max_bytes else []
-    return replace(
-        prepared, choices=choices + prepared.choices, max_bytes=request.max_bytes, total=total
-    )
+    if request.max_bytes:
+        prepared.choices.insert(0, part_used(sources, total, by_time))
+    return replace(prepared, max_bytes=request.max_bytes, total=total)
 
 
 def within(
@@ -126,10 +123,8 @@ def within(
     """As much of `size` bytes of text as can be prepared, and its vocabulary measured, in so many
     seconds, by how long a sample takes on this machine as it is now."""
     given = request.max_bytes
-    open_ = request.vocab_size is None and request.tokenizer in (None, "bpe")
-    if given and not open_:
-        return request
-    each = _seconds_a_byte(request, sources, cache)
+    measurable = request.vocab_size is None and request.tokenizer in (None, "bpe")
+    each = _seconds_a_byte(request, sources, cache) if measurable or not given else None
     if each is None:
         return request
     if size > ENCODED_ALONE:  # several processes share the work
@@ -244,12 +239,12 @@ def _key(
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # which 0.1.0 always took
         held_out += f" {request.val_split}"
-    tokenizer = request.tokenizer
-    kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
+    kind = request.tokenizer
+    kind = kind.fingerprint() if isinstance(kind, Tokenizer) else kind
 
     def named(*parts: Any) -> str:
-        all_ = [FORMAT, corpus, held_out, *parts]
-        return hashlib.sha256(json.dumps(all_).encode()).hexdigest()[:32]
+        everything = json.dumps([FORMAT, corpus, held_out, *parts])
+        return hashlib.sha256(everything.encode()).hexdigest()[:32]
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
@@ -344,14 +339,13 @@ def encode_corpus(
 
 def _whole(folder: Path, note: Note) -> bool:
     """Has it been prepared before, and is it still as it was?"""
-    try:
-        files.verify(folder)
-        return True
-    except ModelError as error:
-        if folder.exists():
+    if folder.exists():
+        try:
+            files.verify(folder)
+        except ModelError as error:
             note(f"{error}; preparing the text again")
             files.discard(folder)
-        return False
+    return folder.exists()
 
 
 def open_tokens(

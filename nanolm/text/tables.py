@@ -36,11 +36,8 @@ def read_table(
     certain: bool = False,
     cautious: bool = False,
 ) -> TextTable:
-    """`source` as a table; `text_lines` are its lines, should it have any.
-
-    If `certain`, it is known to have columns. If `cautious`, what might be plain text is taken for
-    that: texts are to be classified as they are.
-    """
+    """`source` as a table; `text_lines` are its lines, if it has any. If `certain`, it is known
+    to have columns; if `cautious`, what might be plain text is taken for that."""
     known = format_of(source.suffix)
     if known.rows:
         return _object_table(source, known.name, known.rows(source, stream, text_lines))
@@ -71,11 +68,9 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     """Objects as rows, with a column for whatever the first of them have."""
 
     def flattened(number: int, value: Any) -> dict[str, str]:
-        if isinstance(value, str):
-            value = {"text": value}
-        if not isinstance(value, dict):
+        if not isinstance(value, dict | str):
             raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
-        return dict(_values(value, ""))
+        return dict(_values({"text": value} if isinstance(value, str) else value, ""))
 
     rows = ((number, flattened(number, value)) for number, value in objects)
     sample = list(islice(rows, SAMPLE_ROWS))
@@ -258,8 +253,7 @@ def _are_labels(starts: Counter[str], cautious: bool) -> bool:
 
 
 def _are_prose(sample: list[str], starts: set[str]) -> bool:
-    """Are first words just words, as in sentences? Then they occur in other sentences too, where a
-    label would name something else."""
+    """Are first words just words? Then they occur within other sentences too, unlike labels."""
     known = {start.casefold() for start in starts if not NUMBER.fullmatch(start)}
     words = elsewhere = 0
     for line in sample:

@@ -50,11 +50,9 @@ class Batches:
 
 
 def permuted(positions: Words, size: int, keys: Words) -> Words:
-    """Where each of `positions` goes in a permutation of range(size), another for each key.
-
-    A Feistel network over the next even number of bits; a value outside the range is sent
-    through again until it falls inside, which keeps the map one-to-one.
-    """
+    """Where each of `positions` goes in a permutation of range(size), another for each key: a
+    Feistel network over the next even number of bits; a value outside the range is sent through
+    again until it falls inside, which keeps the map one-to-one."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     values = positions.copy()

@@ -77,8 +77,7 @@ class HuggingFace(Tokenizer):
 
 @contextmanager
 def blamed(message: str) -> Iterator[None]:
-    """What `tokenizers` raises as a ModelError: it is nothing more special than an Exception, and
-    a panic in Rust is not even that."""
+    """As a ModelError what `tokenizers` raises: an Exception, or a panic in Rust, which is none."""
     try:
         yield
     except BaseException as error:
@@ -88,10 +87,8 @@ def blamed(message: str) -> Iterator[None]:
 
 
 def growth(step: Any) -> float:
-    """The logarithm of how many times longer this part of a tokenizer.json can make a text.
-
-    A few small steps could make gigabytes of one letter, each ten of what the last one wrote.
-    """
+    """The logarithm of how many times longer this part of a tokenizer.json can make a text: a few
+    small steps could make gigabytes of one letter."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
             new

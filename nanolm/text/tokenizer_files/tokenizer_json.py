@@ -57,8 +57,8 @@ def check(text: str, file: Path) -> Contents:
 
 
 def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
-    """The special tokens that have a meaning here, as `Tokenizer` takes them: by what
-    tokenizer.json puts before a text, and by the files beside it."""
+    """The arguments of `Tokenizer`: by what tokenizer.json puts before a text, and by the files
+    beside it."""
     file = contents.file
     tokens = {id: token for token, id in ids.items()}
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
@@ -100,15 +100,8 @@ def opening_tokens(processor: Any) -> list[str]:
     match processor:
         case {"type": "Sequence", "processors": [*parts]}:
             return [name for part in parts for name in opening_tokens(part)]
-        case {"type": "TemplateProcessing", "single": [*parts]}:
-            names = []
-            for part in parts:
-                match part:
-                    case {"SpecialToken": {"id": str(name)}}:
-                        names.append(name)
-                    case _:
-                        break
-            return names
+        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": str(name)}}, *rest]}:
+            return [name, *opening_tokens({"type": "TemplateProcessing", "single": rest})]
     return []
 
 

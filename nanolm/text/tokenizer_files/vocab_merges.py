@@ -19,9 +19,7 @@ def merges_to_json(vocabulary_file: Path, merges_file: Path) -> str:
             raise ModelError(f"{merges_file}, line {number}: a merge is two tokens")
         merges.append(pair)
     made = {*BYTE_OF_CHARACTER, *(left + right for left, right in merges)}
-    special = {
-        id: token for token, id in vocabulary.items() if type(id) is int and token not in made
-    }
+    special = {id: word for word, id in vocabulary.items() if type(id) is int and word not in made}
     model = {**BPE_MODEL, "vocab": vocabulary, "merges": merges}
     parts = {"pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL, "model": model}
     return tokenizer_json(parts, special)
