@@ -59,10 +59,9 @@ class TextTable:
         width = len(self.names or self.sample[0][1])
         for number, cells in chain(self.sample, self.rest):
             if len(cells) != width and (len(cells) <= max(needed) or any(cells[width:])):
-                raise DataError(
-                    f"{self.source.name}, line {number:,} has {len(cells)} columns, not {width}; "
-                    "mend that row (a separator within a text must be quoted)"
-                )
+                where = f"{self.source.name}, line {number:,}"
+                cure = "mend that row (a separator within a text must be quoted)"
+                raise DataError(f"{where} has {len(cells)} columns, not {width}; {cure}")
             yield cells
 
     def summary(self, text: int, label: int) -> str:
@@ -169,8 +168,7 @@ def text_and_label_columns(
 def text_and_maybe_label(
     table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int | None]:
-    """The same for a table that need not have labels: as `label_name` says, else by a name that is
-    clear enough."""
+    """The same for a table that need not have labels, unless their name is clear enough."""
     columns = table.columns()
     text = _asked(table, columns, text_name, "--text-column")
     if text is None and table.obvious:
@@ -190,10 +188,9 @@ def text_and_maybe_label(
 def _asked(table: TextTable, columns: list[Column], name: str | None, option: str) -> Column | None:
     if name is None:
         return None
-    for spelling in (str, str.lower):
-        for column in columns:
-            if spelling(name) == spelling(column.name):
-                return column
+    same = [column for column in columns if column.name.lower() == name.lower()]
+    if same:
+        return next((column for column in same if column.name == name), same[0])
     if name.isdigit() and 1 <= int(name) <= len(columns):
         return columns[int(name) - 1]
     there = f"has the columns {_listed(columns)}{did_you_mean(name, [c.name for c in columns])}"
@@ -228,13 +225,11 @@ def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
     labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
-        why = (
-            "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
-            "table (--label-column NAME), or give --label-file FILE if they are elsewhere"
-            if table.obvious
-            else "no column has few values that repeat (--label-column NAME if one is meant); "
-            f"its columns are {_listed(table.columns())}"
-        )
+        why = "no column has few values that repeat (--label-column NAME if one is meant); "
+        why += f"its columns are {_listed(table.columns())}"
+        if table.obvious:
+            why = "its lines neither begin nor end with one. Begin each with __label__NAME, make "
+            why += "it a table, or give --label-file FILE if they are elsewhere"
         why += ". Texts without labels are for `nanolm classify --file`"
         raise UsageError(f"{table.source.name} ({table.kind}) has no labels: {why}")
     return _only(labels, "label", table)
@@ -258,10 +253,9 @@ def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
     names = " and ".join(repr(column.name) for column in columns[:5])
-    raise UsageError(
-        f"{table.source.name} ({table.kind}): {names} may each be the {what}; say which with "
-        f"--text-column and --label-column. Its columns are {_listed(table.columns())}"
-    )
+    cure = "say which with --text-column and --label-column. Its columns are"
+    both = f"{names} may each be the {what}; {cure} {_listed(table.columns())}"
+    raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 
 
 def _listed(columns: list[Column]) -> str:

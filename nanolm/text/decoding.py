@@ -27,11 +27,11 @@ class Reading:
         try:
             "".encode(self.encoding)  # refuses `hex` and its like, which are no text encodings
             codecs.getincrementaldecoder(self.encoding)
+            return []
         except LookupError:
             known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
             hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
             return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
-        return []
 
 
 Mended = Callable[[int], None]
@@ -53,8 +53,7 @@ def decoded(
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
-            broken = broken_characters(source) if utf8 and mended else 0
-            if broken and mended:
+            if utf8 and mended and (broken := broken_characters(source)):
                 mended(broken)
                 decoder.errors = "replace"
                 return decoder.decode(block, final)

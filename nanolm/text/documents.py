@@ -22,27 +22,21 @@ Rows = Iterator[tuple[int, Any]]  # the number of its line, and what it says
 
 def documents(source: TextSource, reading: Reading) -> TextBlocks:
     """The text of `source`, document by document."""
+    separator = reading.separator or source.separator
     with source.open() as stream:
         if read := format_of(source.suffix).read:
-            for text in read(source, stream, reading):
-                yield True, text
-        else:
-            yield from plain_text(source, stream, reading)
-
-
-def plain_text(source: TextSource, stream: IO[bytes], reading: Reading) -> TextBlocks:
-    separator = reading.separator or source.separator
-    texts = decoded(source, stream, reading.encoding)
-    yield True, ""
-    if separator is None:
-        yield from ((False, text) for text in texts)
-        return
-    pattern = re.compile(rf"(?m)^[ \t]*{re.escape(separator)}[ \t]*(?:\n|\Z)")
-    for text in whole_lines(texts):
-        first, *others = pattern.split(text)
-        yield False, first
-        for other in others:
-            yield True, other
+            yield from ((True, text) for text in read(source, stream, reading))
+            return
+        texts = decoded(source, stream, reading.encoding)
+        yield True, ""
+        if separator is None:
+            yield from ((False, text) for text in texts)
+            return
+        pattern = re.compile(rf"(?m)^[ \t]*{re.escape(separator)}[ \t]*(?:\n|\Z)")
+        for text in whole_lines(texts):
+            first, *others = pattern.split(text)
+            yield False, first
+            yield from ((True, other) for other in others)
 
 
 def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
@@ -74,7 +68,7 @@ def json_text(row: Any, place: str, field: str | None) -> str:
         return value
     if not isinstance(row, dict):
         raise DataError(f"{place}: neither an object nor a string")
-    texts = [".".join(path) for path in text_paths(row)]
+    texts = [path for path, value in leaves(row) if isinstance(value, str)]
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
     hint = f"its texts are {', '.join(texts[:10])}" if texts else "it holds no text"
@@ -83,12 +77,13 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     )
 
 
-def text_paths(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def leaves(row: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """What an object holds, and the objects in it, each with the dotted path that leads there."""
     for name, value in row.items():
-        if isinstance(value, str):
-            yield (name,)
-        elif isinstance(value, dict):
-            yield from ((name, *path) for path in text_paths(value))
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield path + name, value
 
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
@@ -129,10 +124,9 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
         return names.index(wanted)
     if asked is None and len(header) == 1:
         return 0
-    raise UsageError(
-        f"{place}: no column {asked or 'text'!r}; its columns are {', '.join(header)}. Say which "
-        "with --text-column NAME, or its number if this is no header"
-    )
+    cure = "Say which with --text-column NAME, or its number if this is no header"
+    there = f"its columns are {', '.join(header)}. {cure}"
+    raise UsageError(f"{place}: no column {asked or 'text'!r}; {there}")
 
 
 def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:

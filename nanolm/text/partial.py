@@ -79,15 +79,13 @@ def _stretches(source: TextSource, size: int, share: float, stretch: int) -> tup
                 return start
             stream.seek(start)
             data = stream.read(stretch)
-            for end in (b"\n", b" "):
-                if end in data:
-                    return start + data.index(end) + 1
-            whole = (n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80)
-            return start + next(whole, 0)
+            if end := data.find(b"\n") + 1 or data.find(b" ") + 1:
+                return start + end
+            return start + next((n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
 
         for number in range(count):
-            begin = line_from(number * size / count)
-            end = line_from(number * size / count + length)
+            place = number * size / count
+            begin, end = line_from(place), line_from(place + length)
             if ranges and begin <= ranges[-1][1]:
                 begin = ranges.pop()[0] if begin == ranges[-1][1] else ranges[-1][1]
             if end > begin:

@@ -55,8 +55,7 @@ NOTHING = HeldOut([], "nothing")
 
 def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     """Whole documents if there are many, else stretches from all over the text. Unless a `fraction`
-    is asked for, nothing of a small text whose words hardly repeat, such as a poem: a model cannot
-    predict words it has not seen."""
+    is given, nothing of a poem, say, whose words hardly repeat: they could not be predicted."""
     if fraction is None:
         held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
         few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
@@ -110,8 +109,7 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of how each document begins (surrounding white space ignored), and its range. A
-    document used in part starts like the whole one, so it stays on the same side."""
+    """The hash of how each document begins, and its range: used in part, it is on the same side."""
     head, start = b"", 0
     for place, begins, text in chain(corpus.blocks(), [(corpus.length, True, b"")]):
         if begins:
@@ -158,9 +156,8 @@ def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) 
     while place < stop:
         # From the byte before: what ends right there is a place to cut as well.
         text = corpus.read(place - 1, min(place - 1 + PART_BYTES, stop))
-        for match in pattern.finditer(text):
-            if match.end() >= 1:
-                return place - 1 + match.end()
+        if end := next((match.end() for match in pattern.finditer(text) if match.end()), 0):
+            return place - 1 + end
         place += max(1, len(text) - 16)
     return stop
 
@@ -173,8 +170,7 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
         copied += move(corpus, (end, start), corpus, copied)
         taken.length += move(corpus, (start, stop), taken, taken.length)
         end = stop
-    corpus.file.truncate(copied)
-    corpus.length = copied
+    corpus.length = corpus.file.truncate(copied)
     for part in (corpus, taken):
         part.file.flush()
         places = range(0, part.length, PART_BYTES)

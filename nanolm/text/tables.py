@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from nanolm.errors import DataError
 from nanolm.text.columns import NUMBER, Row, TextTable, is_column_name, repeats
-from nanolm.text.documents import Rows, csv_rows, format_of
+from nanolm.text.documents import Rows, csv_rows, format_of, leaves
 from nanolm.text.source import TextSource
 
 SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
@@ -70,7 +70,8 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     def flattened(number: int, value: Any) -> dict[str, str]:
         if not isinstance(value, dict | str):
             raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
-        return dict(_values({"text": value} if isinstance(value, str) else value, ""))
+        values = leaves({"text": value} if isinstance(value, str) else value)
+        return {path: _cell(each) for path, each in values if not isinstance(each, list | bytes)}
 
     rows = ((number, flattened(number, value)) for number, value in objects)
     sample = list(islice(rows, SAMPLE_ROWS))
@@ -79,19 +80,12 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     return _table(source, kind, names, cells)
 
 
-def _values(row: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """What an object holds as (path, text); lists are not looked into."""
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{path}{name}.")
-        elif isinstance(value, bool):
-            yield path + name, "true" if value else "false"
-        elif isinstance(value, str):
-            yield path + name, LONE_SURROGATE.sub("\ufffd", value)
-        elif value is None or value != value:  # NaN is how pandas says that there is none
-            yield path + name, ""
-        elif not isinstance(value, (list, bytes)):
-            yield path + name, str(value)
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value)
+    if value is None or value != value:  # NaN is how pandas says that there is none
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _first(text_lines: Iterator[str]) -> tuple[list[str], bool]:

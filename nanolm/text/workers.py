@@ -57,9 +57,8 @@ class WorkerPool:
         for worker in self.workers:  # has ended by itself, unless something went wrong
             worker.kill()
             worker.wait()
-            for stream in (worker.stdin, worker.stdout):
+            for stream in filter(None, (worker.stdin, worker.stdout)):
                 with contextlib.suppress(BrokenPipeError):  # a request that it never read
-                    assert stream
                     stream.close()
         self.threads.shutdown(cancel_futures=True)
 
@@ -77,10 +76,9 @@ class WorkerPool:
 
     def finish(self) -> list[bytes]:
         """The last answer of each, when there are no more parts."""
-        for worker in self.workers:
-            assert worker.stdin
+        for stdin in filter(None, (worker.stdin for worker in self.workers)):
             with contextlib.suppress(BrokenPipeError):
-                worker.stdin.close()
+                stdin.close()
         return [self._answer(worker) for worker in self.workers]
 
     def _answer(self, worker: "subprocess.Popen[bytes]") -> bytes:
