@@ -58,8 +58,6 @@ def checksum(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Repository:
-    """A data set or model on the Hugging Face Hub."""
-
     kind: str  # "datasets" or "models"
     name: str  # OWNER/NAME, or NAME alone
     shown: str  # what messages call it
@@ -286,7 +284,6 @@ def _whole(file: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path, report: Report) -> Iterator[None]:
-    """Be the only process that writes into `folder`."""
     try:
         with files.locked(folder / ".lock", lambda: report("waiting for another process", 0, 0)):
             yield

@@ -50,7 +50,6 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 def show(survey: "Survey") -> None:
-    """The survey as lines for a person."""
     skipped = [f"{count:,} {reason}" for reason, count in survey.skipped.items() if count]
     rows = {
         "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),

@@ -91,7 +91,6 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
 
 
 def text_options(function: Any) -> Any:
-    """The options by which a text and a tokenizer are named."""
     file = click.option("--file", metavar="FILE", help="Take the text from a file.")
     return click.argument("text", nargs=-1)(which(file(function)))
 

@@ -26,8 +26,6 @@ EXAMPLES = 3
 
 @dataclass
 class Survey:
-    """What would be read."""
-
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # reason: files
     notes: list[str] = field(default_factory=list)  # of downloads, with their checksums
@@ -90,8 +88,6 @@ def _count(corpus: Corpus, result: Survey, report: Report) -> None:
 
 @dataclass
 class EncodedSize:
-    """How one tokenizer does on a text."""
-
     tokenizer: str
     vocab_size: int
     tokens: int

@@ -37,8 +37,6 @@ Row = tuple[int, list[str]]  # the number of its line, its cells
 
 @dataclass
 class TextTable:
-    """A file as rows of cells."""
-
     source: TextSource
     kind: str
     names: list[str] | None  # of the columns, where it says them
@@ -89,7 +87,6 @@ class Column:
 
     @cached_property
     def wordy(self) -> bool:
-        """Has most of it several words?"""
         spaced = sum(count for value, count in self.filled.items() if " " in value)
         return 2 * spaced > self.filled.total()
 
@@ -236,7 +233,6 @@ def _label_by_content(columns: list[Column], table: TextTable) -> Column:
 
 
 def _find_text(columns: list[Column], table: TextTable) -> Column:
-    """By its name, else the one with the longest texts."""
     if table.names and (texts := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
         return _only(texts, "text", table)
     texts = [c for c in columns if c.may_be_text()]

@@ -16,8 +16,6 @@ from nanolm.text.source import READ_BYTES, TextSource, decompressed
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are to be read."""
-
     encoding: str = "utf-8"
     separator: str | None = None  # a line that is just this parts documents
     text_field: str | None = None  # of JSON lines; dots lead into nested objects

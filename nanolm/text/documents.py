@@ -21,7 +21,6 @@ Rows = Iterator[tuple[int, Any]]  # the number of its line, and what it says
 
 
 def documents(source: TextSource, reading: Reading) -> TextBlocks:
-    """The text of `source`, document by document."""
     separator = reading.separator or source.separator
     with source.open() as stream:
         if read := format_of(source.suffix).read:
@@ -47,7 +46,6 @@ def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Itera
 
 
 def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    """What each line says, and its number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -130,7 +128,6 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
 
 
 def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    """One column of a Parquet or Arrow file."""
     steps: list[str] = []  # to the text
 
     def pick(schema: Any) -> list[str]:
@@ -196,8 +193,6 @@ def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> R
 
 @dataclass(frozen=True)
 class CorpusFormat:
-    """A kind of file that text is read from."""
-
     name: str
     suffixes: str
     read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # rows of a table

@@ -49,8 +49,6 @@ class LabelReading:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts and their labels, in the order of the files they came from."""
-
     texts: list[str]
     labels: list[str]
     how: str  # they were read, in a line
@@ -59,8 +57,6 @@ class Labelled:
 
 @dataclass
 class _Log:
-    """What is noticed on the way."""
-
     how: dict[str, str] = field(default_factory=dict)  # by file
     broken: Counter[str] = field(default_factory=Counter)  # characters, by file
     notes: list[str] = field(default_factory=list)

@@ -60,7 +60,6 @@ def surprise_page(
 
 
 def legend(what: str, label: Callable[[float], str], last: str) -> str:
-    """What the colours stand for."""
     labels = [*map(label, STEPS), last]
     scale = "".join(f'<span class="s{step}">{text}</span>' for step, text in enumerate(labels))
     return f'<p class="legend">{what}: {scale}</p>'

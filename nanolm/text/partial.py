@@ -23,7 +23,6 @@ SINGLE_BYTE = ("ascii", "iso8859", "cp125", "koi8", "mac")  # encodings that can
 
 
 def text_size(sources: Sources) -> int:
-    """About how many bytes of text there are."""
     return sum(_size(source) for source in sources.files)
 
 
@@ -59,7 +58,6 @@ def _size(source: TextSource) -> int:
 
 
 def _can_skip(source: TextSource, reading: Reading) -> bool:
-    """Can reading begin at any line?"""
     encoding = codecs.lookup(reading.encoding).name
     lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)
     return lines and format_of(source.suffix).any_line and not source.compressed()

@@ -44,7 +44,6 @@ class TextSource:
         return whole if self.ranges is None else FileRanges(whole, self.ranges)  # type: ignore[return-value]
 
     def stamp(self) -> tuple[int, int]:
-        """Changes when the file does."""
         if self.copy is not None:
             return 0, 0
         status = self.path.stat()
@@ -144,7 +143,6 @@ COMPRESSIONS = {
 
 
 def compression_of(stream: IO[bytes]) -> Compression | None:
-    """How a file is compressed, by its first bytes."""
     start = stream.read(6)
     stream.seek(0)
     return next((each for each in COMPRESSIONS.values() if start.startswith(each.magic)), None)

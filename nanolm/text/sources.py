@@ -180,7 +180,6 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
 
 
 def _not_text(source: TextSource, encoding: str) -> str | None:
-    """Why a file found in a folder is left out, if it is."""
     if not source.name.isprintable():
         return "oddly named"
     if not source.path.is_file():

@@ -84,7 +84,6 @@ def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
 
 
 def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
-    """The last stretch of the text, whole."""
     return NOTHING if fraction == 0 else HeldOut([corpus.split(fraction)[1]], "the end of the text")
 
 

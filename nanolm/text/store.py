@@ -59,8 +59,6 @@ Texts = tuple[Sources, Sources | None]  # to train on and, where it is named, fo
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Which text, and how it becomes tokens."""
-
     corpus: tuple[str, ...]
     val: str | None = None
     val_fraction: float | None = None  # a tenth, or less of a large text; 0: nothing
@@ -75,8 +73,6 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Text that is ready to be learned from."""
-
     tokenizer: Tokenizer
     train: Store
     val: Store  # empty if nothing is held out
@@ -143,7 +139,6 @@ def within(
 
 
 def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> float | None:
-    """What preparing a text takes, tried on a sample."""
     tokenizer = request.tokenizer
     sample = take_part(sources, request.reading, PROBE_BYTES)
     start = time.monotonic()
@@ -160,7 +155,6 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
 
 
 def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
-    """How much of a text that is used in part, from where, and why."""
     used = sum(source.limit or source.size() for source in sources.files)
     every = max((source.every for source in sources.files), default=1)
     how = f"one of {every} documents" if every > 1 else "stretches from all over it"
@@ -353,7 +347,6 @@ def open_tokens(
     tokenizer: str | Tokenizer | None = None,
     fingerprints: dict[str, str] | None = None,
 ) -> Prepared:
-    """What was prepared there."""
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(folder)
     os.utime(folder)  # it is in use

@@ -65,8 +65,6 @@ def _table(
 
 
 def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
-    """Objects as rows, with a column for whatever the first of them have."""
-
     def flattened(number: int, value: Any) -> dict[str, str]:
         if not isinstance(value, dict | str):
             raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
@@ -137,7 +135,6 @@ def _separator(
 def _even_rows(
     source: TextSource, sample: list[str], cut: bool, delimiter: str, quoted: bool
 ) -> list[Row] | None:
-    """The rows of a sample, if all of them have as many cells."""
     rows: list[Row] = []
     try:
         for row in _separated_rows(source, sample, delimiter, quoted):
@@ -165,7 +162,6 @@ def _looks_quoted(rows: list[Row]) -> bool:
 
 
 def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool:
-    """Has it a header that we know, or a column that repeats?"""
     table = _with_header(TextTable(source, "", None, rows, iter(())))
     if table.names and any(is_column_name(name) for name in table.names):
         return True

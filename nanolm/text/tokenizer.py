@@ -59,7 +59,6 @@ class Tokenizer(ABC):
         return self.begin[0] if self.begin else self.end_of_text
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text to write on from."""
         ids = self.encode(text)
         if self.unseen.intersection(ids):
             # A prompt begins with no space. In a text that is one line, hardly any word does.
@@ -119,8 +118,8 @@ class Tiktoken(Tokenizer):
 
     pattern: str
 
-    def ranks(self) -> dict[bytes, int]:
-        """The tokens that merging can make."""
+    @cached_property
+    def ranks(self) -> dict[bytes, int]:  # the tokens that merging can make
         return {token: id for id, token in enumerate(self.tokens) if token}
 
     @cached_property
@@ -128,7 +127,7 @@ class Tiktoken(Tokenizer):
         return tiktoken.Encoding(
             "nanolm",
             pat_str=self.pattern,
-            mergeable_ranks=self.ranks(),
+            mergeable_ranks=self.ranks,
             # Never looked for in a text; but without any, tiktoken looks for nothing everywhere.
             special_tokens={self.special[self.end_of_text]: self.end_of_text},
         )
@@ -199,8 +198,7 @@ class Characters(Tokenizer):
         super().__init__([*tokens, b"", b""], end_of_text=len(tokens), padding=len(tokens) + 1)
         self.characters = characters
         self._lookup = np.full(0x110000, -1, dtype=np.int32)  # code point -> id
-        for id, char in enumerate(characters, start=256):
-            self._lookup[ord(char)] = id
+        self._lookup[[*map(ord, characters)]] = range(256, 256 + len(characters))
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)
@@ -285,7 +283,6 @@ def byte_level_json(
 
 
 def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
-    """tokenizer.json with what is the same for every kind filled in."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": id, "content": text, **flags, "special": True} for id, text in special.items()]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
@@ -294,5 +291,4 @@ def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
 
 
 def spell(token: bytes) -> str:
-    """How tokenizer.json writes the bytes of a token."""
     return "".join(SPELLING[byte] for byte in token)

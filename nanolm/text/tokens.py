@@ -29,11 +29,9 @@ class Batches:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch."""
         return max(1, (len(self.tokens) - self.context) // self.context)
 
     def starts(self, index: int) -> Words:
-        """Where the windows of batch `index` begin."""
         numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
         numbers = numbers[self.rows]
         epochs, positions = np.divmod(numbers, np.uint64(self.windows))

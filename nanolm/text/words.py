@@ -44,7 +44,6 @@ class WordCounter:
         self.chunks: Counter[str] = Counter()  # each without the blank before it
 
     def add(self, part: bytes) -> None:
-        """Count a part of a corpus file."""
         for text in part.split(MARK):
             first, *chunks = self._cut(text.decode())
             self.words.update(regex.findall(SPLIT, first))

@@ -63,7 +63,6 @@ class WorkerPool:
         self.threads.shutdown(cancel_futures=True)
 
     def map(self, parts: Iterable[Range]) -> Iterator[tuple[Range, bytes]]:
-        """Each part with its answer, in order."""
         return map_in_order(self.threads, len(self.workers), self._ask, parts)
 
     def _ask(self, part: Range) -> bytes:
@@ -106,7 +105,6 @@ def map_in_order(
 
 
 def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
-    """The main loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
     descriptor = int(sys.argv[1])
     # A pipe that breaks: the parent is gone, and nobody waits for an answer.

@@ -103,10 +103,8 @@ def split_pattern(pre_tokenizer: Any) -> str | None:
 
 
 class ByteLevelFile(Tiktoken):
-    """The byte-level BPE of a tokenizer.json that is not ours."""
-
     def __init__(self, contents: Contents, ranks: dict[bytes, int], pattern: str) -> None:
-        self.kind, self.text, self.pattern, self._ranks = "foreign", contents.text, pattern, ranks
+        self.kind, self.text, self.pattern, self.ranks = "foreign", contents.text, pattern, ranks
         for known in PUBLISHED.values():  # written by `Ranks`
             if (known.pattern, known.ranks) == (pattern, len(ranks)):
                 self.kind = known.kind
@@ -122,9 +120,6 @@ class ByteLevelFile(Tiktoken):
         self.matched = regex.compile("|".join(map(regex.escape, names)))
         self.normalized = contents.whole.get("normalizer") is not None
         super().__init__(tokens, **special_tokens(contents, contents.ids))
-
-    def ranks(self) -> dict[bytes, int]:
-        return self._ranks
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)

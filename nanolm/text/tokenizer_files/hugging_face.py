@@ -18,8 +18,6 @@ BLANK = "\u2581"  # how sentencepiece writes a blank
 
 
 class HuggingFace(Tokenizer):
-    """A tokenizer of the library."""
-
     kind = "foreign"
     cuttable = False  # how far the library looks around itself is not known
 

@@ -115,8 +115,6 @@ def read_ranks(file: Path) -> "Ranks":
 
 
 class Ranks(Tiktoken):
-    """One of OpenAI's encodings."""
-
     def __init__(self, encoding: Published, tokens: list[bytes]) -> None:
         self.kind, self.pattern, self.portable = encoding.kind, encoding.pattern, encoding.portable
         end, unused = encoding.end_of_text, encoding.vocab_size - len(tokens)
@@ -124,8 +122,7 @@ class Ranks(Tiktoken):
 
     @cached_property
     def _json(self) -> str:
-        ranks = self.ranks()
-        merges = []
+        ranks, merges = self.ranks, []
         for token in (token for token in ranks if len(token) > 1):
             parts = last_parts(token, ranks)
             if len(parts) != 2:
