@@ -44,7 +44,7 @@ class Survey:
     vocab_size: int | None = None
 
 
-def survey(names: tuple[str, ...], reading: Reading, report: Report = lambda *_: None) -> Survey:
+def survey(names: tuple[str, ...], reading: Reading, report: Report) -> Survey:
     """Read everything as `nanolm train` would, and say what is there."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)

@@ -94,7 +94,7 @@ def read_texts(
     names: Sequence[str],
     reading: LabelReading,
     report: Report,
-    are_labels: Callable[[set[str]], bool] = lambda values: False,
+    are_labels: Callable[[set[str]], bool],
 ) -> Iterator[tuple[str, str | None]]:
     """Texts one by one, each with its label where there is one: of tables one column, empty cells
     too, so that results can be put beside the rows; else a text a line. Labels are in the column
@@ -134,7 +134,7 @@ def _labelled_rows(
         if source.path in classes:
             yield "\n".join(text_lines), classes[source.path]
             continue
-        table = read_table(source, stream, text_lines, certain=any(asked))
+        table = read_table(source, stream, text_lines, any(asked), cautious=False)
         if table.sample:
             text, label = text_and_label_columns(table, *asked)
             log.how[source.name] = table.summary(text, label)

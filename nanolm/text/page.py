@@ -50,7 +50,7 @@ def surprise_page(
     tokenizer: "Tokenizer",
     tokens: Iterable[tuple[int, float, int]],
     facts: dict[str, str],
-    name: str = "text",
+    name: str,
 ) -> str:
     """Running text, coloured by the bits of its `tokens`: (id, bits, rank) each."""
     scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")

@@ -297,15 +297,9 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def encode_corpus(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    file: Path,
-    report: Report = lambda *_: None,
-    threads: int | None = None,
-) -> int:
+def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Report) -> int:
     """Write the ids of the corpus, a start-of-text token before each document; how many."""
-    threads = threads or available_threads()
+    threads = available_threads()
     # Two processes encode a third faster than two threads, but take half a second to start.
     together = isinstance(tokenizer, ByteLevel) and corpus.length > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)

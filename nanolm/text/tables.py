@@ -30,11 +30,7 @@ TEXT_AT_LABEL = re.compile(r"(.*)@([^\s@]+)[ \t]*")
 
 
 def read_table(
-    source: TextSource,
-    stream: IO[bytes],
-    text_lines: Iterator[str],
-    certain: bool = False,
-    cautious: bool = False,
+    source: TextSource, stream: IO[bytes], text_lines: Iterator[str], certain: bool, cautious: bool
 ) -> TextTable:
     """`source` as a table; `text_lines` are its lines, if it has any. If `certain`, it is known
     to have columns; if `cautious`, what might be plain text is taken for that."""

@@ -95,9 +95,7 @@ def choose_vocabulary(
     return Choice("vocabulary", chosen, reason), chosen
 
 
-def count_corpus(
-    corpus: Corpus, processes: int, report: Report = lambda *_: None
-) -> Counter[bytes]:
+def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[bytes]:
     """How often each word occurs in the corpus; the same however many processes count."""
     parts = corpus.parts(0, corpus.length, size=COUNTED_BYTES)
     if processes < 2 or corpus.length < COUNTED_ALONE or not HAS_PREAD:

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_survey(folder: Path) -> None:
-    found = survey((str(folder),), Reading())
+    found = survey((str(folder),), Reading(), lambda *_: None)
     assert (found.files, found.skipped) == (5, {"hidden": 0, "binary": 1})
     assert (found.documents, found.duplicates) == (4, 1)
     whole = "same textsame textother\x01 text \ufffdzwölf 日"
@@ -41,7 +41,7 @@ def test_documents_longer_than_a_part(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(text)
     names = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
-    found = survey(names, Reading())
+    found = survey(names, Reading(), lambda *_: None)
     assert (found.documents, found.duplicates) == (2, 1)
     assert found.longest_document == len(text)
 

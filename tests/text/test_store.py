@@ -36,6 +36,10 @@ def text_file(tmp_path: Path) -> Path:
     return file
 
 
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
 def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
     """The plain way: each document in one go."""
     ids = [[tokenizer.end_of_text, *tokenizer.encode(document)] for document in documents]
@@ -48,11 +52,12 @@ def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
 def test_ids_are_those_of_whole_documents(
     kind: str, size: int, alone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(store, "ENCODED_ALONE", alone)
     monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
-        count = encode_corpus(corpus, TOKENIZERS[kind], tmp_path / "ids", threads=3)
+        count = encode_corpus(corpus, TOKENIZERS[kind], tmp_path / "ids", quiet)
     ids = np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS[kind], documents)
     assert count == len(ids)
@@ -61,7 +66,7 @@ def test_ids_are_those_of_whole_documents(
 def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
     with corpus_of("abcdef") as corpus, take_out(corpus, [(4, 7)], tmp_path) as held_out:
-        encode_corpus(held_out, tokenizer, tmp_path / "ids")
+        encode_corpus(held_out, tokenizer, tmp_path / "ids", quiet)
     assert np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist() == [256, *b"def"]
 
 
@@ -283,7 +288,7 @@ def test_random_documents_too(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "ids"
     with corpus_of(*documents) as corpus:
-        encode_corpus(corpus, TOKENIZERS["bpe"], file)
+        encode_corpus(corpus, TOKENIZERS["bpe"], file, quiet)
     ids = np.fromfile(file, dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS["bpe"], documents)
 

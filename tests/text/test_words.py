@@ -63,7 +63,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Corpus]:
 def test_the_number_of_processes_changes_nothing(large: Corpus) -> None:
     whole = (0, large.length)
     seen: list[int] = []
-    one = count_corpus(large, 1)
+    one = count_corpus(large, 1, lambda *_: None)
     for processes in (2, 3):
         several = count_corpus(large, processes, lambda what, done, total: seen.append(done))
         assert several == one
@@ -91,4 +91,4 @@ def test_an_interruption_ends_the_processes(large: Corpus) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         count_corpus(large, 2, interrupt)
-    assert Counter(count_corpus(large, 2)).total() > 0
+    assert Counter(count_corpus(large, 2, lambda *_: None)).total() > 0

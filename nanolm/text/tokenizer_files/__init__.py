@@ -2,9 +2,8 @@
 
     >>> load_tokenizer(Path("runs/x/last"))  # or a tokenizer.json, or a *.tiktoken
 
-`published` reads tiktoken ranks, `vocab_merges` GPT-2's two files, and of tokenizer.json
-`byte_level` what tiktoken encodes with the same ids, which is most models of today; `hugging_face`
-leaves the rest to that library.
+`published` reads tiktoken ranks, and of tokenizer.json `byte_level` what tiktoken encodes with the
+same ids, which is most models of today; `hugging_face` leaves the rest to that library.
 """
 
 from pathlib import Path
@@ -14,8 +13,7 @@ from nanolm.text.tokenizer import PADDING, Tokenizer, own_tokenizer
 from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
-from nanolm.text.tokenizer_files.tokenizer_json import check, read
-from nanolm.text.tokenizer_files.vocab_merges import merges_to_json
+from nanolm.text.tokenizer_files.tokenizer_json import check, merges_to_json, read
 
 __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
