@@ -29,7 +29,6 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
 
 T = TypeVar("T")
-
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
 RECEIVED_BYTES = 1 << 16  # at once

@@ -13,6 +13,7 @@ from nanolm.text.page import spelled
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
+Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
 WIDEST = 16  # letters of a token in a table
 # Backgrounds of the 256-colour palette for a chance of at least so much, dark enough for white.
 SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
@@ -74,9 +75,6 @@ class Columns:
         for line in zip(*self.cells, strict=True):
             click.echo(" ".join(line))
         self.cells, self.used = [], 0
-
-
-Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
 
 
 def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 Pair = tuple[int, int]
 Places = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint16] | npt.NDArray[np.int64]
+GAP = -1  # between two words, and inside a token
 
 
 def learn(
@@ -55,9 +56,6 @@ def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterat
             heapreplace(text.heap, (-count, pair))
         else:
             heappop(text.heap)
-
-
-GAP = -1  # between two words, and inside a token
 
 
 class PairIndex:

@@ -33,6 +33,7 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
 
 Row = tuple[int, list[str]]  # the number of its line, its cells
+Fits = Callable[["Column"], bool]
 
 
 @dataclass
@@ -192,9 +193,6 @@ def _asked(table: TextTable, columns: list[Column], name: str | None, option: st
         return columns[int(name) - 1]
     there = f"has the columns {_listed(columns)}{did_you_mean(name, [c.name for c in columns])}"
     raise UsageError(f"{option} {name}: {table.source.name} ({table.kind}) {there}")
-
-
-Fits = Callable[[Column], bool]
 
 
 def _named(

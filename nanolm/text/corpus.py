@@ -34,6 +34,7 @@ CUT_WINDOW = 1 << 10  # bytes before the end of a part in which a good place to 
 # Where a text can be cut so that no split pattern in use sees a difference: before a blank that
 # follows anything else, and after a single line end between two characters.
 SAFE_CUT = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
+_lock = threading.Lock()
 
 
 @dataclass
@@ -145,9 +146,6 @@ class Corpus:
         return None
 
 
-_lock = threading.Lock()
-
-
 def read_corpus(
     sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
 ) -> Corpus:
@@ -177,7 +175,16 @@ def read_with_problems(
             done += source.size()
             report("reading", done, total)
         except (NanolmError, OSError) as error:
-            problems.append(_explained(source, folder, error))
+            if isinstance(error, NanolmError):
+                problems.append(error)
+            elif files.no_room(error):
+                cure = "free some, or name a folder with room in NANOLM_CACHE"
+                message = f"the disk is full: no room for a copy of the text in {folder}; {cure}"
+                raise DiskFull(message) from None
+            else:
+                gone = isinstance(error, FileNotFoundError)
+                why = "went away" if gone else f"cannot be read: {error.strerror}"
+                problems.append(DataError(f"{source.name} {why}"))
             corpus.length, corpus.documents = whole  # nothing of a file that is broken
             corpus.file.seek(corpus.length)
             corpus.file.truncate()
@@ -204,18 +211,6 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
         if kept:
             yield begins, text
             limit -= len(text)
-
-
-def _explained(source: TextSource, folder: Path, error: NanolmError | OSError) -> NanolmError:
-    if isinstance(error, NanolmError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"{source.name} went away while it was being read")
-    if files.no_room(error):
-        cure = "free some, or name a folder with room in NANOLM_CACHE"
-        message = f"the disk is full: no room for a copy of the text in {folder}; {cure}"
-        raise DiskFull(message) from None
-    return DataError(f"{source.name} cannot be read: {error.strerror}")
 
 
 def _copy(source: TextSource, reading: Reading, corpus: Corpus) -> Iterator[int]:

@@ -13,6 +13,8 @@ from nanolm.errors import DataError, did_you_mean
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.source import READ_BYTES, TextSource, decompressed
 
+Mended = Callable[[int], None]  # told how many broken characters there are
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -30,9 +32,6 @@ class Reading:
             known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
             hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
             return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
-
-
-Mended = Callable[[int], None]
 
 
 def decoded(

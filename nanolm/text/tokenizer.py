@@ -31,6 +31,19 @@ SPECIAL = 2  # so many
 Ids = npt.NDArray[np.integer[Any]]
 LONG_STRETCH = 100_000  # blanks that tiktoken can surely take in one go
 
+# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
+# bytes as the characters from U+0100 on, in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+
+_UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+_OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
+BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
+ISOLATED = {"behavior": "Isolated", "invert": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+
 
 class Tokenizer(ABC):
     """What every kind shares: the raw bytes of each token, the special tokens, decoding."""
@@ -249,20 +262,6 @@ def utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         wrong = f"a lone surrogate at character {error.start:,}"
         raise DataError(f"the text is not valid Unicode: {wrong}") from None
-
-
-# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
-# bytes as the characters from U+0100 on, in order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
-
-_UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-_OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
-BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
-ISOLATED = {"behavior": "Isolated", "invert": False}
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 
 
 def byte_level_json(
