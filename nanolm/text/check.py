@@ -57,8 +57,7 @@ def survey(names: tuple[str, ...], reading: Reading, report: Report) -> Survey:
         if result.documents:
             tokenizer, result.choices = make_tokenizer(corpus, None, None, report)
             result.vocab_size = tokenizer.vocab_size
-            first = next(corpus.parts(0, corpus.length, size=1 << 20))
-            sample = corpus.read(*first).replace(MARK, b"")
+            sample = corpus.read(*next(corpus.parts(1 << 20))).replace(MARK, b"")
             tokens = len(tokenizer.encode_array(sample.decode()))
             result.bytes_per_token = round(len(sample) / tokens, 3)
     return result

@@ -68,21 +68,19 @@ class Corpus:
             self.file.seek(start)
             return self.file.read(stop - start)
 
-    def parts(
-        self, start: int, stop: int, size: int = PART_BYTES, whole: bool = False
-    ) -> Iterator[Range]:
-        """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds, else between
-        characters; with `whole`, between documents only."""
-        while start < stop:
-            end = min(start + size, stop)
-            if end < stop:
-                end = self._mark_from(end, stop) if whole else self._good_place(start, end)
+    def parts(self, size: int = PART_BYTES, whole: bool = False, start: int = 0) -> Iterator[Range]:
+        """All from `start` on in parts of about `size` bytes, cut where no tokenizer minds, else
+        between characters; with `whole`, between documents only."""
+        while start < self.length:
+            end = min(start + size, self.length)
+            if end < self.length:
+                end = self._mark_from(end, self.length) if whole else self._good_place(start, end)
             yield start, end
             start = end
 
     def blocks(self, report: Report = lambda *_: None) -> Iterator[tuple[int, bool, bytes]]:
         """All of it, block by block: where it stands, whether a document begins there, its text."""
-        for start, stop in self.parts(0, self.length):
+        for start, stop in self.parts():
             first, *others = self.read(start, stop).split(MARK)
             if first:
                 yield start, False, first

@@ -83,8 +83,8 @@ def not_text(source: TextSource, start: bytes) -> DataError:
         return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
     low, high = start[::2].count(0), start[1::2].count(0)
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
-        encoding = "utf-16-be" if low > high else "utf-16-le"
-        return DataError(f"{source.name} looks like UTF-16; try --encoding {encoding}")
+        order = "be" if low > high else "le"
+        return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16-{order}")
     why = "it is full of control characters, in any encoding; save it as plain text first"
     return DataError(f"{source.name} is not text: {why}")
 

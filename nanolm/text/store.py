@@ -147,7 +147,7 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
             if not isinstance(tokenizer, Tokenizer):
                 vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
                 tokenizer, _ = make_tokenizer(corpus, tokenizer, vocab_size, lambda *_: None)
-            for part in corpus.parts(0, corpus.length, whole=not tokenizer.cuttable):
+            for part in corpus.parts(whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
     except (NanolmError, OSError):
@@ -303,7 +303,7 @@ def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Repo
     # Two processes encode a third faster than two threads, but take half a second to start.
     together = isinstance(tokenizer, ByteLevel) and corpus.length > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)
-    parts = corpus.parts(0, corpus.length, whole=not tokenizer.cuttable)
+    parts = corpus.parts(whole=not tokenizer.cuttable)
     written = 0
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.open("wb"))

@@ -52,7 +52,7 @@ def make_tokenizer(
         return ByteLevel([]), choices
     if kind == "char":
         characters: set[str] = set()
-        for start, stop in corpus.parts(0, corpus.length):
+        for start, stop in corpus.parts():
             characters.update(corpus.read(start, stop).replace(MARK, b"").decode())
             report("collecting characters", stop, corpus.length)
         return Characters(sorted(characters)), choices
@@ -97,7 +97,7 @@ def choose_vocabulary(
 
 def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[bytes]:
     """How often each word occurs in the corpus; the same however many processes count."""
-    parts = corpus.parts(0, corpus.length, size=COUNTED_BYTES)
+    parts = corpus.parts(COUNTED_BYTES)
     if processes < 2 or corpus.length < COUNTED_ALONE or not HAS_PREAD:
         counter = WordCounter()
         for range_ in parts:
@@ -128,10 +128,10 @@ def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, fl
     length, size = corpus.length, min(measured, corpus.length)
     each = max(1, size // 100)
     if size == length:
-        ranges = list(corpus.parts(0, length, size=each))
+        ranges = list(corpus.parts(each))
     else:  # from all over a text that is too long to go through
         starts = (corpus.between_characters(number * length // 100) for number in range(100))
-        ranges = [next(corpus.parts(start, length, each)) for start in starts]
+        ranges = [next(corpus.parts(each, start=start)) for start in starts]
     sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in ranges]
     held_out = sample[::10]
     seen = [text for number, text in enumerate(sample) if number % 10]

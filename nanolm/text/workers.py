@@ -1,7 +1,7 @@
 """Several processes that work on parts of one file: threads would wait for each other.
 
     >>> with WorkerPool("nanolm.text.words", corpus.file, size=2) as pool:
-    ...     answers = [answer for _, answer in pool.map(corpus.parts(0, corpus.length))]
+    ...     answers = [answer for _, answer in pool.map(corpus.parts())]
 
 Each reads the parts it is given, and answers each with some bytes; at the end (`pool.finish`) it
 answers once more.

@@ -54,7 +54,7 @@ def test_ids_are_those_of_whole_documents(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(store, "ENCODED_ALONE", alone)
-    monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
+    monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False, 0))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
         count = encode_corpus(corpus, TOKENIZERS[kind], tmp_path / "ids", quiet)
