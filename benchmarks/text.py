@@ -49,7 +49,7 @@ def learn_nanolm(file: str, size: str, out: str) -> Answer:
         sources = find_sources([file], Path(folder), quiet)
         with read_corpus(sources, Reading(), Path(folder)) as corpus:
             # Two special tokens are ours; the others have none.
-            tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), "bpe", int(size) + 2, quiet)
+            tokenizer, _ = make_tokenizer(corpus, "bpe", int(size) + 2, quiet)
     seconds = time.perf_counter() - started
     Path(out).write_text(tokenizer.to_json(), encoding="utf-8")
     return {"seconds": seconds}

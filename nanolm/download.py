@@ -1,9 +1,6 @@
 """Files from the network, kept in a cache, continued where a download broke off.
 
-    >>> quiet = lambda what, done, total: None
-    >>> file = fetch("https://www.gutenberg.org/files/11/11-0.txt", Path("cache"), quiet)
-    >>> stories = Repository("datasets", "roneneldan/TinyStories", "the stories", Path("cache"))
-    >>> files = stories.fetch(lambda paths: [path for path in paths if "train" in path], quiet)
+    >>> fetch("https://www.gutenberg.org/files/11/11-0.txt", Path("cache"), lambda *progress: None)
 
 The cache has a folder for each URL or repository, named by its hash:
   NAME        there only when it is whole
@@ -19,21 +16,19 @@ import os
 import re
 import string
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
+from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
 
 T = TypeVar("T")
-
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
 RECEIVED_BYTES = 1 << 16  # at once
@@ -55,15 +50,13 @@ def fetch(url: str, folder: Path, report: Report) -> Path:
 def checksum(file: Path) -> str:
     """The SHA-256 of a fetched file, as it was when it arrived."""
     try:
-        return str(_read_json(_beside(file, ".json"))["sha256"])
+        return str(_read_json(file.with_name(f"{file.name}.json"))["sha256"])
     except KeyError:
         raise DataError(f"{file} has no checksum beside it; delete it to fetch it anew") from None
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A data set or model on the Hugging Face Hub."""
-
     kind: str  # "datasets" or "models"
     name: str  # OWNER/NAME, or NAME alone
     shown: str  # what messages call it
@@ -72,17 +65,18 @@ class Repository:
     def fetch(
         self, choose: Callable[[list[str]], list[str]], report: Report, together: bool = False
     ) -> list[Path]:
-        """The local copies of what `choose` picks from the paths of all files, or refuses.
-
-        They share a folder if they are to lie `together`; else each has its own, as the same name
-        may be found in several folders of a repository. No network is needed once all are whole.
-        """
+        """The local copies of what `choose` picks from all paths, or refuses; once they are whole,
+        without a network. They share a folder if they are to lie `together`; else each has its own,
+        as the same name may be found in several folders of a repository."""
         url = f"{_endpoint()}/api/{self.kind}/{quote(self.name)}/tree/main?recursive=true"
         listing = self.cache / f"{_key(url)}.json"
+        prefix = "" if self.kind == "models" else f"{self.kind}/"
+
+        def address(path: str) -> str:
+            return f"{_endpoint()}/{prefix}{quote(self.name)}/resolve/main/{quote(path)}"
 
         def local(path: str) -> Path:
-            address = self._address(path)
-            return self.cache / _key(url if together else address) / _name(address)
+            return self.cache / _key(url if together else address(path)) / _name(address(path))
 
         chosen: list[str] = []
         with contextlib.suppress(NanolmError):  # what is refused may be there by now
@@ -92,38 +86,32 @@ class Repository:
             chosen = choose(paths)
             with _locked(self.cache, report):
                 _write_json(listing, {"url": url, "paths": paths})
-        return [_fetch(self._address(path), local(path), self.shown, report) for path in chosen]
-
-    def _address(self, path: str) -> str:
-        prefix = "" if self.kind == "models" else f"{self.kind}/"
-        return f"{_endpoint()}/{prefix}{quote(self.name)}/resolve/main/{quote(path)}"
+        return [_fetch(address(path), local(path), self.shown, report) for path in chosen]
 
 
 def _list(name: str, url: str) -> list[str]:
+    """The paths of all files of a repository, which come in pages."""
+
+    def page() -> tuple[bytes, str]:
+        with _open(url, name, {}) as response:
+            return b"".join(_blocks(response)), response.headers.get("Link", "")
+
     paths: list[str] = []
-    try:
-        while True:
-            more, following = _retry(partial(_page, name, url))
-            paths += more
-            if following is None:
-                return paths
-            if _origin(following) != _origin(url) or following == url:
-                raise DataError(f"{name}: its list of files goes on at {following}, not followed")
-            url = following
-    except _Interrupted as error:
-        raise DataError(f"{name}: {error}; the same command tries again") from None
-
-
-def _page(name: str, url: str) -> tuple[list[str], str | None]:
-    """Some of the files of a repository, and where the list goes on."""
-    with _open(url, name, {}) as response:
-        data = b"".join(_blocks(response))
-        link = re.search(r'<([^>]*)>[^,]*;\s*rel="?next\b', response.headers.get("Link", ""))
-    try:
-        paths = [str(entry["path"]) for entry in json.loads(data) if entry["type"] == "file"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{name}: {url} sent no list of files; is HF_ENDPOINT right?") from None
-    return paths, urljoin(url, link[1]) if link else None
+    while True:
+        try:
+            data, links = _retry(page)
+            paths += [str(entry["path"]) for entry in json.loads(data) if entry["type"] == "file"]
+        except _Interrupted as error:
+            raise DataError(f"{name}: {error}; the same command tries again") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DataError(f"{name}: {url} sent no list of files; is HF_ENDPOINT right?") from None
+        link = re.search(r'<([^>]*)>[^,]*;\s*rel="?next\b', links)
+        if link is None:
+            return paths
+        following = urljoin(url, link[1])
+        if _origin(following) != _origin(url) or following == url:
+            raise DataError(f"{name}: its list of files goes on at {following}, not followed")
+        url = following
 
 
 def _fetch(url: str, file: Path, shown: str, report: Report) -> Path:
@@ -135,32 +123,28 @@ def _fetch(url: str, file: Path, shown: str, report: Report) -> Path:
 
 
 def _download(url: str, file: Path, shown: str, report: Report) -> None:
-    part, record_file = _beside(file, ".part"), _beside(file, ".json")
+    part, record_file = (file.with_name(file.name + suffix) for suffix in (".part", ".json"))
     try:
-        _retry(partial(_receive, url, file, shown, report))
+        _retry(lambda: _receive(url, part, record_file, shown, report))
     except _Interrupted as error:
         arrived = part.stat().st_size if part.exists() else 0
         on = "goes on from there" if _resumable(_read_json(record_file)) else "starts over"
-        raise DataError(
-            f"{shown}: {error}; {arrived:,} bytes of {file.name} have arrived, "
-            f"and the same command {on}"
-        ) from None
+        state = f"{arrived:,} bytes of {file.name} have arrived, and the same command {on}"
+        raise DataError(f"{shown}: {error}; {state}") from None
     # In this order, so that a kill in between leaves a part file that is known to be whole.
     whole = {"size": part.stat().st_size, "sha256": files.sha256(part)}
     _write_json(record_file, {**_read_json(record_file), **whole})
     files.replace(part, file)
 
 
-def _receive(url: str, file: Path, shown: str, report: Report) -> None:
+def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report) -> None:
     """One request for what is still missing of the part file."""
-    part, record_file = _beside(file, ".part"), _beside(file, ".json")
     record = _read_json(record_file)
     done = part.stat().st_size if part.exists() else 0
     if done and done == record.get("size"):
         return
-    headers = {}
-    if done and _resumable(record):
-        headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]}
+    resumed = bool(done and _resumable(record))
+    headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]} if resumed else {}
     try:
         with _open(url, shown, headers) as response:
             # What `If-Range` takes: an ETag that stands for the very bytes, or else the date.
@@ -182,7 +166,7 @@ def _receive(url: str, file: Path, shown: str, report: Report) -> None:
                 for block in _blocks(response):
                     stream.write(block)
                     done += len(block)
-                    report(f"downloading {file.name}", done, record["size"] or 0)
+                    report(f"downloading {part.stem}", done, record["size"] or 0)
     except _StartOver:
         part.unlink(missing_ok=True)
         raise
@@ -214,20 +198,12 @@ def _retry(action: Callable[[], T]) -> T:
     return action()
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        allowed = ("https",) if req.type == "https" else ("http", "https")
-        if urlsplit(newurl).scheme not in allowed:
-            raise DataError(f"{req.full_url} leads to {newurl}, which is not safe to follow")
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+class _Redirects(HTTPRedirectHandler):
+    def redirect_request(self, req: Request, *rest: Any, **named: Any) -> Request | None:
+        url = rest[-1]  # that it leads to
+        if urlsplit(url).scheme not in ("https", req.type):
+            raise DataError(f"{req.full_url} leads to {url}, which is not safe to follow")
+        request = super().redirect_request(req, *rest, **named)
         return request and _authorised(request)
 
 
@@ -235,42 +211,34 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
     """Ask for `url`; errors call it `shown`."""
     headers = {"User-Agent": "nanolm", "Accept-Encoding": "identity", **headers}
     try:
-        request = urllib.request.Request(quote(url, safe=string.punctuation), headers=headers)
-        opener = urllib.request.build_opener(_Redirects)
-        return opener.open(_authorised(request), timeout=TIMEOUT)  # type: ignore[no-any-return]
-    except urllib.error.HTTPError as error:
+        request = Request(quote(url, safe=string.punctuation), headers=headers)
+        return build_opener(_Redirects).open(_authorised(request), timeout=TIMEOUT)  # type: ignore[no-any-return]
+    except HTTPError as error:
         error.close()
-        raise _explained(error, url, shown) from None
+        status = f"(HTTP {error.code})"
+        if error.code == 416:
+            raise _StartOver("the server has no such part of the file") from None
+        if error.code not in (401, 403, 404, 410):
+            answer = f"HTTP {error.code} ({' '.join(str(error.reason).split())})"
+            raise DataError(f"{shown}: the server answered {answer}; try again later") from None
+        if _is_hub(url):  # which does not tell strangers what it keeps from them
+            cure = "check its spelling, or set HF_TOKEN to an access token that may read it"
+            raise UsageError(f"the Hub has no open {shown} {status}; {cure}") from None
+        missing = f"does not exist {status}; check its spelling"
+        closed = f"is not public {status}; download it another way and give the file instead"
+        raise UsageError(f"{shown} {missing if error.code > 403 else closed}") from None
     except (ValueError, http.client.InvalidURL):
         raise UsageError(f"{shown} is not a valid address") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError):
-            raise DataError(
-                f"{shown} cannot be reached: {reason}; is there a network? "
-                "A file or folder that was downloaded elsewhere can be given instead"
-            ) from None
+        if isinstance(error, URLError) and not isinstance(reason, TimeoutError):
+            cure = "A file or folder that was downloaded elsewhere can be given instead"
+            why = f"{reason}; is there a network? {cure}"
+            raise DataError(f"{shown} cannot be reached: {why}") from None
         raise _Interrupted(f"the connection broke ({reason})") from None
 
 
-def _explained(error: urllib.error.HTTPError, url: str, shown: str) -> NanolmError | _StartOver:
-    if error.code == 416:
-        return _StartOver("the server has no such part of the file")
-    status = f"(HTTP {error.code})"
-    if error.code in (401, 403, 404, 410):
-        if _is_hub(url):  # which does not tell strangers what it keeps from them
-            return UsageError(
-                f"the Hub has no open {shown} {status}; check its spelling, "
-                "or set HF_TOKEN to an access token that may read it"
-            )
-        missing = f"does not exist {status}; check its spelling"
-        closed = f"is not open to everyone {status}; download it another way and give the file"
-        return UsageError(f"{shown} {missing if error.code > 403 else f'{closed} instead'}")
-    reason = " ".join(str(error.reason).split())
-    return DataError(f"{shown}: the server answered HTTP {error.code} ({reason}); try again later")
-
-
-def _authorised(request: urllib.request.Request) -> urllib.request.Request:
+def _authorised(request: Request) -> Request:
     """Add the user's token where it belongs; urllib does not take it along to another host."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if _is_hub(request.full_url) and token:
@@ -287,8 +255,7 @@ def _is_hub(url: str) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str]:
-    parts = _parse(url)
-    return parts.scheme, parts.netloc.lower()
+    return _parse(url).scheme, _parse(url).netloc.lower()
 
 
 def _parse(url: str) -> SplitResult:
@@ -302,36 +269,28 @@ def _parse(url: str) -> SplitResult:
 def _name(url: str) -> str:
     """What the copy of `url` is called: its own name, as the suffix says how to read it."""
     name = unquote(_parse(url).path.rpartition("/")[2])
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].lstrip(".")
-    return name or "index.html"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].lstrip(".") or "index.html"
 
 
 def _key(url: str) -> str:
     return hashlib.sha256(url.encode(errors="backslashreplace")).hexdigest()[:20]
 
 
-def _beside(file: Path, suffix: str) -> Path:
-    return file.with_name(file.name + suffix)
-
-
 def _whole(file: Path) -> bool:
-    record = _read_json(_beside(file, ".json"))
+    record = _read_json(file.with_name(f"{file.name}.json"))
     return "sha256" in record and file.is_file() and file.stat().st_size == record["size"]
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, report: Report) -> Iterator[None]:
-    """Be the only process that writes into `folder`."""
     try:
         with files.locked(folder / ".lock", lambda: report("waiting for another process", 0, 0)):
             yield
     except OSError as error:
         if not files.no_room(error):
             raise
-        raise DiskFull(
-            f"the disk is full: no room in {folder}; what has arrived is kept. "
-            "Free some space and run the same command again to go on."
-        ) from None
+        kept = "what has arrived is kept. Free some space and run the same command again to go on."
+        raise DiskFull(f"the disk is full: no room in {folder}; {kept}") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

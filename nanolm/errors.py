@@ -8,64 +8,44 @@ from difflib import get_close_matches
 
 
 class NanolmError(Exception):
-    """Base of every error that is the user's to mend."""
-
-    exit_code = 1
+    exit_code = 1  # base of every error that is the user's to mend
 
 
 class UsageError(NanolmError):
-    """A wrong argument, or a path that does not exist."""
-
-    exit_code = 2
+    exit_code = 2  # a wrong argument, or a path that does not exist
 
 
 class DataError(NanolmError):
-    """Bad text or configuration, or a run that is in use or finished."""
-
-    exit_code = 3
+    exit_code = 3  # bad text or configuration, or a run that is in use or finished
 
 
 class ModelError(NanolmError):
-    """No valid model or checkpoint where one was expected."""
-
-    exit_code = 4
+    exit_code = 4  # no valid model or checkpoint where one was expected
 
 
 class Diverged(NanolmError):
-    """The loss left the finite numbers and did not come back."""
-
-    exit_code = 5
+    exit_code = 5  # the loss left the finite numbers and did not come back
 
 
 class OutOfMemory(NanolmError):
-    """The model or batch does not fit into memory."""
-
-    exit_code = 6
+    exit_code = 6  # the model or batch does not fit into memory
 
 
 class DiskFull(NanolmError):
-    """A file could not be written; what was there before is intact."""
-
-    exit_code = 7
+    exit_code = 7  # a file could not be written; what was there before is intact
 
 
 class TooLittleTime(NanolmError):
-    """The time was over before a model could learn anything."""
-
-    exit_code = 8
+    exit_code = 8  # the time was over before a model could learn anything
     stopped = "too little time"  # as the result of such a run has it
 
 
 class PeerLost(NanolmError):
-    """Another process of a training that has many is gone; all can be begun again."""
-
-    exit_code = 75
+    exit_code = 75  # another process of a training that has many is gone; all can begin again
 
 
 class Interrupted(NanolmError):
-    """Ctrl-C, where there was nothing to save or to go on with."""
-
-    exit_code = 130
+    exit_code = 130  # Ctrl-C, where there was nothing to save or to go on with
 
 
 class ToldElsewhere(NanolmError):

@@ -79,7 +79,7 @@ def evaluate_texts(
             model, tokenizer = each.model.to(device), each.tokenizer
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 file = Path(folder) / "tokens"
-                encode_corpus(corpus, (0, corpus.length), tokenizer, file, report)
+                encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
                 # Of the text itself: other people's tokenizers may add to it, or lose of it.

@@ -3,10 +3,8 @@
     >>> commit(Path("runs/x/checkpoints"), "step-00000120", write)   # write(folder) fills it
     >>> verify(Path("runs/x/checkpoints/step-00000120"))
 
-A folder exists only when its MANIFEST.json does: the size and SHA-256 of every file, and last of
-the manifest itself. It is written into a temporary folder, every file is flushed to the disk, the
-manifest is written last, and one rename makes it visible. A kill at any moment leaves either
-nothing or the whole; a flipped bit or a cut-off file is found and named.
+A folder's MANIFEST.json, written last, has the size and SHA-256 of every file, and its own. A kill
+at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named.
 """
 
 import contextlib
@@ -38,12 +36,9 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         for file in files:
             file.chmod(0o666 & ~mask)  # safetensors makes files that only their owner can read
             _flush(file)
-        manifest = temporary / MANIFEST
-        entries = {
-            file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in files
-        }
-        manifest.write_text(_manifest(entries), encoding="utf-8")
-        _flush(manifest)
+        entries = {f.name: {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+        (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
+        _flush(temporary / MANIFEST)
         _flush(temporary)
         if final.exists():  # left by a run that was resumed from further back
             discard(final)
@@ -55,11 +50,10 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         if not no_room(error):
             raise
         place = next(each for each in (parent, *parent.absolute().parents) if each.exists())
-        free = shutil.disk_usage(place).free
+        free = f"{shutil.disk_usage(place).free / 1e6:,.1f} MB are free"
         raise DiskFull(
-            f"the disk is full: no room for {final} ({size / 1e6:,.1f} MB or more; "
-            f"{free / 1e6:,.1f} MB are free); what was saved before is "
-            "intact. Free some space and run the same command again to go on."
+            f"the disk is full: no room for {final} ({size / 1e6:,.1f} MB or more; {free}); what "
+            "was saved before is intact. Free some space and run the same command again to go on."
         ) from None
     return final
 
@@ -73,7 +67,21 @@ def no_room(error: Exception) -> bool:
 
 def verify(folder: Path) -> None:
     """Raise ModelError, naming the file, unless everything is as the manifest says."""
-    for name, entry in _read_manifest(folder).items():
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise ModelError(f"{manifest} is missing, or no file")
+    try:
+        entries: dict[str, Any] = json.loads(manifest.read_bytes())["files"]
+        sound = all(
+            Path(name).name == name and set(entry) == {"size", "sha256"}
+            for name, entry in entries.items()
+        )
+        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
+        if not sound or _manifest(entries).encode() != manifest.read_bytes():
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{manifest} is damaged: it does not match its own checksum") from None
+    for name, entry in entries.items():
         file = folder / name
         if not file.is_file():
             raise ModelError(f"{file} is missing")
@@ -89,10 +97,8 @@ class InUse(Exception):
 
 @contextlib.contextmanager
 def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock `file`; the system lets go even after a kill.
-
-    When another process holds it: with `wait`, say so and wait for it; else InUse is raised.
-    """
+    """Hold the lock `file`; the system lets go even after a kill. When another process holds it:
+    with `wait`, say so and wait for it; else InUse is raised."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as stream:
         try:
@@ -116,15 +122,14 @@ def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
 
 def in_use(file: Path) -> bool:
     """Whether a process holds the lock `file`, as far as that can be told."""
-    try:
+    with contextlib.suppress(ImportError, OSError):
         import fcntl
 
         with file.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
     return False
 
 
@@ -158,23 +163,6 @@ def replace(temporary: Path, file: Path) -> None:
 def _manifest(entries: dict[str, Any]) -> str:
     own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ModelError(f"{file} is missing, or no file")
-    try:
-        entries: dict[str, Any] = json.loads(file.read_bytes())["files"]
-        for name, entry in entries.items():
-            if Path(name).name != name or set(entry) != {"size", "sha256"}:
-                raise ValueError
-        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
-        if _manifest(entries).encode() != file.read_bytes():
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelError(f"{file} is damaged: it does not match its own checksum") from None
-    return entries
 
 
 def discard(folder: Path) -> None:

@@ -23,6 +23,5 @@ def readable(value: float, digits: int = 3) -> str:
 def counted(count: float, what: str) -> str:
     """`count` of `what`, in the plural unless it is one."""
     shown = readable(count)
-    if shown == "1":
-        return f"1 {what}"
-    return f"{shown} {what}{'es' if what.endswith('s') else 's'}"
+    plural = "es" if what.endswith("s") else "s"
+    return f"{shown} {what}" + plural * (shown != "1")

@@ -18,9 +18,8 @@ def available_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // local_processes())
 
 
@@ -63,8 +62,6 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"no place for prepared text: {folder} cannot be made ({error.strerror}); "
-            "name a folder in the environment variable NANOLM_CACHE"
-        ) from None
+        why = f"{folder} cannot be made ({error.strerror}); name a folder in NANOLM_CACHE"
+        raise DataError(f"no place for prepared text: {why}") from None
     return folder

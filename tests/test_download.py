@@ -194,8 +194,8 @@ def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (404, UsageError, r"a.txt does not exist \(HTTP 404\)"),
         (410, UsageError, r"a.txt does not exist \(HTTP 410\)"),
-        (401, UsageError, r"a.txt is not open to everyone \(HTTP 401\)"),
-        (403, UsageError, r"a.txt is not open to everyone \(HTTP 403\)"),
+        (401, UsageError, r"a.txt is not public \(HTTP 401\)"),
+        (403, UsageError, r"a.txt is not public \(HTTP 403\)"),
         (500, DataError, r"a.txt.* HTTP 500 \(Internal Server Error\)"),
         (416, DataError, r"a.txt.* no such part"),
     ],

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from nanolm.cli.console import printable, styled
+from nanolm.text.page import spelled
 
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
+Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
 WIDEST = 16  # letters of a token in a table
 # Backgrounds of the 256-colour palette for a chance of at least so much, dark enough for white.
 SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
@@ -33,8 +35,6 @@ def short(probability: float) -> str:
 
 def visible(tokenizer: "Tokenizer", id: int) -> str:
     """A token as a terminal can show it, blanks and line ends as signs."""
-    from nanolm.text.page import spelled
-
     return visible_text(tokenizer.special.get(id) or spelled(tokenizer.tokens[id]))
 
 
@@ -47,9 +47,8 @@ def fitted(token: str, room: int) -> str:
     """Filled up or cut to so many letters' width."""
     from rich.cells import cell_len, set_cell_size
 
-    if cell_len(token) <= room:
-        return set_cell_size(token, room)
-    return set_cell_size(token, room - 1) + "…"
+    fits = cell_len(token) <= room
+    return set_cell_size(token, room) if fits else set_cell_size(token, room - 1) + "…"
 
 
 class Columns:
@@ -78,14 +77,9 @@ class Columns:
         self.cells, self.used = [], 0
 
 
-Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
-
-
 def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
-    """At each place what was written, and the likeliest tokens; what was written is bold there.
-
-    Where a terminal is too narrow for all of them, they go on below.
-    """
+    """At each place what was written, and the likeliest tokens, on more lines where a terminal is
+    narrow; what was written is bold there."""
     from rich.cells import cell_len
 
     terminal = sys.stdout.isatty()

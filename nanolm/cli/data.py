@@ -1,14 +1,13 @@
 """`nanolm data`: is this text all right to train on?"""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import complain, note, printable
-from nanolm.cli.options import READING, Command, CommandGroup, options_of
-from nanolm.errors import UsageError
+from nanolm.cli.console import complain, note, print_json, printable
+from nanolm.cli.options import READING, Command, CommandGroup, json_option, options_of
+from nanolm.errors import refuse
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def command() -> None:
 @command.command("check", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
 @options_of(TrainSettings, {"How to read it": READING})
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Say what `nanolm train` would read: documents, duplicates, problems, the tokenizer.
 
@@ -32,8 +31,7 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
     nanolm data check reviews.csv --text-column review
     """
     settings = TrainSettings(corpus=corpus, **options)
-    if problems := settings.reading().problems():
-        raise UsageError("\n".join(problems))
+    refuse(settings.reading().problems())
 
     from nanolm.cli.progress import TrainingView
     from nanolm.text.check import survey
@@ -41,7 +39,7 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
     with TrainingView() as view:
         result = survey(corpus, settings.reading(), view.report)
     if as_json:
-        click.echo(json.dumps(asdict(result), ensure_ascii=False))
+        print_json(asdict(result))
     else:
         show(result)
     for text in result.notes:
@@ -52,7 +50,6 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 def show(survey: "Survey") -> None:
-    """The survey as lines for a person."""
     skipped = [f"{count:,} {reason}" for reason, count in survey.skipped.items() if count]
     rows = {
         "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
@@ -63,8 +60,7 @@ def show(survey: "Survey") -> None:
         "odd characters": f"{survey.replacement_characters:,} U+FFFD (lost in an earlier "
         f"conversion), {survey.control_characters:,} control characters",
     }
-    for choice in survey.choices:
-        rows[choice.what] = str(choice).partition(": ")[2]
+    rows |= {choice.what: str(choice).partition(": ")[2] for choice in survey.choices}
     if survey.bytes_per_token:
         tokens = round(survey.bytes / survey.bytes_per_token)
         rows["tokens"] = f"about {tokens:,}, {survey.bytes_per_token:.2f} bytes each"

@@ -3,30 +3,35 @@
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nanolm.cli.columns import Columns, visible
-from nanolm.cli.console import note
-from nanolm.cli.options import READING, Command, CommandGroup, options_of
-from nanolm.errors import DataError, UsageError
+from nanolm.cli.console import note, print_json, show_text
+from nanolm.cli.options import READING, Command, CommandGroup, Rows, json_option, options_of
+from nanolm.cli.tables import show_table
+from nanolm.errors import DataError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.text import NAMED, TRAINABLE
+from nanolm.text.page import spelled, tokens_page
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
-which = partial(
-    click.option,
+which = click.option(
     "--tokenizer",
     metavar="|".join([*NAMED, "PATH"]),
     help="Which tokenizer.  [default: that of the newest run, else learned from embedded:stories]",
 )
 DEFAULT_VOCAB = 2048  # where no tokenizer is named and nothing has been trained
+DEFAULT_TOKENIZERS = ("byte", "char", "bpe:512", "bpe:4096")
+TOKENIZER: Rows = {
+    "tokenizer": ("|".join(TRAINABLE), "Which kind.  [default: bpe]"),
+    "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
+}
 COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
 
 
@@ -35,25 +40,15 @@ def command() -> None:
     """Train, use, look at and compare tokenizers.
 
     A tokenizer is named by one of gpt2, cl100k and o200k, by its file (tokenizer.json, *.tiktoken)
-    or by the folder of a run or model that has one. Without --tokenizer it is that of the newest
-    run.
+    or by the folder of a run or model that has one; by default it is that of the newest run.
     """
 
 
 @command.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
-@options_of(
-    TrainSettings,
-    {
-        "Tokenizer": {
-            "tokenizer": ("|".join(TRAINABLE), "Which kind.  [default: bpe]"),
-            "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
-        },
-        "How to read the text": READING,
-    },
-)
+@options_of(TrainSettings, {"Tokenizer": TOKENIZER, "How to read the text": READING})
 @click.option("--out", metavar="DIR", required=True, help="Where to write tokenizer.json.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option(help="Print one JSON object.")
 def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
     """Learn a tokenizer from text.
 
@@ -63,10 +58,8 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
     """
     settings = TrainSettings(corpus=corpus, **options)
     settings.check()
-    if settings.tokenizer not in (None, *TRAINABLE):
-        raise UsageError(
-            f"--tokenizer {settings.tokenizer} is trained already; take one of bpe, char, byte"
-        )
+    if (kind := settings.tokenizer) not in (None, *TRAINABLE):
+        raise UsageError(f"--tokenizer {kind} is trained already; take one of bpe, char, byte")
     file = Path(out) / "tokenizer.json"
     if file.exists():
         raise DataError(f"{file} is there already; choose another --out")
@@ -82,40 +75,29 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
     with TrainingView() as view:
         sources = find_sources(corpus, cache_folder(), view.report, settings.encoding)
         with read_corpus(sources, settings.reading(), cache_folder(), view.report) as text:
-            tokenizer, choices = make_tokenizer(
-                text, (0, text.length), settings.tokenizer, settings.vocab_size, view.report
-            )
+            tokenizer, choices = make_tokenizer(text, kind, settings.vocab_size, view.report)
             size = text.size
         for line in [*sources.notes, *map(str, choices)]:
             view.line(line)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(file, tokenizer.to_json())
-    result = {
-        "tokenizer": str(file),
-        "kind": tokenizer.kind,
-        "vocab_size": tokenizer.vocab_size,
-        "bytes": size,
-        "seconds": round(time.monotonic() - started, 2),
-    }
+    vocab_size, seconds = tokenizer.vocab_size, round(time.monotonic() - started, 2)
+    result = {"tokenizer": str(file), "kind": tokenizer.kind, "vocab_size": vocab_size}
     if as_json:
-        click.echo(json.dumps(result))
+        print_json({**result, "bytes": size, "seconds": seconds})
     else:
-        click.echo(
-            f"{file}: {tokenizer.vocab_size:,} tokens from {size:,} bytes of text "
-            f"in {result['seconds']} s"
-        )
+        click.echo(f"{file}: {vocab_size:,} tokens from {size:,} bytes of text in {seconds} s")
         note(f'next: nanolm tokenizer show --tokenizer {out} "..."')
 
 
 def text_options(function: Any) -> Any:
-    """The options by which a text and a tokenizer are named."""
     file = click.option("--file", metavar="FILE", help="Take the text from a file.")
-    return click.argument("text", nargs=-1)(which()(file(function)))
+    return click.argument("text", nargs=-1)(which(file(function)))
 
 
 @command.command("encode", cls=Command)
 @text_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a text.")
+@json_option(help="Print one JSON object a text.")
 def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_json: bool) -> None:
     """Text to ids. TEXT from the arguments, --file, or stdin.
 
@@ -123,22 +105,18 @@ def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_js
     nanolm tokenizer encode --tokenizer runs/novel "It was a dark night"
     """
     used = load(tokenizer)
-
-    from nanolm.text.page import spelled
-
     for part in texts(text, file):
         ids = used.encode(part)
         if as_json:
-            tokens = [spelled(used.tokens[id]) for id in ids]
-            click.echo(json.dumps({"ids": ids, "tokens": tokens}, ensure_ascii=False))
+            print_json({"ids": ids, "tokens": [spelled(used.tokens[id]) for id in ids]})
         else:
             click.echo(" ".join(map(str, ids)))
 
 
 @command.command("decode", cls=Command)
 @click.argument("ids", nargs=-1)
-@which()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@which
+@json_option(help="Print one JSON object.")
 def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
     """Ids to text. IDS from the arguments or stdin: numbers, or what `encode --json` prints.
 
@@ -146,14 +124,10 @@ def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
     nanolm tokenizer encode --tokenizer gpt2 "Hello" | nanolm tokenizer decode --tokenizer gpt2
     """
     used = load(tokenizer)
-
-    from nanolm.cli.console import show_text
-
-    source = " ".join(ids) if ids else sys.stdin.read()
-    numbers = read_ids(source, used.vocab_size)
+    numbers = read_ids(" ".join(ids) if ids else sys.stdin.read(), used.vocab_size)
     text = used.decode(numbers)
     if as_json:
-        click.echo(json.dumps({"text": text, "ids": numbers}, ensure_ascii=False))
+        print_json({"text": text, "ids": numbers})
     else:
         show_text(text)
         if sys.stdout.isatty():
@@ -169,9 +143,8 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
             ids = value["ids"] if isinstance(value, dict) else value
             numbers += [int(id) for id in (ids or line.replace(",", " ").split())]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(
-                f"{line[:40]!r} is no list of ids; give numbers, such as: decode 15496 995"
-            ) from None
+            cure = "give numbers, such as: decode 15496 995"
+            raise UsageError(f"{line[:40]!r} is no list of ids; {cure}") from None
     wrong = [id for id in numbers if not 0 <= id < vocab_size]
     if wrong:
         raise UsageError(f"id {wrong[0]}: this tokenizer has ids from 0 to {vocab_size - 1}")
@@ -191,20 +164,16 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
     """
     used = load(tokenizer)
     if html is not None:
-        from nanolm.text.page import tokens_page
-
         page = tokens_page(used, "\n".join(texts(text, file)), tokenizer or "tokens")
         Path(html).write_text(page, encoding="utf-8")
         click.echo(html)
-        return
-    for part in texts(text, file):
-        show_tokens(used, part)
+    else:
+        for part in texts(text, file):
+            show_tokens(used, part)
 
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     """Rows of coloured tokens over their ids; in a pipe, an id and a token a line."""
-    from nanolm.text.page import spelled
-
     ids = tokenizer.encode(text)
     if not sys.stdout.isatty():
         for id in ids:
@@ -215,10 +184,8 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
         columns.add(visible(tokenizer, id), str(id), COLOURS[number % len(COLOURS)])
     columns.flush()
     size = len(text.encode())
-    note(
-        f"{counted(len(ids), 'token')}, {counted(size, 'byte')}: "
-        f"{size / max(1, len(ids)):.2f} bytes per token"
-    )
+    each = f"{size / max(1, len(ids)):.2f} bytes per token"
+    note(f"{counted(len(ids), 'token')}, {counted(size, 'byte')}: {each}")
 
 
 @command.command("compare", cls=Command)
@@ -232,7 +199,7 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     "bpe:SIZE, made for this text.  [default: byte, char, bpe:512, bpe:4096]",
 )
 @options_of(TrainSettings, {"How to read the text": READING})
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a tokenizer.")
+@json_option(help="Print one JSON object a tokenizer.")
 def compare(
     corpus: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
@@ -242,36 +209,23 @@ def compare(
     nanolm tokenizer compare novel.txt --tokenizer runs/novel --tokenizer gpt2 --tokenizer bpe:4096
     """
     settings = TrainSettings(corpus=corpus, **options)
-    if problems := settings.reading().problems():
-        raise UsageError("\n".join(problems))
+    refuse(settings.reading().problems())
 
     from nanolm.cli.progress import TrainingView
     from nanolm.text.check import compare as compare_on
 
     with TrainingView() as view:
-        rows = compare_on(
-            corpus,
-            settings.reading(),
-            [(name, load_or_make(name)) for name in tokenizers or DEFAULT_TOKENIZERS],
-            view.report,
-        )
-    widest = max(len(row.tokenizer) for row in rows)
-    if not as_json:
-        click.echo(
-            f"{'tokenizer':<{widest}}  {'vocabulary':>10}  {'tokens':>12}  {'bytes/token':>11}"
-            f"  {'characters/token':>16}"
-        )
+        named = [(name, load_or_make(name)) for name in tokenizers or DEFAULT_TOKENIZERS]
+        rows = compare_on(corpus, settings.reading(), named, view.report)
+    if as_json:
+        for row in rows:
+            print_json(vars(row))
+        return
+    cells = [["tokenizer", "vocabulary", "tokens", "bytes/token", "characters/token"]]
     for row in rows:
-        if as_json:
-            click.echo(json.dumps(vars(row)))
-        else:
-            click.echo(
-                f"{row.tokenizer:<{widest}}  {row.vocab_size:>10,}  {row.tokens:>12,}"
-                f"  {row.bytes_per_token:>11.3f}  {row.characters_per_token:>16.3f}"
-            )
-
-
-DEFAULT_TOKENIZERS = ("byte", "char", "bpe:512", "bpe:4096")
+        each = [f"{row.bytes_per_token:.3f}", f"{row.characters_per_token:.3f}"]
+        cells.append([row.tokenizer, f"{row.vocab_size:,}", f"{row.tokens:,}", *each])
+    show_table(cells)
 
 
 def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
@@ -290,27 +244,20 @@ def load(name: str | None) -> "Tokenizer":
 
     if name is None:
         newest = next(iter(runs_by_age(Path("runs"))), None)
-        if newest is None:
-            return from_stories()
+        if newest is None:  # always the same, and none that has to be downloaded
+            from nanolm.text.sources import EMBEDDED, embedded_file
+            from nanolm.text.tokenizer import train_tokenizer
+
+            learned = f"{DEFAULT_VOCAB:,} tokens learned from embedded:stories"
+            note(f"no run here: using {learned} (--tokenizer for another)")
+            corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
+            return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
         note(f"using the tokenizer of {newest}, the newest run (--tokenizer for another)")
         name = str(newest)
     if name in TRAINABLE and not Path(name).exists():
-        raise UsageError(
-            f"--tokenizer {name} is made for a text; name one that is there: gpt2, a run, or the "
-            "folder that `nanolm tokenizer train` wrote"
-        )
+        others = "gpt2, a run, or the folder that `nanolm tokenizer train` wrote"
+        raise UsageError(f"--tokenizer {name} is made for a text; name one that is there: {others}")
     return find_tokenizer(name, note)
-
-
-def from_stories() -> "Tokenizer":
-    """Always the same one, and none that has to be downloaded."""
-    from nanolm.text.sources import EMBEDDED, SCHEME, embedded_file
-    from nanolm.text.tokenizer import train_tokenizer
-
-    corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
-    learned = f"{DEFAULT_VOCAB:,} tokens learned from {SCHEME}stories"
-    note(f"no run here: using {learned} (--tokenizer for another)")
-    return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
@@ -320,10 +267,8 @@ def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
     if arguments:
         return list(arguments)
     try:
-        data = Path(file).read_bytes() if file is not None else sys.stdin.buffer.read()
+        return [(Path(file).read_bytes() if file else sys.stdin.buffer.read()).decode()]
     except FileNotFoundError:
         raise UsageError(f"--file {file} does not exist") from None
-    try:
-        return [data.decode()]
     except UnicodeDecodeError as error:
         raise DataError(f"{file or 'stdin'} is not UTF-8: at offset {error.start:,}") from None

@@ -14,7 +14,5 @@ def tokenizer_problem(name: str) -> str | None:
     known = [*TRAINABLE, *NAMED]
     if name in known or Path(name).exists():
         return None
-    return (
-        f"--tokenizer {name}: there is {', '.join(known)}, or the file or folder of one"
-        f"{did_you_mean(name, known)}"
-    )
+    others = f"{', '.join(known)}, or the file or folder of one{did_you_mean(name, known)}"
+    return f"--tokenizer {name}: there is {others}"

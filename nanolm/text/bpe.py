@@ -1,14 +1,11 @@
 """Byte-pair encoding: learn which neighbouring pieces to glue together.
 
 Start from single bytes; again and again take the pair of neighbours that occurs most often and
-make it one new token. Common words end up as one token, rare words as several, and no text is
-ever out of vocabulary, because every byte stays a token. Pairs never reach across words, so the
-work is done on distinct words with their counts (`nanolm.text.words`) instead of on the text.
+make it one new token. Pairs never reach across words, so the work is done on distinct words with
+their counts (`nanolm.text.words`) instead of on the text.
 
-    >>> learn(count_words(["low lower lowest"]), vocab_size=258)
+    >>> learn(count_words(["low lower lowest"]), vocab_size=258)  # l = 108, o = 111, w = 119
     [(108, 111), (256, 119)]
-
-The ids are `l` = 108, `o` = 111 and `w` = 119: first "lo" becomes 256, then "low" becomes 257.
 """
 
 from collections import Counter
@@ -21,6 +18,7 @@ import numpy.typing as npt
 Pair = tuple[int, int]
 Places = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint16] | npt.NDArray[np.int64]
+GAP = -1  # between two words, and inside a token
 
 
 def learn(
@@ -29,11 +27,10 @@ def learn(
     report: Callable[[int, int], None] = lambda done, total: None,
     known: Sequence[Pair] = (),
 ) -> list[Pair]:
-    """The merges in the order they were learned; merge number n makes token 256 + n.
+    """The merges in the order they were learned, after `known` ones; number n makes token 256 + n.
 
     Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice: gluing together
-    what was seen once would be learning by heart. Equal counts go to the smaller ids, so the
-    result depends on the counts alone. `known` merges come first, regardless of their counts.
+    what was seen once would be memorizing. Equal counts go to the smaller ids.
     """
     merges = list(known)
     if vocab_size is None or vocab_size > 256 + len(merges):
@@ -61,20 +58,14 @@ def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterat
             heappop(text.heap)
 
 
-GAP = -1  # between two words, and inside a token
-
-
 class PairIndex:
     """The distinct words as one long row of bytes with gaps between, and where each pair stands.
 
-    The first and the last place of a token hold its id, so that its neighbours are found from
-    there: the next token begins as many places on as this one has bytes, and just before it is the
-    last place of the one before.
-
-    A pair first appears when the younger of its tokens is made, in all its places at once; from
-    then on its places can only become fewer. So they are noted once and checked when the pair's
-    turn comes, and its count in the heap is an upper bound that is corrected then: nothing has to
-    be done for the pairs that a merge breaks up, and all that remains is arithmetic on arrays.
+    The first and the last place of a token hold its id: from there its neighbours are found, by the
+    number of its bytes. A pair appears when the younger of its tokens is made, in all its places at
+    once, which then can only become fewer. So they are noted once and checked when the pair's turn
+    comes, and its count in the heap is an upper bound that is corrected then: nothing has to be
+    done for the pairs that a merge breaks up, and all that remains is arithmetic on arrays.
     """
 
     def __init__(self, words: Counter[bytes], merges: Sequence[Pair] = ()) -> None:
@@ -131,11 +122,8 @@ class PairIndex:
         has_after = after != GAP
         before, after = before[has_before], after[has_after]
         starts = places[has_before] - self.lengths[before]
-        self.add(
-            np.concatenate([before.astype(np.int64) << 32 | new, after | np.int64(new << 32)]),
-            32,
-            np.concatenate([starts, places[has_after]]),
-        )
+        keys = [before.astype(np.int64) << 32 | new, after | np.int64(new << 32)]
+        self.add(np.concatenate(keys), 32, np.concatenate([starts, places[has_after]]))
 
     def add(self, keys: Keys, bits: int, places: Places) -> None:
         """Note pairs that are new; each key has a left token above and a right below `bits`."""
@@ -147,9 +135,8 @@ class PairIndex:
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         counts = np.add.reduceat(self.counts[places], starts, dtype=np.int64).tolist()
         ends = [*starts[1:].tolist(), len(keys)]
-        for key, start, end, count in zip(
-            keys[starts].tolist(), starts.tolist(), ends, counts, strict=True
-        ):
+        pairs = zip(keys[starts].tolist(), starts.tolist(), ends, counts, strict=True)
+        for key, start, end, count in pairs:
             if count >= self.fewest:
                 pair = (key >> bits, key & (1 << bits) - 1)
                 self.places[pair] = places[start:end]

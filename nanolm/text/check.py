@@ -26,8 +26,6 @@ EXAMPLES = 3
 
 @dataclass
 class Survey:
-    """What would be read."""
-
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # reason: files
     notes: list[str] = field(default_factory=list)  # of downloads, with their checksums
@@ -46,14 +44,9 @@ class Survey:
     vocab_size: int | None = None
 
 
-def survey(
-    names: tuple[str, ...],
-    reading: Reading,
-    report: Report = lambda *_: None,
-    cache: Path | None = None,
-) -> Survey:
+def survey(names: tuple[str, ...], reading: Reading, report: Report) -> Survey:
     """Read everything as `nanolm train` would, and say what is there."""
-    cache = cache or cache_folder()
+    cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     result = Survey(len(sources.files), dict(sources.skipped), sources.notes)
     corpus, problems = read_with_problems(sources, reading, cache, report)
@@ -62,10 +55,9 @@ def survey(
         result.documents, result.bytes = corpus.documents, corpus.size
         _count(corpus, result, report)
         if result.documents:
-            whole = (0, corpus.length)
-            tokenizer, result.choices = make_tokenizer(corpus, whole, None, None, report)
+            tokenizer, result.choices = make_tokenizer(corpus, None, None, report)
             result.vocab_size = tokenizer.vocab_size
-            sample = corpus.read(*next(corpus.parts(*whole, size=1 << 20))).replace(MARK, b"")
+            sample = corpus.read(*next(corpus.parts(1 << 20))).replace(MARK, b"")
             tokens = len(tokenizer.encode_array(sample.decode()))
             result.bytes_per_token = round(len(sample) / tokens, 3)
     return result
@@ -88,18 +80,13 @@ def _count(corpus: Corpus, result: Survey, report: Report) -> None:
         digest.update(data)
         length += len(data)
         characters.update(text)
-    result.characters = characters.total()
-    result.distinct_characters = len(characters)
+    result.characters, result.distinct_characters = characters.total(), len(characters)
     result.replacement_characters = characters["\ufffd"]
-    result.control_characters = sum(
-        count for char, count in characters.items() if ord(char) < 32 and char not in "\n\t"
-    )
+    result.control_characters = sum(characters[chr(n)] for n in range(32) if chr(n) not in "\n\t")
 
 
-@dataclass(frozen=True)
+@dataclass
 class EncodedSize:
-    """How one tokenizer does on a text."""
-
     tokenizer: str
     vocab_size: int
     tokens: int
@@ -113,20 +100,17 @@ def compare(
     reading: Reading,
     tokenizers: Sequence[tuple[str, Tokenizer | tuple[str, int | None]]],
     report: Report = lambda *_: None,
-    cache: Path | None = None,
 ) -> list[EncodedSize]:
     """Encode a text with each tokenizer; a (kind, size) is first made for that text."""
-    cache = cache or cache_folder()
+    cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     rows = []
     with read_corpus(sources, reading, cache, report) as corpus:
         characters = sum(len(text.decode()) for _, _, text in corpus.blocks(report))
-        for name, wanted in tokenizers:
-            if isinstance(wanted, Tokenizer):
-                tokenizer = wanted
-            else:
-                tokenizer, _ = make_tokenizer(corpus, (0, corpus.length), *wanted, report)
-            tokens = encode_corpus(corpus, (0, corpus.length), tokenizer, Path(os.devnull), report)
+        for name, tokenizer in tokenizers:
+            if not isinstance(tokenizer, Tokenizer):
+                tokenizer, _ = make_tokenizer(corpus, *tokenizer, report)
+            tokens = encode_corpus(corpus, tokenizer, Path(os.devnull), report)
             tokens -= corpus.documents  # what stands before each
             sizes = (tokenizer.vocab_size, tokens, corpus.size)
             rows.append(EncodedSize(name, *sizes, corpus.size / tokens, characters / tokens))

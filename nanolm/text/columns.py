@@ -33,12 +33,11 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
 
 Row = tuple[int, list[str]]  # the number of its line, its cells
+Fits = Callable[["Column"], bool]
 
 
 @dataclass
-class Table:
-    """A file as rows of cells."""
-
+class TextTable:
     source: TextSource
     kind: str
     names: list[str] | None  # of the columns, where it says them
@@ -48,13 +47,10 @@ class Table:
 
     def columns(self) -> list["Column"]:
         names = self.names or [str(n + 1) for n in range(len(self.sample[0][1]))]
+        rows = [cells for _, cells in self.sample]
         return [
-            Column(
-                number,
-                name.strip(),
-                Counter(cells[number].strip() for _, cells in self.sample if number < len(cells)),
-            )
-            for number, name in enumerate(names)
+            Column(n, name.strip(), Counter(row[n].strip() for row in rows if n < len(row)))
+            for n, name in enumerate(names)
         ]
 
     def rows(self, needed: list[int]) -> Iterator[list[str]]:
@@ -62,18 +58,16 @@ class Table:
         width = len(self.names or self.sample[0][1])
         for number, cells in chain(self.sample, self.rest):
             if len(cells) != width and (len(cells) <= max(needed) or any(cells[width:])):
-                raise DataError(
-                    f"{self.source.name}, line {number:,} has {len(cells)} columns, not {width}; "
-                    "mend that row (a separator within a text must be quoted)"
-                )
+                where = f"{self.source.name}, line {number:,}"
+                cure = "mend that row (a separator within a text must be quoted)"
+                raise DataError(f"{where} has {len(cells)} columns, not {width}; {cure}")
             yield cells
 
     def summary(self, text: int, label: int) -> str:
         if self.obvious:
             return self.kind
-        if self.names:
-            return f"{self.kind}; text is {self.names[text]!r}, label is {self.names[label]!r}"
-        return f"{self.kind}; text is column {text + 1}, label is column {label + 1}"
+        shown = [repr(self.names[n]) if self.names else f"column {n + 1}" for n in (text, label)]
+        return f"{self.kind}; text is {shown[0]}, label is {shown[1]}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,6 @@ class Column:
 
     @cached_property
     def wordy(self) -> bool:
-        """Has most of it several words?"""
         spaced = sum(count for value, count in self.filled.items() if " " in value)
         return 2 * spaced > self.filled.total()
 
@@ -105,9 +98,8 @@ class Column:
 
     def is_label(self, times: int) -> bool:
         """Few short values that repeat, in most rows; measurements are none."""
-        if not self.filled or 2 * self.filled.total() < self.values.total():
-            return False
-        return repeats(self.filled, times) and not self.measured
+        few = not self.filled or 2 * self.filled.total() < self.values.total()
+        return not few and repeats(self.filled, times) and not self.measured
 
     @cached_property
     def measured(self) -> bool:
@@ -133,9 +125,8 @@ class Column:
 
 def label_value(value: str) -> str:
     """`1.0` is what becomes of 1 in a column where some are missing."""
-    value = value.strip()
-    whole = WHOLE_NUMBER.fullmatch(value)
-    return whole[1] if whole else value
+    whole = WHOLE_NUMBER.fullmatch(value.strip())
+    return whole[1] if whole else value.strip()
 
 
 def repeats(values: Counter[str], times: int) -> bool:
@@ -145,10 +136,9 @@ def repeats(values: Counter[str], times: int) -> bool:
 
 def is_column_name(name: str) -> bool:
     """Is this a name for a column, and nothing that a text might be?"""
-    words = _words(name)
-    return bool(COLUMN_NAMES.intersection(words)) and (
-        COLUMN_NAMES.issuperset(words) or re.fullmatch(r"[\w.-]+", name) is not None
-    )
+    words = set(_words(name))
+    single = words <= COLUMN_NAMES or re.fullmatch(r"[\w.-]+", name) is not None
+    return single and bool(words & COLUMN_NAMES)
 
 
 def _words(name: str) -> list[str]:
@@ -157,7 +147,7 @@ def _words(name: str) -> list[str]:
 
 
 def text_and_label_columns(
-    table: Table, text_name: str | None, label_name: str | None
+    table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int]:
     """Where the text and the label stand; either may be named, or numbered from 1."""
     columns = table.columns()
@@ -165,52 +155,44 @@ def text_and_label_columns(
         return 1, 0
     label = _asked(table, columns, label_name, "--label-column")
     text = _asked(table, columns, text_name, "--text-column")
-    label = label or _label_by_name([column for column in columns if column is not text], table)
-    text = text or _find_text([column for column in columns if column is not label], table)
-    label = label or _label_by_content([column for column in columns if column is not text], table)
+    label = label or _label_by_name([c for c in columns if c is not text], table)
+    text = text or _find_text([c for c in columns if c is not label], table)
+    label = label or _label_by_content([c for c in columns if c is not text], table)
     if text is label:
         raise UsageError(f"{table.source.name}: {text.name!r} cannot be both text and label")
     return text.number, label.number
 
 
 def text_and_maybe_label(
-    table: Table, text_name: str | None, label_name: str | None
+    table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int | None]:
-    """The same for a table that need not have labels: as `label_name` says, else by a name that is
-    clear enough."""
+    """The same for a table that need not have labels, unless their name is clear enough."""
     columns = table.columns()
     text = _asked(table, columns, text_name, "--text-column")
     if text is None and table.obvious:
         text = columns[-1]
     elif text is None:
         labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
-        text = _find_text([column for column in columns if column not in labels[:1]], table)
+        text = _find_text([c for c in columns if c not in labels[:1]], table)
     label = _asked(table, columns, label_name, "--label-column")
     if label is None and table.obvious:
         label = columns[0] if len(columns) == 2 else None
     elif label is None:
         with suppress(UsageError):  # several may be meant
-            label = _label_by_name([column for column in columns if column is not text], table)
+            label = _label_by_name([c for c in columns if c is not text], table)
     return text.number, label.number if label else None
 
 
-def _asked(table: Table, columns: list[Column], name: str | None, option: str) -> Column | None:
+def _asked(table: TextTable, columns: list[Column], name: str | None, option: str) -> Column | None:
     if name is None:
         return None
-    for spelling in (str, str.lower):
-        for column in columns:
-            if spelling(name) == spelling(column.name):
-                return column
+    same = [column for column in columns if column.name.lower() == name.lower()]
+    if same:
+        return next((column for column in same if column.name == name), same[0])
     if name.isdigit() and 1 <= int(name) <= len(columns):
         return columns[int(name) - 1]
-    hint = did_you_mean(name, [column.name for column in columns])
-    raise UsageError(
-        f"{option} {name}: {table.source.name} ({table.kind}) has the columns {_listed(columns)}"
-        f"{hint}"
-    )
-
-
-Fits = Callable[[Column], bool]
+    there = f"has the columns {_listed(columns)}{did_you_mean(name, [c.name for c in columns])}"
+    raise UsageError(f"{option} {name}: {table.source.name} ({table.kind}) {there}")
 
 
 def _named(
@@ -226,7 +208,7 @@ def _named(
     return next((fitting for test in tests if (fitting := list(filter(test, columns)))), [])
 
 
-def _label_by_name(columns: list[Column], table: Table) -> Column | None:
+def _label_by_name(columns: list[Column], table: TextTable) -> Column | None:
     if table.names is None:
         return None
     labels = _named(columns, LABEL_NAMES, Column.may_be_label, lambda column: column.is_label(2))
@@ -234,48 +216,40 @@ def _label_by_name(columns: list[Column], table: Table) -> Column | None:
     return _only(labels, "label", table) if labels else None
 
 
-def _label_by_content(columns: list[Column], table: Table) -> Column:
+def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
-    labels = [column for column in labels if len(column.filled) > 1] or labels
+    labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
-        why = (
-            "its lines neither begin nor end with one. Begin each with __label__NAME, make it a "
-            "table (--label-column NAME), or give --label-file FILE if they are elsewhere"
-            if table.obvious
-            else "no column has few values that repeat (--label-column NAME if one is meant); "
-            f"its columns are {_listed(table.columns())}"
-        )
-        raise UsageError(
-            f"{table.source.name} ({table.kind}) has no labels: {why}. Texts without labels are "
-            "for `nanolm classify --file`"
-        )
+        why = "no column has few values that repeat (--label-column NAME if one is meant); "
+        why += f"its columns are {_listed(table.columns())}"
+        if table.obvious:
+            why = "its lines neither begin nor end with one. Begin each with __label__NAME, make "
+            why += "it a table, or give --label-file FILE if they are elsewhere"
+        why += ". Texts without labels are for `nanolm classify --file`"
+        raise UsageError(f"{table.source.name} ({table.kind}) has no labels: {why}")
     return _only(labels, "label", table)
 
 
-def _find_text(columns: list[Column], table: Table) -> Column:
-    """By its name, else the one with the longest texts."""
+def _find_text(columns: list[Column], table: TextTable) -> Column:
     if table.names and (texts := _named(columns, TEXT_NAMES, Column.may_be_text, Column.is_text)):
         return _only(texts, "text", table)
-    texts = [column for column in columns if column.may_be_text()]
-    texts = [column for column in texts if column.is_text()] or texts
-    texts = [column for column in texts if column.wordy] or texts
+    texts = [c for c in columns if c.may_be_text()]
+    texts = [c for c in texts if c.is_text()] or texts
+    texts = [c for c in texts if c.wordy] or texts
     if not texts:
-        raise UsageError(
-            f"{table.source.name} ({table.kind}): no column looks like text; its columns are "
-            f"{_listed(table.columns())}; name one with --text-column"
-        )
-    longest = max(column.length for column in texts)
-    return _only([column for column in texts if 2 * column.length > longest], "text", table)
+        listed = f"its columns are {_listed(table.columns())}; name one with --text-column"
+        raise UsageError(f"{table.source.name} ({table.kind}): no column looks like text; {listed}")
+    longest = max(c.length for c in texts)
+    return _only([c for c in texts if 2 * c.length > longest], "text", table)
 
 
-def _only(columns: list[Column], what: str, table: Table) -> Column:
+def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
     names = " and ".join(repr(column.name) for column in columns[:5])
-    raise UsageError(
-        f"{table.source.name} ({table.kind}): {names} may each be the {what}; say which with "
-        f"--text-column and --label-column. Its columns are {_listed(table.columns())}"
-    )
+    cure = "say which with --text-column and --label-column. Its columns are"
+    both = f"{names} may each be the {what}; {cure} {_listed(table.columns())}"
+    raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 
 
 def _listed(columns: list[Column]) -> str:

@@ -1,19 +1,18 @@
 """All documents as one plain file, whatever they came from: read once, then cut where one likes.
 
-    >>> sources = find_sources(["embedded:tiny"], cache, report)
     >>> with read_corpus(sources, Reading(), cache) as corpus:
     ...     text = corpus.read(0, corpus.length)
 
-The file is temporary and has no name, so that nothing of it outlives the process. In it, each
-document is its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does not grow with the
-text, and every later pass (counting words, encoding) can work on many parts of it at once.
+The file is temporary and has no name, so nothing of it outlives the process. Each document in it is
+its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does not grow with the text, and
+later passes can work on many parts of it at once.
 """
 
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -35,6 +34,7 @@ CUT_WINDOW = 1 << 10  # bytes before the end of a part in which a good place to 
 # Where a text can be cut so that no split pattern in use sees a difference: before a blank that
 # follows anything else, and after a single line end between two characters.
 SAFE_CUT = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
+_lock = threading.Lock()
 
 
 @dataclass
@@ -68,24 +68,19 @@ class Corpus:
             self.file.seek(start)
             return self.file.read(stop - start)
 
-    def parts(
-        self, start: int, stop: int, size: int = PART_BYTES, whole: bool = False
-    ) -> Iterator[Range]:
-        """[start, stop) in parts of about `size` bytes, cut where no tokenizer minds.
-
-        With `whole`, between documents only. Text with no good place is cut between characters.
-        """
-        while start < stop:
-            end = min(start + size, stop)
-            if end < stop:
-                end = self._mark_from(end, stop) if whole else self._good_place(start, end)
+    def parts(self, size: int = PART_BYTES, whole: bool = False, start: int = 0) -> Iterator[Range]:
+        """All from `start` on in parts of about `size` bytes, cut where no tokenizer minds, else
+        between characters; with `whole`, between documents only."""
+        while start < self.length:
+            end = min(start + size, self.length)
+            if end < self.length:
+                end = self._mark_from(end, self.length) if whole else self._good_place(start, end)
             yield start, end
             start = end
 
     def blocks(self, report: Report = lambda *_: None) -> Iterator[tuple[int, bool, bytes]]:
-        """All of it in blocks of whole characters, each of one document: where the block stands,
-        whether a document begins there, and its text."""
-        for start, stop in self.parts(0, self.length):
+        """All of it, block by block: where it stands, whether a document begins there, its text."""
+        for start, stop in self.parts():
             first, *others = self.read(start, stop).split(MARK)
             if first:
                 yield start, False, first
@@ -106,14 +101,12 @@ class Corpus:
         end = self.between_characters(end)
         for window in (CUT_WINDOW, end - start - 1):
             begin = self.between_characters(max(start + 1, end - window))
-            tail = self.read(begin, end)
-            mark = tail.rfind(MARK)
-            text = tail[mark + 1 :].decode()
-            places = [match.start() for match in SAFE_CUT.finditer(text)]
-            if places:
+            before, mark, after = self.read(begin, end).rpartition(MARK)
+            text = after.decode()
+            if places := [match.start() for match in SAFE_CUT.finditer(text)]:
                 return end - len(text[places[-1] :].encode())
-            if mark >= 0:
-                return begin + mark
+            if mark:
+                return begin + len(before)
         return end
 
     def between_characters(self, place: int) -> int:
@@ -122,12 +115,8 @@ class Corpus:
         return place + next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
 
     def split(self, fraction: float | None = None) -> tuple[Range, Range]:
-        """Everything before the last `fraction` of the text, and that last stretch, whole. Unless
-        it is said how much, a tenth, and no more than is good for measuring.
-
-        The cut falls between documents if there is a gap near it, else between lines, else
-        between words, else between characters.
-        """
+        """Everything before the last `fraction` of the text, or a tenth, and that last stretch, cut
+        between documents if possible near there, else lines, else words, else characters."""
         if fraction is None:
             fraction = min(0.1, MOST_HELD_OUT / max(1, self.length))
         target = round(self.length * (1 - fraction))
@@ -155,9 +144,6 @@ class Corpus:
         return None
 
 
-_lock = threading.Lock()
-
-
 def read_corpus(
     sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
 ) -> Corpus:
@@ -179,17 +165,24 @@ def read_with_problems(
     problems: list[NanolmError] = []
     total, done = sources.size(), 0
 
-    def progress(more: int) -> None:
-        report("reading", done + more, total)
-
     for source in sources.files:
         whole = corpus.length, corpus.documents
         try:
-            _copy(source, reading, corpus, progress)
+            for more in _copy(source, reading, corpus):
+                report("reading", done + more, total)
             done += source.size()
-            progress(0)
+            report("reading", done, total)
         except (NanolmError, OSError) as error:
-            problems.append(_explained(source, folder, error))
+            if isinstance(error, NanolmError):
+                problems.append(error)
+            elif files.no_room(error):
+                cure = "free some, or name a folder with room in NANOLM_CACHE"
+                message = f"the disk is full: no room for a copy of the text in {folder}; {cure}"
+                raise DiskFull(message) from None
+            else:
+                gone = isinstance(error, FileNotFoundError)
+                why = "went away" if gone else f"cannot be read: {error.strerror}"
+                problems.append(DataError(f"{source.name} {why}"))
             corpus.length, corpus.documents = whole  # nothing of a file that is broken
             corpus.file.seek(corpus.length)
             corpus.file.truncate()
@@ -198,8 +191,7 @@ def read_with_problems(
 
 
 def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
-    """One of `every` documents; of one that comes in blocks, whole lines of each block. It ends
-    when there are about `limit` bytes of them."""
+    """One of `every` documents (of one in blocks, whole lines of each), up to `limit` bytes."""
     if limit is None:
         yield from blocks
         return
@@ -219,22 +211,8 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
             limit -= len(text)
 
 
-def _explained(source: TextSource, folder: Path, error: NanolmError | OSError) -> NanolmError:
-    if isinstance(error, NanolmError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"{source.name} went away while it was being read")
-    if files.no_room(error):
-        raise DiskFull(
-            f"the disk is full: no room for a copy of the text in {folder}; "
-            "free some, or name a folder with room in NANOLM_CACHE"
-        ) from None
-    return DataError(f"{source.name} cannot be read: {error.strerror}")
-
-
-def _copy(
-    source: TextSource, reading: Reading, corpus: Corpus, report: Callable[[int], None]
-) -> None:
+def _copy(source: TextSource, reading: Reading, corpus: Corpus) -> Iterator[int]:
+    """Write the documents of a file; how far it is, now and then."""
     stamp = source.stamp()
     blank, begun = "", False  # what a document began with, until something is seen in it
     written, reported = 0, 0
@@ -253,15 +231,13 @@ def _copy(
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            near = text[max(0, error.start - 20) : error.start]
-            raise DataError(
-                f"{source.name}: a lone surrogate (half a character) after {near!r}; mend that text"
-            ) from None
+            where = f"after {text[max(0, error.start - 20) : error.start]!r}; mend that text"
+            raise DataError(f"{source.name}: half a character (a surrogate) {where}") from None
         corpus.file.write(data)
         corpus.length += len(data)
         written += len(data)
         if written // READ_BYTES > reported:
             reported = written // READ_BYTES
-            report(min(written, stamp[0]))
+            yield min(written, stamp[0])
     if source.stamp() != stamp:
         raise DataError(f"{source.name} changed while it was being read; run the command again")

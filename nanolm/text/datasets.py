@@ -1,10 +1,6 @@
 """Data sets of the Hugging Face Hub, as the files that will be read.
 
-    >>> quiet = lambda what, done, total: None
-    >>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), quiet)
-
-Of all that a data set holds, the tables and texts are taken; of those the ones named for
-training, if any are.
+>>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), lambda *progress: None)
 """
 
 import re
@@ -35,16 +31,15 @@ def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
 
 def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
     """The data files at or under `inside`; of those named for training, if any are."""
-    chosen = [path for path in sorted(paths) if _suffix(path) in DATA_SUFFIXES]
-    chosen = [path for path in chosen if not inside or f"{path}/".startswith(f"{inside}/")]
+    under = [path for path in sorted(paths) if not inside or f"{path}/".startswith(f"{inside}/")]
+    chosen = [path for path in under if _suffix(path) in DATA_SUFFIXES]
     chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
     chosen = [path for path in chosen if TRAIN.search(path)] or chosen
     if not chosen:
         suffixes = Counter(_suffix(path) or "no suffix" for path in paths).most_common()
         files = ", ".join(f"{suffix} ({count})" for suffix, count in suffixes) or "no files at all"
-        where = f"under {inside}" if inside else "in it"
-        wanted = ", ".join(DATA_SUFFIXES)
-        raise DataError(f"{name}: no {wanted} file {where}; the data set has {files}")
+        wanted = f"{', '.join(DATA_SUFFIXES)} file {f'under {inside}' if inside else 'in it'}"
+        raise DataError(f"{name}: no {wanted}; the data set has {files}")
     return chosen
 
 

@@ -13,11 +13,11 @@ from nanolm.errors import DataError, did_you_mean
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.source import READ_BYTES, TextSource, decompressed
 
+Mended = Callable[[int], None]  # told how many broken characters there are
+
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are to be read."""
-
     encoding: str = "utf-8"
     separator: str | None = None  # a line that is just this parts documents
     text_field: str | None = None  # of JSON lines; dots lead into nested objects
@@ -27,24 +27,19 @@ class Reading:
         try:
             "".encode(self.encoding)  # refuses `hex` and its like, which are no text encodings
             codecs.getincrementaldecoder(self.encoding)
+            return []
         except LookupError:
             known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
             hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
             return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
-        return []
 
 
 def decoded(
-    source: TextSource,
-    stream: IO[bytes],
-    encoding: str,
-    mended: Callable[[int], None] | None = None,
+    source: TextSource, stream: IO[bytes], encoding: str, mended: Mended | None = None
 ) -> Iterator[str]:
-    """A file as text in blocks; a bad byte is reported by its offset, line and likely cure.
-
-    With `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those; it is
-    called with how many there are in the whole file.
-    """
+    """A file as text in blocks; a bad byte is reported by its offset, line and likely cure. With
+    `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those, and it is
+    called with how many there are."""
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
@@ -55,8 +50,7 @@ def decoded(
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
-            broken = broken_characters(source) if utf8 and mended else 0
-            if broken and mended:
+            if utf8 and mended and (broken := broken_characters(source)):
                 mended(broken)
                 decoder.errors = "replace"
                 return decoder.decode(block, final)
@@ -64,11 +58,10 @@ def decoded(
                 raise not_text(source, error.object) from None
             place = offset - waiting + error.start
             cure = f"--encoding {likely_encoding(error.object)}" if utf8 else "another --encoding"
-            raise DataError(
-                f"{source.name} is not {'UTF-8' if utf8 else encoding}: "
-                f"byte 0x{error.object[error.start]:02x} at offset {place:,} "
-                f"(line {line_at(source, place):,}); try {cure}"
-            ) from None
+            where = f"at offset {place:,} (line {line_at(source, place):,}); try {cure}"
+            byte = f"byte 0x{error.object[error.start]:02x}"
+            name = "UTF-8" if utf8 else encoding
+            raise DataError(f"{source.name} is not {name}: {byte} {where}") from None
 
     at_start = True
     for block in decompressed(source, stream):
@@ -90,12 +83,10 @@ def not_text(source: TextSource, start: bytes) -> DataError:
         return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
     low, high = start[::2].count(0), start[1::2].count(0)
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
-        encoding = "utf-16-be" if low > high else "utf-16-le"
-        return DataError(f"{source.name} looks like UTF-16; try --encoding {encoding}")
-    return DataError(
-        f"{source.name} is not text: it is full of control characters, in any encoding; save what "
-        "it holds as plain text first"
-    )
+        order = "be" if low > high else "le"
+        return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16-{order}")
+    why = "it is full of control characters, in any encoding; save it as plain text first"
+    return DataError(f"{source.name} is not text: {why}")
 
 
 def broken_characters(source: TextSource) -> int:
@@ -115,7 +106,7 @@ def line_at(source: TextSource, offset: int) -> int:
     line = 1
     with source.open() as stream:
         for block in decompressed(source, stream):
-            line += block.count(b"\n", 0, max(0, offset))
+            line += block.count(b"\n", 0, offset)
             offset -= len(block)
             if offset <= 0:
                 break
@@ -159,10 +150,8 @@ def whole_lines(texts: Iterator[str]) -> Iterator[str]:
     """The same text, every piece but the last ending with a line."""
     rest: list[str] = []
     for text in texts:
-        end = text.rfind("\n") + 1
-        if end:
+        if end := text.rfind("\n") + 1:
             yield "".join([*rest, text[:end]])
-            rest = [text[end:]]
-        else:
-            rest.append(text)
+            rest = []
+        rest.append(text[end:])
     yield "".join(rest)

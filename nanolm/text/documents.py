@@ -1,11 +1,7 @@
 """A file as documents: decompressed, decoded, and taken out of its table.
 
-    >>> for begins, text in documents(source, Reading()):   # a long document comes in pieces
-    ...     ...
-
 Plain text is one document, or many where a separator line is named. In a table (JSON lines, CSV,
-TSV, Parquet, Arrow) each row is one. `FORMATS`, at the end, declares every kind of file: a new one
-is a reader and a line there.
+TSV, Parquet, Arrow) each row is one. A new kind of file is a reader and a line in `FORMATS`.
 """
 
 import csv
@@ -25,50 +21,39 @@ Rows = Iterator[tuple[int, Any]]  # the number of its line, and what it says
 
 
 def documents(source: TextSource, reading: Reading) -> TextBlocks:
-    """The text of `source`, document by document."""
+    separator = reading.separator or source.separator
     with source.open() as stream:
         if read := format_of(source.suffix).read:
-            for text in read(source, stream, reading):
-                yield True, text
-        else:
-            yield from plain_text(source, stream, reading)
-
-
-def plain_text(source: TextSource, stream: IO[bytes], reading: Reading) -> TextBlocks:
-    separator = reading.separator or source.separator
-    texts = decoded(source, stream, reading.encoding)
-    yield True, ""
-    if separator is None:
-        yield from ((False, text) for text in texts)
-        return
-    pattern = re.compile(rf"(?m)^[ \t]*{re.escape(separator)}[ \t]*(?:\n|\Z)")
-    for text in whole_lines(texts):
-        first, *others = pattern.split(text)
-        yield False, first
-        for other in others:
-            yield True, other
+            yield from ((True, text) for text in read(source, stream, reading))
+            return
+        texts = decoded(source, stream, reading.encoding)
+        yield True, ""
+        if separator is None:
+            yield from ((False, text) for text in texts)
+            return
+        pattern = re.compile(rf"(?m)^[ \t]*{re.escape(separator)}[ \t]*(?:\n|\Z)")
+        for text in whole_lines(texts):
+            first, *others = pattern.split(text)
+            yield False, first
+            yield from ((True, other) for other in others)
 
 
 def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    texts = decoded(source, stream, reading.encoding)
-    for number, row in json_rows(source, stream, lines(texts)):
-        if isinstance(row, str):
-            yield row
-        else:
-            yield json_text(row, f"{source.name}, line {number:,}", reading.text_field)
+    text_lines = lines(decoded(source, stream, reading.encoding))
+    for number, row in json_rows(source, stream, text_lines):
+        place = f"{source.name}, line {number:,}"
+        yield row if isinstance(row, str) else json_text(row, place, reading.text_field)
 
 
 def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    """What each line says, and its number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{source.name}, line {number:,} is not JSON ({error}); remove or mend that line"
-            ) from None
+            wrong = f"line {number:,} is not JSON ({error}); remove or mend that line"
+            raise DataError(f"{source.name}, {wrong}") from None
         yield number, row
 
 
@@ -81,7 +66,7 @@ def json_text(row: Any, place: str, field: str | None) -> str:
         return value
     if not isinstance(row, dict):
         raise DataError(f"{place}: neither an object nor a string")
-    texts = [".".join(path) for path in text_paths(row)]
+    texts = [path for path, value in leaves(row) if isinstance(value, str)]
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
     hint = f"its texts are {', '.join(texts[:10])}" if texts else "it holds no text"
@@ -90,42 +75,36 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     )
 
 
-def text_paths(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def leaves(row: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """What an object holds, and the objects in it, each with the dotted path that leads there."""
     for name, value in row.items():
-        if isinstance(value, str):
-            yield (name,)
-        elif isinstance(value, dict):
-            yield from ((name, *path) for path in text_paths(value))
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield path + name, value
 
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    texts = decoded(source, stream, reading.encoding)
+    text_lines = lines(decoded(source, stream, reading.encoding))
     plain = source.suffix == ".tsv"  # by its definition a tab-separated file quotes nothing
     column = None
-    for number, row in csv_rows(source, lines(texts), "\t" if plain else ",", quoted=not plain):
+    for number, row in csv_rows(source, text_lines, "\t" if plain else ",", quoted=not plain):
         place = f"{source.name}, line {number:,}"
         if column is None:
             column = csv_column(row, place, reading.text_column)
             if not (reading.text_column or "").isdigit():
                 continue  # the first row was the header
-        if not row:
-            continue
-        if len(row) <= column:
+        if 0 < len(row) <= column:
             raise DataError(f"{place} has only {len(row)} columns; the text is number {column + 1}")
-        yield row[column]
+        if row:
+            yield row[column]
 
 
-def csv_rows(
-    source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool
-) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool) -> Rows:
     """The cells of each row, and the number of the line that it ends on."""
     csv.field_size_limit(1 << 31)  # a cell may be a whole book
-    rows = csv.reader(
-        (line + "\n" for line in lines),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-        strict=quoted,
-    )
+    how: Any = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, "strict": quoted}
+    rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter, **how)
     try:
         for row in rows:
             yield rows.line_num, row
@@ -143,24 +122,21 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
         return names.index(wanted)
     if asked is None and len(header) == 1:
         return 0
-    raise UsageError(
-        f"{place}: no column {asked or 'text'!r}; its columns are {', '.join(header)}. Say which "
-        "with --text-column NAME, or its number if this is no header"
-    )
+    cure = "Say which with --text-column NAME, or its number if this is no header"
+    there = f"its columns are {', '.join(header)}. {cure}"
+    raise UsageError(f"{place}: no column {asked or 'text'!r}; {there}")
 
 
 def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    """One column of a Parquet or Arrow file."""
-    name = ""
+    steps: list[str] = []  # to the text
 
     def pick(schema: Any) -> list[str]:
-        nonlocal name
-        name = arrow_column(schema, source, reading)
-        return name.split(".")[:1]
+        steps[:] = arrow_column(schema, source, reading).split(".")
+        return steps[:1]
 
     for batch in arrow_batches(source, stream, pick):
         for value in batch.column(0).to_pylist():
-            for step in name.split(".")[1:]:
+            for step in steps[1:]:
                 value = (value or {}).get(step)
             if value is not None:
                 yield str(value)
@@ -169,17 +145,14 @@ def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator
 def arrow_batches(
     source: TextSource, stream: IO[bytes], pick: Callable[[Any], list[str]]
 ) -> Iterator[Any]:
-    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch.
-
-    `pick` is given the schema and says which columns to read.
-    """
+    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch; `pick`
+    is given the schema and says which columns to read."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet
     except ImportError:
-        raise UsageError(
-            f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
-        ) from None
+        message = f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
+        raise UsageError(message) from None
     if source.path.suffix.lower() in COMPRESSIONS:  # these are read from their end
         stream = io.BytesIO(b"".join(decompressed(source, stream)))
     try:
@@ -209,10 +182,8 @@ def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name.split(".")[0] in schema.names:
         return name
-    raise UsageError(
-        f"{source.name}: no column {name!r}; its columns are {', '.join(schema.names)} "
-        "(--text-column NAME)"
-    )
+    there = f"its columns are {', '.join(schema.names)} (--text-column NAME)"
+    raise UsageError(f"{source.name}: no column {name!r}; {there}")
 
 
 def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
@@ -220,38 +191,29 @@ def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> R
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-RowReader = Callable[[TextSource, IO[bytes], Iterator[str]], Rows]
-
-
 @dataclass(frozen=True)
 class CorpusFormat:
-    """A kind of file that text is read from."""
-
     name: str
-    suffixes: tuple[str, ...]
-    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
-    table: bool = False  # has rows, of which each is a document
-    rows: RowReader | None = None  # of a table that names its fields in each
+    suffixes: str
+    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # rows of a table
+    rows: Callable[[TextSource, IO[bytes], Iterator[str]], Rows] | None = None  # with named fields
     any_line: bool = False  # whether reading can begin at any line
 
 
-PLAIN_TEXT = CorpusFormat(
-    "plain text",
-    (".txt", ".md", ".markdown", ".text", ".rst", ".tex", ".html", ".htm", ".xml", ".srt"),
-    any_line=True,
-)
+PLAIN_SUFFIXES = ".txt .md .markdown .text .rst .tex .html .htm .xml .srt"
+PLAIN_TEXT = CorpusFormat("plain text", PLAIN_SUFFIXES, any_line=True)
 FORMATS = (
-    CorpusFormat("JSON lines", (".jsonl", ".ndjson"), json_lines, True, json_rows, any_line=True),
-    CorpusFormat("csv", (".csv",), separated_values, table=True),
-    CorpusFormat("tsv", (".tsv",), separated_values, table=True),
-    CorpusFormat("parquet", (".parquet",), columns, True, arrow_rows),
-    CorpusFormat("arrow", (".arrow",), columns, True, arrow_rows),
+    CorpusFormat("JSON lines", ".jsonl .ndjson", json_lines, json_rows, any_line=True),
+    CorpusFormat("csv", ".csv", separated_values),
+    CorpusFormat("tsv", ".tsv", separated_values),
+    CorpusFormat("parquet", ".parquet", columns, arrow_rows),
+    CorpusFormat("arrow", ".arrow", columns, arrow_rows),
     PLAIN_TEXT,
 )
-TABLES = tuple(suffix for each in FORMATS if each.table for suffix in each.suffixes)
-KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+TABLES = tuple(suffix for each in FORMATS if each.read for suffix in each.suffixes.split())
+KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes.split())
 
 
 def format_of(suffix: str) -> CorpusFormat:
     """What a file is, by its suffix: plain text unless it is known to be something else."""
-    return next((each for each in FORMATS if suffix in each.suffixes), PLAIN_TEXT)
+    return next((each for each in FORMATS if suffix in each.suffixes.split()), PLAIN_TEXT)

@@ -1,13 +1,10 @@
 """Labelled text to train a classifier on, in whatever form people have it.
 
     >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
-    >>> data.how
-    "tsv with a header; text is 'text', label is 'label'"
 
-A table (CSV, TSV, JSON lines, Parquet, Arrow, whatever its suffix) has a column for each; they are
-found by their names, else by what is in them, and where two fit equally well the user is asked.
-Lines may begin with their label (`__label__x` as fastText has it, or just a word or number that
-repeats) or end with `@label`. Labels may stand in a file of their own, or be the names of folders.
+Tables have a column for each, found by name, else by what is in it. Lines may begin with their
+label (`__label__x` as fastText has it, or a word or number that repeats) or end with `@label`.
+Labels may stand in a file of their own, or be the names of folders.
 """
 
 import os
@@ -23,7 +20,7 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.machine import cache_folder
-from nanolm.text.columns import Row, label_value, text_and_label_columns, text_and_maybe_label
+from nanolm.text.columns import label_value, text_and_label_columns, text_and_maybe_label
 from nanolm.text.decoding import Reading, decoded, lines
 from nanolm.text.documents import TABLES
 from nanolm.text.source import TextSource, blamed_on
@@ -46,16 +43,12 @@ class LabelReading:
     def problems(self) -> list[str]:
         problems = Reading(encoding=self.encoding).problems()
         if self.label_file and (self.text_column or self.label_column):
-            problems.append(
-                "--label-file: the texts are lines then; leave out --text-column and --label-column"
-            )
+            problems.append("--label-file: its texts are lines; leave out the --...-column options")
         return problems
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts and their labels, in the order of the files they came from."""
-
     texts: list[str]
     labels: list[str]
     how: str  # they were read, in a line
@@ -64,85 +57,60 @@ class Labelled:
 
 @dataclass
 class _Log:
-    """What is noticed on the way."""
-
     how: dict[str, str] = field(default_factory=dict)  # by file
-    left_out: Counter[str] = field(default_factory=Counter)  # rows without this
     broken: Counter[str] = field(default_factory=Counter)  # characters, by file
     notes: list[str] = field(default_factory=list)
-
-    def summary(self) -> str:
-        kinds = set(self.how.values())
-        if len(kinds) == 1:
-            return kinds.pop()
-        parts = [f"{name}: {how}" for name, how in self.how.items()]
-        return " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
-
-    def all_notes(self) -> list[str]:
-        notes = list(self.notes)
-        if self.broken:
-            name, *others = self.broken
-            where = f"{name} and {counted(len(others), 'more file')}" if others else name
-            characters = counted(self.broken.total(), "broken character")
-            notes.append(f"{characters} replaced by U+FFFD in {where}, which is UTF-8 otherwise")
-        for what, count in self.left_out.items():
-            notes.append(f"{counted(count, 'row')} without {what} left out")
-        return notes
 
 
 def read_labelled(
     names: Sequence[str], reading: LabelReading, report: Report, limit: int | None = None
 ) -> Labelled:
     """Every row, or the first `limit`, of the files that `names` stand for."""
-    log = _Log()
-    rows = islice(_labelled_rows(names, reading, report, log), limit)
+    log, left_out = _Log(), Counter[str]()
     texts: list[str] = []
     labels: list[str] = []
-    for text, label in rows:
-        if not text or text.isspace():
-            log.left_out["text"] += 1
-        elif not label or label.isspace():
-            log.left_out["a label"] += 1
+    for text, label in islice(_labelled_rows(names, reading, report, log), limit):
+        if not text.strip() or not label.strip():
+            left_out["a label" if text.strip() else "text"] += 1
         else:
             texts.append(text.strip())
             labels.append(label_value(label))
     if not texts:
         raise DataError(f"{', '.join(names[:5])}: no rows with a text and a label in there")
-    return Labelled(texts, labels, log.summary(), log.all_notes())
+    notes = list(log.notes)
+    if log.broken:
+        name, *others = log.broken
+        where = f"{name} and {counted(len(others), 'more file')}" if others else name
+        characters = counted(log.broken.total(), "broken character")
+        notes.append(f"{characters} replaced by U+FFFD in {where}, which is UTF-8 otherwise")
+    notes += [f"{counted(n, 'row')} without {what} left out" for what, n in left_out.items()]
+    parts = [f"{name}: {how}" for name, how in log.how.items()]
+    how = " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
+    kinds = set(log.how.values())
+    return Labelled(texts, labels, kinds.pop() if len(kinds) == 1 else how, notes)
 
 
 def read_texts(
     names: Sequence[str],
     reading: LabelReading,
     report: Report,
-    are_labels: Callable[[set[str]], bool] = lambda values: False,
+    are_labels: Callable[[set[str]], bool],
 ) -> Iterator[tuple[str, str | None]]:
     """Texts one by one, each with its label where there is one: of tables one column, empty cells
-    too, so that results can be put beside the rows; else a text a line.
-
-    A column of labels is the one that `reading` names, or one with a name for labels and with
-    values for which `are_labels` holds.
-    """
+    too, so that results can be put beside the rows; else a text a line. Labels are in the column
+    that `reading` names, or one named for labels whose values `are_labels`."""
     files = find_sources(names, cache_folder(), report, reading.encoding).files
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            text_lines = _text_lines(source, stream, reading, _Log())
-            table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
-            if table.sample:
-                asked = (reading.text_column, reading.label_column)
-                text, label = text_and_maybe_label(table, *asked)
-                if label is None or not (
-                    are_labels(_values(table.sample, label)) or reading.label_column
-                ):
-                    yield from ((cells[text].strip(), None) for cells in table.rows([text]))
-                    continue
-                for cells in table.rows([text, label]):
-                    yield cells[text].strip(), label_value(cells[label])
-
-
-def _values(rows: list[Row], column: int) -> set[str]:
-    cells = (cells[column] for _, cells in rows if column < len(cells))
-    return {label_value(cell) for cell in cells if cell.strip()}
+    for source, stream, text_lines in _opened(files, reading, report, _Log()):
+        table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
+        if not table.sample:
+            continue
+        text, label = text_and_maybe_label(table, reading.text_column, reading.label_column)
+        if label is not None and not reading.label_column:
+            cells = (row[label] for _, row in table.sample if label < len(row))
+            if not are_labels({label_value(cell) for cell in cells if cell.strip()}):
+                label = None
+        for row in table.rows([text] if label is None else [text, label]):
+            yield row[text].strip(), None if label is None else label_value(row[label])
 
 
 def _labelled_rows(
@@ -161,39 +129,29 @@ def _labelled_rows(
             log.how[name] = "a folder for each class"
             classes |= inside
     files = _by_turns(sources.files, classes, log) if classes else sources.files
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            text_lines = _text_lines(source, stream, reading, log)
-            if source.path in classes:
-                yield "\n".join(text_lines), classes[source.path]
-                continue
-            named = bool(reading.text_column or reading.label_column)
-            table = read_table(source, stream, text_lines, certain=named)
-            if table.sample:
-                text, label = text_and_label_columns(
-                    table, reading.text_column, reading.label_column
-                )
-                log.how[source.name] = table.summary(text, label)
-                yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
+    asked = (reading.text_column, reading.label_column)
+    for source, stream, text_lines in _opened(files, reading, report, log):
+        if source.path in classes:
+            yield "\n".join(text_lines), classes[source.path]
+            continue
+        table = read_table(source, stream, text_lines, any(asked), cautious=False)
+        if table.sample:
+            text, label = text_and_label_columns(table, *asked)
+            log.how[source.name] = table.summary(text, label)
+            yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
 
 
-def _reported(files: list[TextSource], report: Report) -> Iterator[TextSource]:
-    """The files one by one, while progress is reported."""
+def _opened(
+    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
+) -> Iterator[tuple[TextSource, IO[bytes], Iterator[str]]]:
+    """The files one by one, each open and as lines, while progress is reported."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
-        yield source
+        mended = partial(log.broken.__setitem__, source.name)
+        with blamed_on(source.name), source.open() as stream:
+            yield source, stream, lines(decoded(source, stream, reading.encoding, mended))
         done += source.size()
         report("reading", done, total)
-
-
-def _text_lines(
-    source: TextSource, stream: IO[bytes], reading: LabelReading, log: _Log
-) -> Iterator[str]:
-    mended = partial(log.broken.__setitem__, source.name)
-    return lines(decoded(source, stream, reading.encoding, mended))
-
-
-# Labels that stand elsewhere
 
 
 def _side_by_side(
@@ -202,21 +160,18 @@ def _side_by_side(
     """Lines of the files, each with its line of the file of labels."""
     name = str(reading.label_file)
     log.how[name] = f"a text a line, their labels in {name}"
-    labels: list[str] = []
-    for source in find_sources([name], cache_folder(), report, reading.encoding).files:
-        with blamed_on(source.name), source.open() as stream:
-            labels += _text_lines(source, stream, reading, log)
+    label_files = find_sources([name], cache_folder(), report, reading.encoding).files
+    opened = _opened(label_files, reading, lambda *_: None, log)
+    labels = [label for _, _, text_lines in opened for label in text_lines]
     count = 0
-    for source in _reported(files, report):
-        with blamed_on(source.name), source.open() as stream:
-            for line in _text_lines(source, stream, reading, log):
-                yield line, labels[count] if count < len(labels) else ""
-                count += 1
+    for _, _, text_lines in _opened(files, reading, report, log):
+        for line in text_lines:
+            yield line, labels[count] if count < len(labels) else ""
+            count += 1
     if count != len(labels):
-        raise DataError(
-            f"--label-file {name} has {counted(len(labels), 'line')}, but there are "
-            f"{counted(count, 'text')}; each text needs its label on the line of the same number"
-        )
+        there = f"{counted(len(labels), 'line')}, but there are {counted(count, 'text')}"
+        needed = "each text needs its label on the line of the same number"
+        raise DataError(f"--label-file {name} has {there}; {needed}")
 
 
 def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
@@ -224,15 +179,13 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
     inside = [source for source in files if folder in source.path.parents]
     parts = {source.path: source.path.relative_to(folder).parts for source in inside}
     tops = sorted({first for first, *others in parts.values() if others})
-    if not tops or any(
-        source.suffix in TABLES for source in inside if source.path.parent != folder
-    ):
+    nested = [source for source in inside if source.path.parent != folder]
+    if not tops or any(source.suffix in TABLES for source in nested):
         return {}
     if {top.lower() for top in tops} <= SPLIT_NAMES or max(map(len, parts.values())) > 2:
-        raise UsageError(
-            f"{folder} has the folders {', '.join(tops[:10])}, which are no classes; name the one "
-            f"to read, for example {folder / tops[-1]}"
-        )
+        cure = f"name the one to read, for example {folder / tops[-1]}"
+        listed = ", ".join(tops[:10])
+        raise UsageError(f"{folder} has the folders {listed}, which are no classes; {cure}")
     return {
         path: steps[0] if len(steps) == 2 and steps[0] != UNLABELLED else ""
         for path, steps in parts.items()

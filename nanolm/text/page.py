@@ -1,76 +1,40 @@
-"""Text and its tokens as pages for a browser: self-contained, offline, and nothing in them can run
-but what we wrote for them.
+"""Text and its tokens as pages for a browser.
 
 >>> Path("tokens.html").write_text(tokens_page(tokenizer, "Some text."))
 """
 
-import base64
 import codecs
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
-from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
+
+from nanolm.webpage import beside, page
 
 if TYPE_CHECKING:  # reports have no tokenizer, and should not load one
     from nanolm.text.tokenizer import Tokenizer
 
 COLOURS = "abcde"
-INNER_STYLE = re.compile("<style>(.*?)</style>", re.DOTALL)
 STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # bits up to which a colour goes; the last has no end
+TOKENS_STYLE, SURPRISE_STYLE = (beside(__file__, f"{name}.css") for name in ("tokens", "surprise"))
 
 # What has no look of its own, or would turn the text around it (U+202A and on).
-PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
-    chr(code): f"\\u{code:04x}"
-    for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
-PICTURES |= {" ": "·", "\n": "⏎", "\t": "⇥"}
-
-
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-STYLE, TOKENS_STYLE, SURPRISE_STYLE = map(_file, ("page.css", "tokens.css", "surprise.css"))
-
-
-def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
-    """A whole page: heading, a row of facts, then `body`, which is HTML and must be harmless.
-
-    Pictures in it may have a <style> of their own.
-    """
-    style = STYLE + style
-    styles = " ".join(dict.fromkeys(map(hashed, [style, *INNER_STYLE.findall(body)])))
-    policy = f"default-src 'none'; style-src {styles}"
-    if script:
-        policy += f"; script-src {hashed(script)}"
-        body += f"\n<script>{script}</script>"
-    rows = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
-        for what, value in facts.items()
-    )
-    return Template(_file("page.html")).substitute(
-        policy=policy, title=escape(title), style=style, rows=rows, body=body
-    )
-
-
-def hashed(text: str) -> str:
-    """How a policy names a style or script that it lets through."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+_UNSEEN = (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}
+PICTURES |= {chr(code): f"\\u{code:04x}" for code in _UNSEEN} | {" ": "·", "\n": "⏎", "\t": "⇥"}
+SIGNS = str.maketrans(PICTURES)
 
 
 def tokens_page(tokenizer: "Tokenizer", text: str, name: str = "tokens") -> str:
     """`text` with each token in a colour of its own, its id below, as one HTML file."""
     ids = tokenizer.encode(text)
+    size = len(text.encode())
     facts = {
         "tokenizer": name,
         "vocabulary": f"{tokenizer.vocab_size:,}",
         "characters": f"{len(text):,}",
-        "bytes": f"{len(text.encode()):,}",
+        "bytes": f"{size:,}",
         "tokens": f"{len(ids):,}",
-        "bytes per token": f"{len(text.encode()) / max(1, len(ids)):.2f}",
+        "bytes per token": f"{size / max(1, len(ids)):.2f}",
     }
     spans = "".join(
         f'<span class="token {COLOURS[number % len(COLOURS)]}">'
@@ -86,7 +50,7 @@ def surprise_page(
     tokenizer: "Tokenizer",
     tokens: Iterable[tuple[int, float, int]],
     facts: dict[str, str],
-    name: str = "text",
+    name: str,
 ) -> str:
     """Running text, coloured by the bits of its `tokens`: (id, bits, rank) each."""
     scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")
@@ -96,7 +60,6 @@ def surprise_page(
 
 
 def legend(what: str, label: Callable[[float], str], last: str) -> str:
-    """What the colours stand for."""
     labels = [*map(label, STEPS), last]
     scale = "".join(f'<span class="s{step}">{text}</span>' for step, text in enumerate(labels))
     return f'<p class="legend">{what}: {scale}</p>'
@@ -111,20 +74,18 @@ def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -
     """A span a token, which is (id, bits, what else to say of it); tokens that only together make
     up a character share one, and their bits."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    titles: list[str] = []
-    sum_of_bits = 0.0
+    text, titles, sum_of_bits = "", list[str](), 0.0
 
     def span(text: str) -> str:
-        title = "&#10;".join(titles)
         shown = marked(text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
+        title = "&#10;".join(titles)
         return f'<span class="s{shade(sum_of_bits)}" title="{title}">{shown}</span>'
 
-    text = ""
     for id, bits, more in tokens:
         token = tokenizer.tokens[id]
         text += decoder.decode(token, final=not token)
         if token:
-            shown = "".join(PICTURES.get(char, char) for char in spelled(token))
+            shown = spelled(token).translate(SIGNS)
             titles.append(f"{escape(shown)}  p = {2**-bits:.3g}  {bits:.2f} bits{escape(more)}")
             sum_of_bits += bits
         if text and not decoder.getstate()[0]:
@@ -143,9 +104,8 @@ def spelled(token: bytes) -> str:
 
 def named(tokenizer: "Tokenizer", id: int) -> str:
     """One token by itself, harmless: its text with all white space marked, or its name."""
-    if name := tokenizer.special.get(id):
-        return f"<i>{escape(name)}</i>"
-    return marked(spelled(tokenizer.tokens[id]))
+    name = tokenizer.special.get(id)
+    return f"<i>{escape(name)}</i>" if name else marked(spelled(tokenizer.tokens[id]))
 
 
 def marked(text: str, keep: str = "") -> str:

@@ -1,11 +1,8 @@
 """Using a part of a large text: stretches from all over it, without reading the rest.
 
-    >>> take_part(sources, Reading(), max_bytes=4_000_000)
-
-Of plain text and JSON lines, only the chosen stretches are read from the disk. Tables and
-compressed files have to be read from their beginning: every few rows are kept, and reading stops
-when there is enough. Of many small files, whole ones are kept. The part depends on the files and
-`max_bytes` alone, so the same command finds it in the cache.
+Of plain text and JSON lines, only the chosen stretches are read from the disk; of tables and
+compressed files every few rows, until there is enough; of many small files, whole ones. The part
+depends on the files and `max_bytes` alone, so the same command finds it in the cache.
 """
 
 import codecs
@@ -16,6 +13,7 @@ from nanolm.text.decoding import Reading
 from nanolm.text.documents import format_of
 from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources
+from nanolm.text.workers import Range
 
 MOST_STRETCHES = 200  # of a text,
 SHORTEST_STRETCH = 4_096  # bytes: several contexts of a small model
@@ -25,7 +23,6 @@ SINGLE_BYTE = ("ascii", "iso8859", "cp125", "koi8", "mac")  # encodings that can
 
 
 def text_size(sources: Sources) -> int:
-    """About how many bytes of text there are."""
     return sum(_size(source) for source in sources.files)
 
 
@@ -46,13 +43,12 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
                 taken += size
             continue
         taken += share
-        name = f"{source.name} (in part)"
+        part = replace(source, name=f"{source.name} (in part)")
         if _can_skip(source, reading):
-            ranges = _stretches(source, size, share, stretch)
-            kept.append(replace(source, name=name, ranges=ranges))
+            kept.append(replace(part, ranges=_stretches(source, size, share, stretch)))
         else:
             every = min(MOST_SKIPPED, math.ceil(size / share))
-            kept.append(replace(source, name=name, every=every, limit=int(share)))
+            kept.append(replace(part, every=every, limit=int(share)))
     return replace(sources, files=kept)
 
 
@@ -62,19 +58,16 @@ def _size(source: TextSource) -> int:
 
 
 def _can_skip(source: TextSource, reading: Reading) -> bool:
-    """Can reading begin at any line?"""
     encoding = codecs.lookup(reading.encoding).name
     lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)
     return lines and format_of(source.suffix).any_line and not source.compressed()
 
 
-def _stretches(
-    source: TextSource, size: int, share: float, stretch: int
-) -> tuple[tuple[int, int], ...]:
+def _stretches(source: TextSource, size: int, share: float, stretch: int) -> tuple[Range, ...]:
     """Evenly spaced, from line to line."""
     count = max(1, round(share / stretch))
     length = share / count
-    ranges: list[tuple[int, int]] = []
+    ranges: list[Range] = []
     with source.open() as stream:
 
         def line_from(place: float) -> int:
@@ -84,15 +77,13 @@ def _stretches(
                 return start
             stream.seek(start)
             data = stream.read(stretch)
-            for end in (b"\n", b" "):
-                if end in data:
-                    return start + data.index(end) + 1
-            whole = (n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80)
-            return start + next(whole, 0)
+            if end := data.find(b"\n") + 1 or data.find(b" ") + 1:
+                return start + end
+            return start + next((n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
 
         for number in range(count):
-            begin = line_from(number * size / count)
-            end = line_from(number * size / count + length)
+            place = number * size / count
+            begin, end = line_from(place), line_from(place + length)
             if ranges and begin <= ranges[-1][1]:
                 begin = ranges.pop()[0] if begin == ranges[-1][1] else ranges[-1][1]
             if end > begin:

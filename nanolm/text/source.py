@@ -1,8 +1,7 @@
 """One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
 
->>> source = TextSource("news.jsonl.gz", Path("news.jsonl.gz"))
->>> source.suffix, source.compressed()
-('.jsonl', True)
+>>> TextSource("news.jsonl.gz", Path("news.jsonl.gz")).suffix
+'.jsonl'
 """
 
 import bz2
@@ -15,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from nanolm.errors import DataError, NanolmError, UsageError
 
@@ -45,7 +44,6 @@ class TextSource:
         return whole if self.ranges is None else FileRanges(whole, self.ranges)  # type: ignore[return-value]
 
     def stamp(self) -> tuple[int, int]:
-        """Changes when the file does."""
         if self.copy is not None:
             return 0, 0
         status = self.path.stat()
@@ -57,8 +55,8 @@ class TextSource:
         return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
 
     def digest(self) -> str:
-        """SHA-256 of the file as it is on the disk, or of the part of it that is used; of one that
-        is not read to its end, of its beginning and its size."""
+        """SHA-256 of what is used of the file; where it is not read to its end, of its beginning
+        and its size."""
         with self.open() as stream:
             if self.limit is None:
                 return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -96,18 +94,16 @@ class FileRanges(io.RawIOBase):
         """Only to the beginning, which is all that readers of text ask for."""
         if offset or whence != io.SEEK_SET:
             raise io.UnsupportedOperation("seek")
-        self.number, self.done = 0, 0  # the range, and how many bytes of it were read
+        self.left = list(self.ranges)
         return 0
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self.number < len(self.ranges):
-            start, stop = self.ranges[self.number]
-            self.file.seek(start + self.done)
-            count = self.file.readinto(memoryview(buffer)[: stop - start - self.done]) or 0
-            self.done += count
-            if count:
+        while self.left:
+            start, stop = self.left.pop(0)
+            self.file.seek(start)
+            if count := self.file.readinto(memoryview(buffer)[: stop - start]) or 0:
+                self.left.insert(0, (start + count, stop))
                 return count
-            self.number, self.done = self.number + 1, 0
         return 0
 
     def close(self) -> None:
@@ -132,8 +128,7 @@ def zstd_file(stream: IO[bytes]) -> Any:
     return zstd.ZstdFile(stream)
 
 
-@dataclass(frozen=True)
-class Compression:
+class Compression(NamedTuple):
     name: str
     magic: bytes  # what such a file begins with
     open: Callable[[IO[bytes]], Any]
@@ -148,7 +143,6 @@ COMPRESSIONS = {
 
 
 def compression_of(stream: IO[bytes]) -> Compression | None:
-    """How a file is compressed, by its first bytes."""
     start = stream.read(6)
     stream.seek(0)
     return next((each for each in COMPRESSIONS.values() if start.startswith(each.magic)), None)
@@ -156,22 +150,19 @@ def compression_of(stream: IO[bytes]) -> Compression | None:
 
 def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it begins like an archive."""
-    compression = compression_of(stream)
-    named = COMPRESSIONS.get(source.path.suffix.lower())
-    if named not in (None, compression):
-        raise DataError(
-            f"{source.name} is no {named.name} file, though its name says so; rename it"
-        )
+    compression, named = None, COMPRESSIONS.get(source.path.suffix.lower())
     try:
+        compression = compression_of(stream)
+        if named not in (None, compression):
+            raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
         unpacked = compression.open(stream) if compression else stream
         while block := unpacked.read(READ_BYTES):
             yield block
     except ImportError:
-        raise UsageError(
-            f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
-        ) from None
+        message = f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
+        raise UsageError(message) from None
+    except NanolmError:
+        raise
     except Exception as error:  # each kind of archive has its own
-        if isinstance(error, NanolmError):
-            raise
         what = f"{compression.name} file" if compression else "file"
         raise DataError(f"{source.name} is a damaged {what}: {error}") from None

@@ -30,7 +30,6 @@ EMBEDDED = {  # name: (file, document separator, what it is)
 SCHEME = "embedded:"
 ADDRESSES = ("http://", "https://", "hf://")
 STDIN = "-"
-
 SNIFFED = 8192  # bytes of a file that tell whether it is text
 
 
@@ -72,13 +71,12 @@ def find_sources(
 
 def raise_all(problems: list[NanolmError]) -> None:
     """Raise what went wrong, if anything, as one error that tells it all."""
-    if not problems:
-        return
-    worst = min(problems, key=lambda problem: problem.exit_code)
-    lines = [str(problem) for problem in problems[:20]]
-    if len(problems) > len(lines):
-        lines.append(f"... and {len(problems) - len(lines):,} more files like these")
-    raise type(worst)("\n".join(lines))
+    if problems:
+        worst = min(problems, key=lambda problem: problem.exit_code)
+        lines = [*map(str, problems[:20])]
+        if problems[20:]:
+            lines.append(f"... and {len(problems[20:]):,} more files like these")
+        raise type(worst)("\n".join(lines))
 
 
 def _expand(
@@ -91,8 +89,7 @@ def _expand(
         if name not in EMBEDDED:
             known = ", ".join(SCHEME + name for name in EMBEDDED)
             raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
-        file, separator, _ = EMBEDDED[name]
-        yield TextSource(SCHEME + name, embedded_file(file), separator)
+        yield TextSource(SCHEME + name, embedded_file(EMBEDDED[name][0]), EMBEDDED[name][1])
     elif name.startswith("hf://"):
         from nanolm.text.datasets import dataset_files  # takes a while to import
 
@@ -116,24 +113,20 @@ def _expand(
             raise UsageError(f"{name} matches no file")
         # `**` follows links, in circles too: each file once, by its shortest name.
         files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
-        for match in sorted(files.values()):
-            yield _file(Path(match), cache, sources)
+        yield from (_file(Path(match), cache, sources) for match in sorted(files.values()))
     else:
         hint = f"; did you mean {SCHEME}{name}?" if name in EMBEDDED else ""
         raise UsageError(f"{name} does not exist{hint}")
 
 
 def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
-    status = path.stat()
-    if stat.S_ISREG(status.st_mode):
+    if stat.S_ISREG(path.stat().st_mode):  # and an error if it is not there
         return TextSource(str(path), path)
     # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
     # since nobody may ever write to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    try:
+    with os.fdopen(descriptor, "rb", buffering=0):
         return _copied(str(path), descriptor, cache, sources)
-    finally:
-        os.close(descriptor)
 
 
 def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSource:
@@ -160,9 +153,8 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
 
 def embedded_file(name: str) -> Path:
     """A file of the data folder: inside an installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "data" / name
-    return installed if installed.exists() else package.parent / "data" / name
+    installed, checkout = (Path(__file__).parents[n] / "data" / name for n in (1, 2))
+    return installed if installed.exists() else checkout
 
 
 def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSource]:
@@ -173,10 +165,10 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
 
     kept = 0
     for parent, folders, files in os.walk(folder, onerror=fail):
-        hidden = [name for name in (*folders, *files) if name.startswith(".")]
+        hidden = {name for name in (*folders, *files) if name.startswith(".")}
         sources.skipped["hidden"] += len(hidden)
-        folders[:] = sorted(set(folders) - set(hidden))
-        for name in sorted(set(files) - set(hidden)):
+        folders[:] = sorted(set(folders) - hidden)
+        for name in sorted(set(files) - hidden):
             source = TextSource(os.path.join(parent, name), Path(parent, name))
             if reason := _not_text(source, encoding):
                 sources.skipped[reason] += 1
@@ -188,7 +180,6 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
 
 
 def _not_text(source: TextSource, encoding: str) -> str | None:
-    """Why a file found in a folder is left out, if it is."""
     if not source.name.isprintable():
         return "oddly named"
     if not source.path.is_file():

@@ -1,20 +1,19 @@
 """Which part of a corpus is held out for validation: text like the rest, whatever its order.
 
-    >>> held_out = spread(corpus, fraction=0.1)          # stretches from all over the text
-    >>> validation = take_out(corpus, held_out.ranges, cache)  # `corpus` is now the training text
+    >>> validation = take_out(corpus, spread(corpus).ranges, cache)  # `corpus` is the rest now
 
-Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side. A
-single text is split into stretches from all over it. Files are often sorted, and then the last
-tenth says little about the rest. The split depends on the text alone: every run has the same.
+Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side; a
+single text into stretches from all over it, as files are often sorted. The split depends on the
+text alone: every run has the same.
 """
 
 import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from nanolm.text.corpus import MOST_HELD_OUT, PART_BYTES, Corpus
 from nanolm.text.words import MARK
@@ -40,8 +39,7 @@ CUTS = {
 }
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Ranges of the corpus file in order, and where they come from."""
 
     ranges: list[Range]
@@ -56,11 +54,8 @@ NOTHING = HeldOut([], "nothing")
 
 
 def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
-    """Whole documents if there are many, else stretches from all over the text.
-
-    Unless a `fraction` is asked for, nothing of a small text whose words hardly repeat, such as a
-    poem: a model cannot predict the words it has not seen, and would have to do without them.
-    """
+    """Whole documents if there are many, else stretches from all over the text. Unless a `fraction`
+    is given, nothing of a poem, say, whose words hardly repeat: they could not be predicted."""
     if fraction is None:
         held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
         few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
@@ -68,10 +63,9 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     size = round(fraction * corpus.size)
     if not size:
         return NOTHING
-    if corpus.documents >= MANY_DOCUMENTS:
-        ranges = documents_by_hash(corpus, fraction, size)
-        if ranges:
-            return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
+    many = corpus.documents >= MANY_DOCUMENTS
+    if many and (ranges := documents_by_hash(corpus, fraction, size)):
+        return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
     return stretches(corpus, size)
 
 
@@ -90,10 +84,7 @@ def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
 
 
 def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
-    """The last stretch of the text, whole."""
-    if fraction == 0:
-        return NOTHING
-    return HeldOut([corpus.split(fraction)[1]], "the end of the text")
+    return NOTHING if fraction == 0 else HeldOut([corpus.split(fraction)[1]], "the end of the text")
 
 
 def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]:
@@ -107,18 +98,17 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
             groups.setdefault(digest, []).append(range_)
     chosen: list[Range] = []
     left = size
-    for digest in sorted(groups):
-        needed = sum(stop - start for start, stop in groups[digest])
+    for _, ranges in sorted(groups.items()):
+        needed = sum(stop - start for start, stop in ranges)
         if needed <= 1.1 * left:
-            chosen += groups[digest]
+            chosen += ranges
             left -= needed
-    enough = left <= size / 2 and len(chosen) > 2 and len(chosen) < corpus.documents
+    enough = left <= size / 2 and 2 < len(chosen) < corpus.documents
     return sorted(chosen) if enough else []
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of how each document begins (surrounding white space ignored), and its range. A
-    document used in part starts like the whole one, so it stays on the same side."""
+    """The hash of how each document begins, and its range: used in part, it is on the same side."""
     head, start = b"", 0
     for place, begins, text in chain(corpus.blocks(), [(corpus.length, True, b"")]):
         if begins:
@@ -165,9 +155,8 @@ def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) 
     while place < stop:
         # From the byte before: what ends right there is a place to cut as well.
         text = corpus.read(place - 1, min(place - 1 + PART_BYTES, stop))
-        for match in pattern.finditer(text):
-            if match.end() >= 1:
-                return place - 1 + match.end()
+        if end := next((match.end() for match in pattern.finditer(text) if match.end()), 0):
+            return place - 1 + end
         place += max(1, len(text) - 16)
     return stop
 
@@ -180,8 +169,7 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
         copied += move(corpus, (end, start), corpus, copied)
         taken.length += move(corpus, (start, stop), taken, taken.length)
         end = stop
-    corpus.file.truncate(copied)
-    corpus.length = copied
+    corpus.length = corpus.file.truncate(copied)
     for part in (corpus, taken):
         part.file.flush()
         places = range(0, part.length, PART_BYTES)

@@ -1,12 +1,10 @@
 """From the names of texts to token ids on the disk, once: afterwards they are only mapped.
 
     >>> prepared = prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
-    >>> prepared.train[:8], prepared.tokenizer.decode(prepared.train[:8])
 
-What was prepared is kept in the cache under a key made of everything it depends on: the contents
-of the files, how they are read and split, and the tokenizer that was asked for. It becomes visible
-by one rename, when it is whole and on the disk (`nanolm.files`), so a kill leaves nothing that a
-later run would trust; and whoever prepares it holds a lock, so two runs do the work once.
+They are kept in the cache under a key made of everything they depend on: the files' contents, how
+they are read and split, and the tokenizer. A rename makes them visible when they are whole, so a
+kill leaves nothing that a later run would trust; and a lock lets two runs do the work once.
 """
 
 import contextlib
@@ -42,7 +40,7 @@ from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
-from nanolm.text.workers import HAS_PREAD, Range, WorkerPool, map_in_order
+from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 
 LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
@@ -61,8 +59,6 @@ Texts = tuple[Sources, Sources | None]  # to train on and, where it is named, fo
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Which text, and how it becomes tokens."""
-
     corpus: tuple[str, ...]
     val: str | None = None
     val_fraction: float | None = None  # a tenth, or less of a large text; 0: nothing
@@ -77,8 +73,6 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Text that is ready to be learned from."""
-
     tokenizer: Tokenizer
     train: Store
     val: Store  # empty if nothing is held out
@@ -100,10 +94,8 @@ def prepare_tokens(
     cache: Path | None = None,
     until: float | None = None,
 ) -> Prepared:
-    """The tokens of `request`: from the cache, or made and put there.
-
-    Of a text that could not be prepared `until` then, by `time.monotonic`, a part is used.
-    """
+    """The tokens of `request`: from the cache, or made and put there. Of a text that could not be
+    prepared `until` then, by `time.monotonic`, a part is used."""
     cache = cache or cache_folder()
     sources, validation = find_texts(request, cache, report, note, until)
     total = text_size(sources)
@@ -116,22 +108,19 @@ def prepare_tokens(
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
     prepared = _prepared(request, (sources, validation), cache, report, note)
-    choices = [part_used(sources, total, by_time)] if request.max_bytes else []
-    return replace(
-        prepared, choices=choices + prepared.choices, max_bytes=request.max_bytes, total=total
-    )
+    if request.max_bytes:
+        prepared.choices.insert(0, part_used(sources, total, by_time))
+    return replace(prepared, max_bytes=request.max_bytes, total=total)
 
 
 def within(
     request: TextRequest, sources: Sources, size: int, seconds: float, cache: Path
 ) -> TextRequest:
-    """As much of `size` bytes of text as can be prepared in so many seconds, and its vocabulary
-    measured on as much of it, by how long a sample takes on this machine as it is now."""
+    """As much of `size` bytes of text as can be prepared, and its vocabulary measured, in so many
+    seconds, by how long a sample takes on this machine as it is now."""
     given = request.max_bytes
-    open_ = request.vocab_size is None and request.tokenizer in (None, "bpe")
-    if given and not open_:
-        return request
-    each = _seconds_a_byte(request, sources, cache)
+    measurable = request.vocab_size is None and request.tokenizer in (None, "bpe")
+    each = _seconds_a_byte(request, sources, cache) if measurable or not given else None
     if each is None:
         return request
     if size > ENCODED_ALONE:  # several processes share the work
@@ -150,17 +139,15 @@ def within(
 
 
 def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> float | None:
-    """What preparing a text takes, tried on a sample."""
     tokenizer = request.tokenizer
     sample = take_part(sources, request.reading, PROBE_BYTES)
     start = time.monotonic()
     try:
         with read_corpus(sample, request.reading, cache) as corpus:
-            all_ = 0, corpus.length
             if not isinstance(tokenizer, Tokenizer):
                 vocab_size = PROBE_VOCAB if tokenizer in (None, "bpe") else None
-                tokenizer, _ = make_tokenizer(corpus, all_, tokenizer, vocab_size, lambda *_: None)
-            for part in corpus.parts(*all_, whole=not tokenizer.cuttable):
+                tokenizer, _ = make_tokenizer(corpus, tokenizer, vocab_size, lambda *_: None)
+            for part in corpus.parts(whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
     except (NanolmError, OSError):
@@ -168,19 +155,21 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
 
 
 def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
-    """How much of a text that is used in part, from where, and why."""
     used = sum(source.limit or source.size() for source in sources.files)
-    shown = f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB"
     every = max((source.every for source in sources.files), default=1)
     how = f"one of {every} documents" if every > 1 else "stretches from all over it"
     why = "as much as there is time to prepare; more with a longer --minutes, or --max-bytes"
-    return Choice("text used", shown, f"{how}, {why if by_time else 'by --max-bytes'}")
+    reason = f"{how}, {why if by_time else 'by --max-bytes'}"
+    return Choice("text used", f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB", reason)
 
 
 def _prepared(
     request: TextRequest, texts: Texts, cache: Path, report: Report, note: Note
 ) -> Prepared:
-    stamps = _stamps(texts)
+    def stamps() -> list[tuple[int, int]]:
+        return [source.stamp() for each in filter(None, texts) for source in each.files]
+
+    before = stamps()
     key, fingerprints, resolved = _key(request, texts, report)
     parent = cache / "tokens"
     alias = parent / f"{key}.alias"
@@ -195,7 +184,7 @@ def _prepared(
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
-            if _stamps(texts) != stamps:  # then the key is not that of this text
+            if stamps() != before:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
 
         files.commit(parent, key, write)
@@ -206,15 +195,10 @@ def _prepared(
         return prepared
 
 
-def _stamps(texts: Texts) -> list[tuple[int, int]]:
-    return [source.stamp() for each in filter(None, texts) for source in each.files]
-
-
 def find_texts(
     request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
 ) -> Texts:
-    """The files of a request, training and validation; what comes by a pipe is read for a third of
-    the time `until` then."""
+    """The files to train on and for validation; a pipe is read for a third of the time."""
     encoding = request.reading.encoding
     now = time.monotonic()
     enough = None if until is None else now + max(0.0, until - now) / 3
@@ -231,8 +215,8 @@ def find_texts(
 def _key(
     request: TextRequest, texts: Texts, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
-    """The name of what is prepared, fingerprints, and where the size of the vocabulary is to be
-    found out, the name by that size."""
+    """The name of what is prepared, fingerprints, and, if the vocabulary is measured, the name by
+    its size."""
 
     def identity(sources: Sources) -> str:
         total, done = sources.size(), 0
@@ -249,12 +233,12 @@ def _key(
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # which 0.1.0 always took
         held_out += f" {request.val_split}"
-    tokenizer = request.tokenizer
-    kind = tokenizer.fingerprint() if isinstance(tokenizer, Tokenizer) else tokenizer
+    kind = request.tokenizer
+    kind = kind.fingerprint() if isinstance(kind, Tokenizer) else kind
 
     def named(*parts: Any) -> str:
-        all_ = [FORMAT, corpus, held_out, *parts]
-        return hashlib.sha256(json.dumps(all_).encode()).hexdigest()[:32]
+        everything = json.dumps([FORMAT, corpus, held_out, *parts])
+        return hashlib.sha256(everything.encode()).hexdigest()[:32]
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
@@ -284,27 +268,21 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
         else:
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
-        train = (0, corpus.length)
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
-            raise DataError(
-                f"{', '.join(request.corpus)}: {corpus.size} bytes are too little to train on; "
-                "give at least a few sentences"
-            )
-        if isinstance(request.tokenizer, Tokenizer):
-            tokenizer = request.tokenizer
-        else:
-            kind, limits = request.tokenizer, (request.most_doublings, request.measured)
-            tokenizer, chosen = make_tokenizer(
-                corpus, train, kind, request.vocab_size, report, *limits
-            )
+            few = f"{corpus.size} bytes are too little to train on; give at least a few sentences"
+            raise DataError(f"{', '.join(request.corpus)}: {few}")
+        tokenizer = request.tokenizer
+        if not isinstance(tokenizer, Tokenizer):
+            sizes = (request.vocab_size, report, request.most_doublings, request.measured)
+            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes)
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-        encode_corpus(corpus, train, tokenizer, folder / "train.bin", report)
-        encode_corpus(val, (0, val.length), tokenizer, folder / "val.bin", report)
+        encode_corpus(corpus, tokenizer, folder / "train.bin", report)
+        encode_corpus(val, tokenizer, folder / "val.bin", report)
         tokens = mapped(folder / "train.bin", tokenizer)
         unseen: list[int] = []
-        if not isinstance(request.tokenizer, Tokenizer):
+        if tokenizer is not request.tokenizer:
             seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
             unseen = np.flatnonzero(seen == 0).tolist()
         beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
@@ -319,26 +297,18 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def encode_corpus(
-    corpus: Corpus,
-    part: Range,
-    tokenizer: Tokenizer,
-    file: Path,
-    report: Report = lambda *_: None,
-    threads: int | None = None,
-) -> int:
-    """Write the ids of a part of the corpus, a start-of-text token before each document."""
-    threads = threads or available_threads()
-    start, stop = part
+def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Report) -> int:
+    """Write the ids of the corpus, a start-of-text token before each document; how many."""
+    threads = available_threads()
     # Two processes encode a third faster than two threads, but take half a second to start.
-    together = isinstance(tokenizer, ByteLevel) and stop - start > ENCODED_ALONE and threads > 1
+    together = isinstance(tokenizer, ByteLevel) and corpus.length > ENCODED_ALONE and threads > 1
     encode = partial(encode_part, tokenizer)
-    parts = corpus.parts(start, stop, whole=not tokenizer.cuttable)
+    parts = corpus.parts(whole=not tokenizer.cuttable)
     written = 0
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.open("wb"))
         # Held-out text may begin in the middle of a document.
-        if start < stop and corpus.read(start, start + 1) != MARK:
+        if corpus.length and corpus.read(0, 1) != MARK:
             written += stream.write(encode(MARK))
         if together and HAS_PREAD:
             copy = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
@@ -348,24 +318,22 @@ def encode_corpus(
             answers = stack.enter_context(workers).map(parts)
         else:
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            read = corpus.read
-            answers = map_in_order(pool, threads, lambda range_: encode(read(*range_)), parts)
+            answers = map_in_order(pool, threads, lambda at: encode(corpus.read(*at)), parts)
         for (_, done), ids in answers:
             written += stream.write(ids)
-            report("encoding", done - start, stop - start)
+            report("encoding", done, corpus.length)
     return written // np.dtype(token_type(tokenizer)).itemsize
 
 
 def _whole(folder: Path, note: Note) -> bool:
     """Has it been prepared before, and is it still as it was?"""
-    try:
-        files.verify(folder)
-        return True
-    except ModelError as error:
-        if folder.exists():
+    if folder.exists():
+        try:
+            files.verify(folder)
+        except ModelError as error:
             note(f"{error}; preparing the text again")
             files.discard(folder)
-        return False
+    return folder.exists()
 
 
 def open_tokens(
@@ -373,7 +341,6 @@ def open_tokens(
     tokenizer: str | Tokenizer | None = None,
     fingerprints: dict[str, str] | None = None,
 ) -> Prepared:
-    """What was prepared there."""
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(folder)
     os.utime(folder)  # it is in use

@@ -1,7 +1,7 @@
 """A file as a table, however it is written: what parts its cells is found out, not asked.
 
-JSON lines, Parquet and Arrow say what they are. All else is lines, in which something parts the
-cells: tabs, commas, semicolons, or the blank or `@` between a text and its label.
+JSON lines, Parquet and Arrow say what they are. All else is lines, with tabs, commas or semicolons
+between cells, or the blank or `@` between a text and its label.
 """
 
 import re
@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import IO, Any
 
 from nanolm.errors import DataError
-from nanolm.text.columns import NUMBER, Row, Table, is_column_name, repeats
-from nanolm.text.documents import Rows, csv_rows, format_of
+from nanolm.text.columns import NUMBER, Row, TextTable, is_column_name, repeats
+from nanolm.text.documents import Rows, csv_rows, format_of, leaves
 from nanolm.text.source import TextSource
 
 SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
@@ -30,24 +30,18 @@ TEXT_AT_LABEL = re.compile(r"(.*)@([^\s@]+)[ \t]*")
 
 
 def read_table(
-    source: TextSource,
-    stream: IO[bytes],
-    text_lines: Iterator[str],
-    certain: bool = False,
-    cautious: bool = False,
-) -> Table:
-    """`source` as a table; `text_lines` are its lines, should it have any.
-
-    If `certain`, it is known to have columns. If `cautious`, what might be plain text is taken for
-    that: texts are to be classified as they are.
-    """
+    source: TextSource, stream: IO[bytes], text_lines: Iterator[str], certain: bool, cautious: bool
+) -> TextTable:
+    """`source` as a table; `text_lines` are its lines, if it has any. If `certain`, it is known
+    to have columns; if `cautious`, what might be plain text is taken for that."""
     known = format_of(source.suffix)
     if known.rows:
         return _object_table(source, known.name, known.rows(source, stream, text_lines))
     sample, cut = _first(text_lines)
     everything = chain(sample, text_lines)
-    full = [line.lstrip() for line in sample if line.strip()]
-    if source.suffix != ".csv" and full and all(line.startswith(FASTTEXT) for line in full):
+    full = [line for line in sample if line.strip()]
+    fasttext = bool(full) and all(line.lstrip().startswith(FASTTEXT) for line in full)
+    if fasttext and source.suffix != ".csv":
         rows = _fasttext_rows(source, everything)
         return _table(source, "lines that begin with __label__", ["label", "text"], rows, True)
     separator = _separator(source, sample, cut, 5 if cautious else 2, certain)
@@ -57,28 +51,21 @@ def read_table(
         kind = kinds.get(delimiter, f"{delimiter!r} csv")
         rows = _separated_rows(source, everything, delimiter, quoted)
         return _with_header(_table(source, kind, None, rows))
-    return _line_table(source, sample, everything, cautious)
+    return _line_table(source, full, everything, cautious)
 
 
 def _table(
-    source: TextSource,
-    kind: str,
-    names: list[str] | None,
-    rows: Iterator[Row],
-    obvious: bool = False,
-) -> Table:
-    return Table(source, kind, names, list(islice(rows, SAMPLE_ROWS)), rows, obvious)
+    source: TextSource, kind: str, names: list[str] | None, rows: Iterator[Row], *obvious: bool
+) -> TextTable:
+    return TextTable(source, kind, names, list(islice(rows, SAMPLE_ROWS)), rows, *obvious)
 
 
-def _object_table(source: TextSource, kind: str, objects: Rows) -> Table:
-    """Objects as rows, with a column for whatever the first of them have."""
-
+def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     def flattened(number: int, value: Any) -> dict[str, str]:
-        if isinstance(value, str):
-            value = {"text": value}
-        if not isinstance(value, dict):
+        if not isinstance(value, dict | str):
             raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
-        return dict(_values(value, ""))
+        values = leaves({"text": value} if isinstance(value, str) else value)
+        return {path: _cell(each) for path, each in values if not isinstance(each, list | bytes)}
 
     rows = ((number, flattened(number, value)) for number, value in objects)
     sample = list(islice(rows, SAMPLE_ROWS))
@@ -87,29 +74,21 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> Table:
     return _table(source, kind, names, cells)
 
 
-def _values(row: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """What an object holds as (path, text); lists are not looked into."""
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{path}{name}.")
-        elif isinstance(value, bool):
-            yield path + name, "true" if value else "false"
-        elif isinstance(value, str):
-            yield path + name, LONE_SURROGATE.sub("\ufffd", value)
-        elif value is None or value != value:  # NaN is how pandas says that there is none
-            yield path + name, ""
-        elif not isinstance(value, (list, bytes)):
-            yield path + name, str(value)
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value)
+    if value is None or value != value:  # NaN is how pandas says that there is none
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _first(text_lines: Iterator[str]) -> tuple[list[str], bool]:
     """The first lines, and whether there may be more."""
-    sample: list[str] = []
-    size = 0
+    sample, room = list[str](), SAMPLE_CHARACTERS
     for line in text_lines:
         sample.append(line)
-        size += len(line)
-        if len(sample) == SAMPLE_LINES or size > SAMPLE_CHARACTERS:
+        room -= len(line)
+        if len(sample) == SAMPLE_LINES or room < 0:
             return sample, True
     return sample, False
 
@@ -122,10 +101,8 @@ def _fasttext_rows(source: TextSource, text_lines: Iterable[str]) -> Iterator[Ro
         text = "".join(others)
         if not label.startswith(FASTTEXT) or text.startswith(FASTTEXT):
             count = "several labels" if label.startswith(FASTTEXT) else "no label"
-            raise DataError(
-                f"{source.name}, line {number:,} begins with {count}; each text needs exactly one "
-                f"{FASTTEXT}NAME"
-            )
+            needed = f"each text needs exactly one {FASTTEXT}NAME"
+            raise DataError(f"{source.name}, line {number:,} begins with {count}; {needed}")
         yield number, [label.removeprefix(FASTTEXT), text]
 
 
@@ -141,9 +118,7 @@ def _separator(
         choices += [(",", True), (";", True)]
     for delimiter, quoted in choices:
         rows = _even_rows(source, sample, cut, delimiter, quoted)
-        if not rows or len(rows[0][1]) == 1:
-            continue
-        if (delimiter, quoted) == ("\t", False) and _looks_quoted(rows):
+        if not rows or len(rows[0][1]) == 1 or (not quoted and _looks_quoted(rows)):
             continue
         foreign = delimiter in ",;" and source.suffix != ".csv"  # it may be plain text as well
         if not foreign or certain or _looks_like_a_table(source, rows, times):
@@ -156,7 +131,6 @@ def _separator(
 def _even_rows(
     source: TextSource, sample: list[str], cut: bool, delimiter: str, quoted: bool
 ) -> list[Row] | None:
-    """The rows of a sample, if all of them have as many cells."""
     rows: list[Row] = []
     try:
         for row in _separated_rows(source, sample, delimiter, quoted):
@@ -184,15 +158,14 @@ def _looks_quoted(rows: list[Row]) -> bool:
 
 
 def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool:
-    """Has it a header that we know, or a column that repeats?"""
-    table = _with_header(Table(source, "", None, rows, iter(())))
+    table = _with_header(TextTable(source, "", None, rows, iter(())))
     if table.names and any(is_column_name(name) for name in table.names):
         return True
     columns = table.columns() if table.sample else []
     return any(column.is_label(times) and len(column.filled) > 1 for column in columns)
 
 
-def _with_header(table: Table) -> Table:
+def _with_header(table: TextTable) -> TextTable:
     """The same table, its first row taken for the names if it is not one of the data."""
     if not table.sample or not _is_header(table):
         return replace(table, kind=f"{table.kind} without a header")
@@ -206,15 +179,14 @@ def _with_header(table: Table) -> Table:
     )
 
 
-def _is_header(table: Table) -> bool:
-    first, *others = (cells for _, cells in table.sample)
-    first = [cell.strip() for cell in first]
+def _is_header(table: TextTable) -> bool:
+    first = [cell.strip() for cell in table.sample[0][1]]
     numbers = [str(n) for n in range(len(first))]
     if first in (numbers, ["", *numbers[:-1]]):  # what pandas calls columns without a name
         return len(first) > 1
     if all(map(is_column_name, first)) and len(first) > 1:
         return True  # even if it occurs again
-    below = replace(table, sample=table.sample[1:]).columns() if others else []
+    below = replace(table, sample=table.sample[1:]).columns() if table.sample[1:] else []
     labels = [column for column in below if column.is_label(2)]
     if any(first[column.number] in column.values for column in labels if first[column.number]):
         return False  # a label that occurs again
@@ -225,10 +197,9 @@ def _is_header(table: Table) -> bool:
 
 
 def _line_table(
-    source: TextSource, sample: list[str], text_lines: Iterable[str], cautious: bool
-) -> Table:
-    """Lines with their label at either end, or just texts."""
-    full = [line for line in sample if line.strip()]
+    source: TextSource, full: list[str], text_lines: Iterable[str], cautious: bool
+) -> TextTable:
+    """Lines with their label at either end, or just texts; `full` are the first of them."""
     numbered = ((n, line) for n, line in enumerate(text_lines, start=1) if line.strip())
     ends = _group(TEXT_AT_LABEL, 2, full)
     starts = _group(WORD_AND_TEXT, 1, full)
@@ -268,8 +239,7 @@ def _are_labels(starts: Counter[str], cautious: bool) -> bool:
 
 
 def _are_prose(sample: list[str], starts: set[str]) -> bool:
-    """Are first words just words, as in sentences? Then they occur in other sentences too, where a
-    label would name something else."""
+    """Are first words just words? Then they occur within other sentences too, unlike labels."""
     known = {start.casefold() for start in starts if not NUMBER.fullmatch(start)}
     words = elsewhere = 0
     for line in sample:

@@ -2,12 +2,9 @@
 
     >>> tokenizer = train_tokenizer(["the cat sat. the cat ran."], "bpe")
     >>> tokenizer.decode(tokenizer.encode("the cat"))
-    'the cat'
 
-All kinds share one interface, and no text fails to encode: bytes are tokens in each of them.
-The file is `tokenizer.json`, the format of Hugging Face `tokenizers`, written and read directly,
-so that `transformers.AutoTokenizer` gives the same ids. Ids 0 to 255 are the single bytes; the
-two special tokens come last, after everything learned.
+No text fails to encode: bytes are tokens in each kind, with the ids 0 to 255; the two special
+tokens come last. tokenizer.json is that of Hugging Face `tokenizers`, which gives the same ids.
 """
 
 import hashlib
@@ -34,6 +31,19 @@ SPECIAL = 2  # so many
 Ids = npt.NDArray[np.integer[Any]]
 LONG_STRETCH = 100_000  # blanks that tiktoken can surely take in one go
 
+# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
+# bytes as the characters from U+0100 on, in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+
+_UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+_OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
+BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
+ISOLATED = {"behavior": "Isolated", "invert": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+
 
 class Tokenizer(ABC):
     """What every kind shares: the raw bytes of each token, the special tokens, decoding."""
@@ -43,21 +53,17 @@ class Tokenizer(ABC):
 
     def __init__(
         self,
-        tokens: list[bytes],
+        tokens: list[bytes],  # by id; special tokens stand for no text, so their bytes are empty
         end_of_text: int,
         padding: int,
-        begin: tuple[int, ...] = (),
-        stops: set[int] | None = None,
-        special: dict[int, str] | None = None,
-        turn: tuple[int, int] | None = None,
+        begin: tuple[int, ...] = (),  # what other models expect before every text
+        stops: set[int] | None = None,  # where generation ends
+        special: dict[int, str] | None = None,  # their names
+        turn: tuple[int, int] | None = None,  # before and after what one says (ChatML)
     ) -> None:
-        self.tokens = tokens  # by id; special tokens stand for no text, so their bytes are empty
-        self.end_of_text = end_of_text
-        self.padding = padding
-        self.begin = begin  # what other models expect before every text
-        self.stops = stops or {end_of_text}  # where generation ends
-        self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}  # their names
-        self.turn = turn  # before and after what one says (ChatML)
+        self.tokens, self.end_of_text, self.padding = tokens, end_of_text, padding
+        self.begin, self.turn, self.stops = begin, turn, stops or {end_of_text}
+        self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}
         self.unseen: frozenset[int] = frozenset()  # ids that a model was never trained to predict
 
     @property
@@ -66,11 +72,9 @@ class Tokenizer(ABC):
         return self.begin[0] if self.begin else self.end_of_text
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text to write on from."""
         ids = self.encode(text)
         if self.unseen.intersection(ids):
-            # The first word of a prompt has no space before it. Where a text is one line, hardly
-            # any word of it is like that.
+            # A prompt begins with no space. In a text that is one line, hardly any word does.
             spaced = self.encode(f" {text}")
             ids = min(ids, spaced, key=lambda each: sum(id in self.unseen for id in each))
         return [*self.begin, *ids] or [self.end_of_text]
@@ -88,7 +92,6 @@ class Tokenizer(ABC):
         """The contents of tokenizer.json."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`. Special tokens written out in it are plain text."""
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
@@ -128,8 +131,8 @@ class Tiktoken(Tokenizer):
 
     pattern: str
 
-    def ranks(self) -> dict[bytes, int]:
-        """The tokens that merging can make."""
+    @cached_property
+    def ranks(self) -> dict[bytes, int]:  # the tokens that merging can make
         return {token: id for id, token in enumerate(self.tokens) if token}
 
     @cached_property
@@ -137,7 +140,7 @@ class Tiktoken(Tokenizer):
         return tiktoken.Encoding(
             "nanolm",
             pat_str=self.pattern,
-            mergeable_ranks=self.ranks(),
+            mergeable_ranks=self.ranks,
             # Never looked for in a text; but without any, tiktoken looks for nothing everywhere.
             special_tokens={self.special[self.end_of_text]: self.end_of_text},
         )
@@ -174,7 +177,7 @@ class ByteLevel(Tiktoken):
         tokens = [bytes([byte]) for byte in range(256)]
         for left, right in merges:
             tokens.append(tokens[left] + tokens[right])
-        super().__init__([*tokens, b"", b""], end_of_text=len(tokens), padding=len(tokens) + 1)
+        super().__init__([*tokens, b"", b""], len(tokens), len(tokens) + 1)
         self.kind = "bpe" if merges else "byte"
         self.merges = merges
 
@@ -208,32 +211,25 @@ class Characters(Tokenizer):
         super().__init__([*tokens, b"", b""], end_of_text=len(tokens), padding=len(tokens) + 1)
         self.characters = characters
         self._lookup = np.full(0x110000, -1, dtype=np.int32)  # code point -> id
-        for id, char in enumerate(characters, start=256):
-            self._lookup[ord(char)] = id
+        self._lookup[[*map(ord, characters)]] = range(256, 256 + len(characters))
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         ids: Ids = self._lookup[points]
-        unknown = np.flatnonzero(ids < 0)
-        if not len(unknown):
-            return ids
         pieces: list[Ids] = []
         start = 0
-        for index in unknown.tolist():
+        for index in np.flatnonzero(ids < 0).tolist():
             pieces += [ids[start:index], np.array(list(text[index].encode()))]
             start = index + 1
         return np.concatenate([*pieces, ids[start:]])
 
     def to_json(self) -> str:
         spelled = [f"<0x{byte:02X}>" for byte in range(256)] + self.characters
-        decoders = [{"type": "ByteFallback"}, {"type": "Fuse"}]
         vocabulary = {token: id for id, token in enumerate(spelled)}
-        parts = {
-            "pre_tokenizer": None,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {**BPE_MODEL, "byte_fallback": True, "vocab": vocabulary, "merges": []},
-        }
+        decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+        model = {**BPE_MODEL, "byte_fallback": True, "vocab": vocabulary, "merges": []}
+        parts = {"pre_tokenizer": None, "decoder": decoder, "model": model}
         return tokenizer_json(parts, self.special)
 
 
@@ -264,30 +260,8 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"the text is not valid Unicode: a lone surrogate at character {error.start:,}"
-        ) from None
-
-
-# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
-# bytes as the characters from U+0100 on, in order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
-
-BPE_MODEL: dict[str, Any] = {
-    "type": "BPE",
-    "dropout": None,
-    "unk_token": None,
-    "continuing_subword_prefix": None,
-    "end_of_word_suffix": None,
-    "fuse_unk": False,
-    "byte_fallback": False,
-    "ignore_merges": False,
-}
-ISOLATED = {"behavior": "Isolated", "invert": False}
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+        wrong = f"a lone surrogate at character {error.start:,}"
+        raise DataError(f"the text is not valid Unicode: {wrong}") from None
 
 
 def byte_level_json(
@@ -297,35 +271,23 @@ def byte_level_json(
     spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
     byte_level = {**BYTE_LEVEL, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}
-    model = {
-        "vocab": {token: id for id, token in spelled.items()},
-        "merges": [[spelled[left], spelled[right]] for left, right in merges],
-    }
+    vocabulary = {token: id for id, token in spelled.items()}
+    pairs = [[spelled[left], spelled[right]] for left, right in merges]
     parts = {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": byte_level,
-        "model": {**BPE_MODEL, **model},
+        "model": {**BPE_MODEL, "vocab": vocabulary, "merges": pairs},
     }
     return tokenizer_json(parts, special)
 
 
 def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
-    """tokenizer.json with what is the same for every kind filled in."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    whole = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": id, "content": text, **flags, "special": True} for id, text in special.items()
-        ],
-        "normalizer": None,
-        "post_processor": None,
-        **parts,
-    }
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": id, "content": text, **flags, "special": True} for id, text in special.items()]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    whole |= {"normalizer": None, "post_processor": None, **parts}
     return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 
 
 def spell(token: bytes) -> str:
-    """How tokenizer.json writes the bytes of a token."""
     return "".join(SPELLING[byte] for byte in token)

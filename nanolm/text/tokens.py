@@ -3,9 +3,8 @@
     >>> Batches(prepared.train, context=64, batch=32, seed=1)[0].shape
     (32, 65)
 
-A batch is a pure function of (seed, index): no state to lose on a kill, and the same batches
-come out on any machine. Each epoch cuts the tokens into windows at another offset and visits
-every window once, in an order that a keyed permutation gives without storing it.
+A batch is a pure function of (seed, index): no state to lose on a kill. Each epoch cuts the tokens
+into windows at another offset and visits each once, by a keyed permutation that is never stored.
 """
 
 from dataclasses import dataclass, field
@@ -30,11 +29,9 @@ class Batches:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch."""
         return max(1, (len(self.tokens) - self.context) // self.context)
 
     def starts(self, index: int) -> Words:
-        """Where the windows of batch `index` begin."""
         numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
         numbers = numbers[self.rows]
         epochs, positions = np.divmod(numbers, np.uint64(self.windows))
@@ -51,11 +48,9 @@ class Batches:
 
 
 def permuted(positions: Words, size: int, keys: Words) -> Words:
-    """Where each of `positions` goes in a permutation of range(size), another for each key.
-
-    A Feistel network over the next even number of bits; a value outside the range is sent
-    through again until it falls inside, which keeps the map one-to-one.
-    """
+    """Where each of `positions` goes in a permutation of range(size), another for each key: a
+    Feistel network over the next even number of bits; a value outside the range is sent through
+    again until it falls inside, which keeps the map one-to-one."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     values = positions.copy()

@@ -1,13 +1,13 @@
 """Which tokenizer a text gets, and how large its vocabulary is.
 
-A vocabulary is too small when the model needs many steps for one word, and too large when most of
-its tokens are hardly ever seen. Where that balance lies depends on the text, so it is measured: a
-sample is encoded with vocabularies of several sizes, and a model of three tokens is counted on
-nine tenths of it and tested on the rest. Of the sizes that come within one percent of the best,
-the smallest is taken, since a small one is also faster to train.
+Too small a vocabulary needs many steps for one word; of one too large, most tokens are hardly ever
+seen. So it is measured: a sample is encoded with several sizes, and three-token counts on nine
+tenths of it are tested on the rest. The smallest size within one percent of the best is taken,
+since a small one is also faster to train.
 """
 
 from collections import Counter
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,7 +20,7 @@ from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
 from nanolm.text.tokenizer import SPECIAL, ByteLevel, Characters, Ids, Tokenizer
 from nanolm.text.words import MARK, WordCounter, count_words
-from nanolm.text.workers import HAS_PREAD, Range, WorkerPool
+from nanolm.text.workers import HAS_PREAD, WorkerPool
 
 TINY_CORPUS = 50_000  # bytes: below this a corpus is a teaching example, not a language
 MEASURED_BYTES = 4_000_000  # of text, to find the size of a vocabulary on
@@ -37,14 +37,13 @@ DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usu
 
 def make_tokenizer(
     corpus: Corpus,
-    part: Range,
     kind: str | None,
     vocab_size: int | None,
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Tokenizer, list[Choice]]:
-    """A tokenizer for a part of the corpus; what is None is chosen."""
+    """A tokenizer for the corpus; what is None is chosen."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -52,36 +51,35 @@ def make_tokenizer(
     if kind == "byte":
         return ByteLevel([]), choices
     if kind == "char":
-        return Characters(_characters(corpus, part, report)), choices
+        characters: set[str] = set()
+        for start, stop in corpus.parts():
+            characters.update(corpus.read(start, stop).replace(MARK, b"").decode())
+            report("collecting characters", stop, corpus.length)
+        return Characters(sorted(characters)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, part, report, most_doublings, measured)
+        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured)
         choices.append(choice)
-    words = count_corpus(corpus, part, available_threads(), report)
-    merges = learn(
-        words,
-        vocab_size and vocab_size - SPECIAL,
-        lambda done, total: report("learning merges", done, total),
-    )
+    words = count_corpus(corpus, available_threads(), report)
+    merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
     return ByteLevel(merges), choices
 
 
 def choose_vocabulary(
     corpus: Corpus,
-    part: Range,
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Choice, int | None]:
     """How far byte-pair encoding should go; None is: until words are tokens. `measured` is how
     many bytes there is time to measure it on; with 0 it is the usual one."""
-    size = part[1] - part[0]
+    size = corpus.length
     if size < TINY_CORPUS:
         reason = f"under {TINY_CORPUS // 1000} kB of text: merging until its words are tokens"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         reason = "suits a megabyte; no time to measure others"
         return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
-    bits = measure_sizes(corpus, part, report, measured)
+    bits = measure_sizes(corpus, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
@@ -97,22 +95,19 @@ def choose_vocabulary(
     return Choice("vocabulary", chosen, reason), chosen
 
 
-def count_corpus(
-    corpus: Corpus, part: Range, processes: int, report: Report = lambda *_: None
-) -> Counter[bytes]:
-    """How often each word occurs in a part of the corpus; the same however many processes count."""
-    start, stop = part
-    parts = corpus.parts(start, stop, size=COUNTED_BYTES)
-    if processes < 2 or stop - start < COUNTED_ALONE or not HAS_PREAD:
+def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[bytes]:
+    """How often each word occurs in the corpus; the same however many processes count."""
+    parts = corpus.parts(COUNTED_BYTES)
+    if processes < 2 or corpus.length < COUNTED_ALONE or not HAS_PREAD:
         counter = WordCounter()
         for range_ in parts:
             counter.add(corpus.read(*range_))
-            report("counting words", range_[1] - start, stop - start)
+            report("counting words", range_[1], corpus.length)
         return Counter({word.encode(): count for word, count in counter.counts().items()})
     counts: Counter[bytes] = Counter()
     with WorkerPool("nanolm.text.words", corpus.file, processes) as pool:
         for (_, done), _ in pool.map(parts):
-            report("counting words", done - start, stop - start)
+            report("counting words", done, corpus.length)
         for answer in pool.finish():
             numbers, _, joined = answer.partition(b"\n")
             for word, number in zip(joined.split(MARK), numbers.split(), strict=False):
@@ -121,27 +116,22 @@ def count_corpus(
 
 
 def doublings(size: float) -> int:
-    """How many times a vocabulary doubles, from the sample it is measured on to so many bytes.
-
-    Four times the text bears twice the tokens: 1 MB to 45 MB of prose asked for 1,024 to 8,192
-    (docs/experiments.md).
-    """
+    """How many times a vocabulary doubles, from the sample it is measured on to so many bytes: four
+    times the text bears twice the tokens (docs/experiments.md)."""
     times = int(size) // MEASURED_BYTES
     return times.bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
-def measure_sizes(
-    corpus: Corpus, part: Range, report: Report, measured: int = MEASURED_BYTES
-) -> dict[int, float]:
+def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, float]:
     """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
     report("measuring vocabularies", 0, len(VOCAB_SIZES))
-    size = min(measured, part[1] - part[0])
+    length, size = corpus.length, min(measured, corpus.length)
     each = max(1, size // 100)
-    if size == part[1] - part[0]:
-        ranges = list(corpus.parts(*part, size=each))
+    if size == length:
+        ranges = list(corpus.parts(each))
     else:  # from all over a text that is too long to go through
-        starts = (part[0] + number * (part[1] - part[0]) // 100 for number in range(100))
-        ranges = [next(corpus.parts(corpus.between_characters(n), part[1], each)) for n in starts]
+        starts = (corpus.between_characters(number * length // 100) for number in range(100))
+        ranges = [next(corpus.parts(each, start=start)) for start in starts]
     sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in ranges]
     held_out = sample[::10]
     seen = [text for number, text in enumerate(sample) if number % 10]
@@ -163,11 +153,8 @@ def measure_sizes(
 
 
 def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> float:
-    """Bits of `val` when each token is predicted from the `longest` before, by counts in `train`.
-
-    What was seen n times counts n - DISCOUNT; what that frees goes to the shorter context, down to
-    none and at last to all tokens alike.
-    """
+    """Bits of `val` when each token is predicted from the `longest` before, by counts in `train`:
+    what was seen n times counts n - DISCOUNT, and what that frees goes to the shorter context."""
     chance = np.full(len(val), 1 / vocab_size)
     for length in range(longest + 1):  # of the context
         contexts, val_contexts = (_contexts(ids, length, vocab_size) for ids in (train, val))
@@ -179,20 +166,14 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> flo
         freed = DISCOUNT * _look_up(known, kinds, val_contexts)
         count = _look_up(grams, counts, val_contexts * vocab_size + val[length:])
         shorter = chance[length:]
-        chance[length:] = np.where(
-            total > 0,
-            (np.maximum(count - DISCOUNT, 0) + freed * shorter) / np.maximum(total, 1),
-            shorter,
-        )
+        mixed = (np.maximum(count - DISCOUNT, 0) + freed * shorter) / np.maximum(total, 1)
+        chance[length:] = np.where(total > 0, mixed, shorter)
     return float(-np.log2(chance).sum())
 
 
 def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
-    """How many times as hard `val` is as training text itself, for counts of pairs of tokens.
-
-    About 1 where both are the same kind of text. A model may get worse on text of another kind
-    while it still learns what the training text has to teach.
-    """
+    """How many times as hard `val` is as training text itself, for counts of pairs of tokens: about
+    1 where both are the same kind of text. On another kind, a model may get worse as it learns."""
     even = len(train) // SHIFT_PLACES * SHIFT_PLACES
     chunks = np.array_split(train[: even or len(train)], SHIFT_PLACES)
     size = max(1, min(SHIFT_TOKENS, len(val), len(train) // 5) // SHIFT_PLACES)
@@ -223,11 +204,3 @@ def _look_up(keys: Any, values: Any, wanted: Any) -> npt.NDArray[np.int64]:
     """The value of each wanted key, 0 where there is none; `keys` are sorted."""
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[places] == wanted, values[places], 0)
-
-
-def _characters(corpus: Corpus, part: Range, report: Report) -> list[str]:
-    characters: set[str] = set()
-    for start, stop in corpus.parts(*part):
-        characters.update(corpus.read(start, stop).replace(MARK, b"").decode())
-        report("collecting characters", stop - part[0], part[1] - part[0])
-    return sorted(characters)

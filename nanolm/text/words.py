@@ -3,8 +3,7 @@
     >>> count_words(["low lower low"])
     Counter({b'low': 1, b' lower': 1, b' low': 1})
 
-A large corpus is counted by several processes (`vocabulary.count_corpus`). This file is also the
-program that they run, so it imports little.
+Also the program of the processes that count a large corpus, so it imports little.
 """
 
 from collections import Counter
@@ -37,18 +36,14 @@ def count_words(texts: Iterable[str]) -> Counter[bytes]:
 
 
 class WordCounter:
-    """The counts of `count_words` at twice its speed: most of the text is cut by `str.split`.
-
-    A word never holds a blank after anything else, so the text can be cut before every such
-    blank. The chunks are counted, and the pattern is applied to each distinct one.
-    """
+    """The counts of `count_words` at twice its speed: most of the text is cut by `str.split`, as no
+    word has a blank after anything else, and the pattern is applied to each distinct chunk."""
 
     def __init__(self) -> None:
         self.words: Counter[str] = Counter()
         self.chunks: Counter[str] = Counter()  # each without the blank before it
 
     def add(self, part: bytes) -> None:
-        """Count a part of a corpus file."""
         for text in part.split(MARK):
             first, *chunks = self._cut(text.decode())
             self.words.update(regex.findall(SPLIT, first))
@@ -65,17 +60,13 @@ class WordCounter:
         return self.words
 
     def _cut(self, text: str) -> list[str]:
-        chunks = text.split(" ")
+        chunks: list[str | None] = [*text.split(" ")]
         # After white space, a blank is no place to cut: that chunk and the next belong together.
-        loose = [n for n, chunk in enumerate(chunks) if not chunk or chunk[-1].isspace()]
-        if not loose:
-            return chunks
-        whole: list[str | None] = [*chunks]
+        loose = [n for n, chunk in enumerate(chunks[:-1]) if not chunk or chunk[-1].isspace()]
         for n in reversed(loose):
-            if 0 < n + 1 < len(chunks) and (n or chunks[n]):
-                whole[n] = f"{chunks[n]} {whole[n + 1]}"
-                whole[n + 1] = None
-        return [chunk for chunk in whole if chunk is not None]
+            if n or chunks[n]:
+                chunks[n : n + 2] = [f"{chunks[n]} {chunks[n + 1]}", None]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _count_chunks(self) -> None:
         find = regex.compile(SPLIT).findall

@@ -1,11 +1,10 @@
 """Several processes that work on parts of one file: threads would wait for each other.
 
     >>> with WorkerPool("nanolm.text.words", corpus.file, size=2) as pool:
-    ...     answers = [answer for _, answer in pool.map(corpus.parts(0, corpus.length))]
-    ...     last_answers = pool.finish()
+    ...     answers = [answer for _, answer in pool.map(corpus.parts())]
 
-Each process reads the parts it is given, and answers each with some bytes; at the end it answers
-once more. Bytes are all that passes between them.
+Each reads the parts it is given, and answers each with some bytes; at the end (`pool.finish`) it
+answers once more.
 """
 
 import contextlib
@@ -58,14 +57,12 @@ class WorkerPool:
         for worker in self.workers:  # has ended by itself, unless something went wrong
             worker.kill()
             worker.wait()
-            for stream in (worker.stdin, worker.stdout):
+            for stream in filter(None, (worker.stdin, worker.stdout)):
                 with contextlib.suppress(BrokenPipeError):  # a request that it never read
-                    assert stream
                     stream.close()
         self.threads.shutdown(cancel_futures=True)
 
     def map(self, parts: Iterable[Range]) -> Iterator[tuple[Range, bytes]]:
-        """Each part with its answer, in order."""
         return map_in_order(self.threads, len(self.workers), self._ask, parts)
 
     def _ask(self, part: Range) -> bytes:
@@ -78,18 +75,17 @@ class WorkerPool:
 
     def finish(self) -> list[bytes]:
         """The last answer of each, when there are no more parts."""
-        for worker in self.workers:
-            assert worker.stdin
+        for stdin in filter(None, (worker.stdin for worker in self.workers)):
             with contextlib.suppress(BrokenPipeError):
-                worker.stdin.close()
+                stdin.close()
         return [self._answer(worker) for worker in self.workers]
 
     def _answer(self, worker: "subprocess.Popen[bytes]") -> bytes:
         assert worker.stdout
         head = worker.stdout.read(LENGTH.size)
         if len(head) == LENGTH.size:
-            answer = worker.stdout.read(LENGTH.unpack(head)[0])
-            if len(answer) == LENGTH.unpack(head)[0]:
+            (length,) = LENGTH.unpack(head)
+            if len(answer := worker.stdout.read(length)) == length:
                 return answer
         raise RuntimeError(f"a worker process ended early, with {worker.wait()}")
 
@@ -109,7 +105,6 @@ def map_in_order(
 
 
 def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
-    """The main loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
     descriptor = int(sys.argv[1])
     # A pipe that breaks: the parent is gone, and nobody waits for an answer.

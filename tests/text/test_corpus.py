@@ -39,7 +39,7 @@ def test_no_pattern_sees_where_a_text_was_cut(
     pattern: str, documents: list[str], size: int
 ) -> None:
     with corpus_of(*documents) as corpus:
-        ranges = list(corpus.parts(0, corpus.length, size))
+        ranges = list(corpus.parts(size))
         assert ranges[0][0] == 0
         assert ranges[-1][1] == corpus.length
         assert all(before[1] == after[0] for before, after in pairwise(ranges))
@@ -60,7 +60,7 @@ def test_no_pattern_sees_where_a_text_was_cut(
 @given(st.lists(PROSE, min_size=1, max_size=6), st.integers(1, 100))
 def test_whole_documents_are_not_cut(documents: list[str], size: int) -> None:
     with corpus_of(*documents) as corpus:
-        parts = [corpus.read(*part) for part in corpus.parts(0, corpus.length, size, whole=True)]
+        parts = [corpus.read(*part) for part in corpus.parts(size, whole=True)]
     assert all(part.startswith(MARK) for part in parts)
 
 
@@ -170,7 +170,7 @@ def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
     sources = find_sources([str(file)], tmp_path, lambda *_: None)
     with read_corpus(sources, Reading(), tmp_path) as corpus:
         assert corpus.size == 100_000_000
-        ranges = list(corpus.parts(0, corpus.length))
+        ranges = list(corpus.parts())
         assert len(ranges) > 100
         for start, stop in ranges[1:5]:
             corpus.read(start, stop).decode()

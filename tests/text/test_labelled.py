@@ -67,7 +67,12 @@ def pairs(*files: Path, **how: str) -> Pairs:
 
 
 def texts(*files: Path, **how: str) -> list[str]:
-    return [text for text, _ in read_texts([str(f) for f in files], LabelReading(**how), quiet)]
+    rows = read_texts([str(file) for file in files], LabelReading(**how), quiet, no_labels)
+    return [text for text, _ in rows]
+
+
+def no_labels(values: set[str]) -> bool:
+    return False
 
 
 def table(rows: Pairs, form: str = "{0}\t{1}\n", start: str = "") -> str:
@@ -391,7 +396,7 @@ def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tables, "SAMPLE_LINES", 6)
     monkeypatch.setattr(tables, "SAMPLE_ROWS", 6)
     file = written(tmp_path, "a.csv", table(FILMS * 2, '"{0}",{1}\n', "text,label\n") + '"never\n')
-    stream = read_texts([str(file)], LabelReading(), quiet)
+    stream = read_texts([str(file)], LabelReading(), quiet, no_labels)
     assert [next(stream)[0] for _ in range(12)] == [text for text, _ in FILMS * 2]
     with pytest.raises(DataError, match="line 14"):
         next(stream)

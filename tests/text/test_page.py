@@ -94,7 +94,7 @@ def test_surprise_is_shown_in_running_text(kind: str) -> None:
 def test_colours_follow_the_bits() -> None:
     tokenizer = train_tokenizer([], "byte")
     bits = [0, 0.5, 0.6, 2, 4, 4.1, 8, 12, 12.1, 1e9, float("nan")]
-    page = surprise_page(tokenizer, [(97, value, 1) for value in bits], {})
+    page = surprise_page(tokenizer, [(97, value, 1) for value in bits], {}, "text")
     steps = [int(name[1:]) for name in Reader(page).classes]
     assert steps == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
     style, legend = page.partition("</style>")[::2]
@@ -106,6 +106,8 @@ def test_colours_follow_the_bits() -> None:
 def test_a_text_that_ends_amid_a_character() -> None:
     tokenizer = train_tokenizer([], "byte")
     end = (tokenizer.start_of_text, 0.0, 1)
-    page = surprise_page(tokenizer, [(0xE6, 1.0, 1), end, (0xE6, 1.0, 1), (0x97, 1.0, 1)], {})
+    page = surprise_page(
+        tokenizer, [(0xE6, 1.0, 1), end, (0xE6, 1.0, 1), (0x97, 1.0, 1)], {}, "text"
+    )
     assert Reader(page).text == r"\xe6\xe6\x97"
     assert page.index("\\xe6</span><hr>")

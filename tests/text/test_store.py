@@ -18,6 +18,7 @@ from nanolm.errors import DataError
 from nanolm.text import corpus as corpus_module
 from nanolm.text import store
 from nanolm.text.decoding import Reading
+from nanolm.text.split import take_out
 from nanolm.text.store import TextRequest, encode_corpus, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -35,6 +36,10 @@ def text_file(tmp_path: Path) -> Path:
     return file
 
 
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
 def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
     """The plain way: each document in one go."""
     ids = [[tokenizer.end_of_text, *tokenizer.encode(document)] for document in documents]
@@ -47,12 +52,12 @@ def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
 def test_ids_are_those_of_whole_documents(
     kind: str, size: int, alone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(store, "ENCODED_ALONE", alone)
-    monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False))
+    monkeypatch.setattr(corpus_module.Corpus.parts, "__defaults__", (size, False, 0))
     documents = [TEXT, "another one", TEXT[:300], "a"]
     with corpus_of(*documents) as corpus:
-        whole = (0, corpus.length)
-        count = encode_corpus(corpus, whole, TOKENIZERS[kind], tmp_path / "ids", threads=3)
+        count = encode_corpus(corpus, TOKENIZERS[kind], tmp_path / "ids", quiet)
     ids = np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS[kind], documents)
     assert count == len(ids)
@@ -60,8 +65,8 @@ def test_ids_are_those_of_whole_documents(
 
 def test_held_out_text_that_begins_amid_a_document_gets_its_end_of_text(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
-    with corpus_of("abcdef") as corpus:
-        encode_corpus(corpus, (4, corpus.length), tokenizer, tmp_path / "ids")
+    with corpus_of("abcdef") as corpus, take_out(corpus, [(4, 7)], tmp_path) as held_out:
+        encode_corpus(held_out, tokenizer, tmp_path / "ids", quiet)
     assert np.fromfile(tmp_path / "ids", dtype=np.uint16).tolist() == [256, *b"def"]
 
 
@@ -157,7 +162,7 @@ def test_what_nobody_used_for_a_month_is_removed(text_file: Path, tmp_path: Path
 def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DataError, match="name a folder in the environment variable NANOLM_CACHE"):
+    with pytest.raises(DataError, match="name a folder in NANOLM_CACHE"):
         prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
 
 
@@ -283,7 +288,7 @@ def test_random_documents_too(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "ids"
     with corpus_of(*documents) as corpus:
-        encode_corpus(corpus, (0, corpus.length), TOKENIZERS["bpe"], file)
+        encode_corpus(corpus, TOKENIZERS["bpe"], file, quiet)
     ids = np.fromfile(file, dtype=np.uint16).tolist()
     assert ids == encoded(TOKENIZERS["bpe"], documents)
 

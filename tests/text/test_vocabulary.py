@@ -16,7 +16,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def test_a_tiny_text_gets_whole_words() -> None:
     with corpus_of("the cat sat on the mat\n" * 20) as corpus:
-        tokenizer, choices = make_tokenizer(corpus, (0, corpus.length), None, None, quiet)
+        tokenizer, choices = make_tokenizer(corpus, None, None, quiet)
     assert len(tokenizer.encode("the cat")) == 2
     assert [choice.value for choice in choices] == ["bpe", "all words"]
 
@@ -33,7 +33,7 @@ def test_a_text_of_few_words_gets_them_all_and_a_varied_one_fewer_tokens() -> No
     chosen = []
     for text in (regular, varied):
         with corpus_of(text) as corpus:
-            choice, size = choose_vocabulary(corpus, (0, corpus.length), quiet)
+            choice, size = choose_vocabulary(corpus, quiet)
         assert size == choice.value
         assert f"{size:,}: " in choice.reason  # what was measured is on record
         chosen.append(size)
@@ -42,11 +42,10 @@ def test_a_text_of_few_words_gets_them_all_and_a_varied_one_fewer_tokens() -> No
 
 def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(20_000))) as corpus:
-        whole = (0, corpus.length)
-        _, measured = choose_vocabulary(corpus, whole, quiet)
+        _, measured = choose_vocabulary(corpus, quiet)
         monkeypatch.setattr(vocabulary, "MEASURED_BYTES", corpus.length // 17)
-        choice, raised = choose_vocabulary(corpus, whole, quiet)
-        kept, not_raised = choose_vocabulary(corpus, whole, quiet, most_doublings=0)
+        choice, raised = choose_vocabulary(corpus, quiet)
+        kept, not_raised = choose_vocabulary(corpus, quiet, most_doublings=0)
     assert measured and raised and not_raised
     assert raised == 4 * not_raised > measured
     assert "raised for" in choice.reason
@@ -55,7 +54,7 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
 
 def test_where_there_is_no_time_to_measure() -> None:
     with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(10_000))) as corpus:
-        choice, size = choose_vocabulary(corpus, (0, corpus.length), quiet, measured=False)
+        choice, size = choose_vocabulary(corpus, quiet, measured=False)
     assert size == choice.value == 1024
     assert "no time to measure" in choice.reason
 
@@ -90,17 +89,17 @@ def test_counted_bits_by_hand() -> None:
 
 def test_the_measurement_is_the_same_every_time() -> None:
     with corpus_of("some words and some more words\n" * 3000) as corpus:
-        first, second = (choose_vocabulary(corpus, (0, corpus.length), quiet) for _ in range(2))
+        first, second = (choose_vocabulary(corpus, quiet) for _ in range(2))
     assert first == second
 
 
 def test_characters_and_bytes() -> None:
     with corpus_of("abc", "cdé") as corpus:
-        characters, choices = make_tokenizer(corpus, (0, corpus.length), "char", None, quiet)
+        characters, choices = make_tokenizer(corpus, "char", None, quiet)
         assert [chr(token[0]) for token in characters.tokens[256:260]] == list("abcd")
         assert characters.vocab_size == 258 + 5
         assert choices == []
-        assert make_tokenizer(corpus, (0, 5), "byte", None, quiet)[0].vocab_size == 258
+        assert make_tokenizer(corpus, "byte", None, quiet)[0].vocab_size == 258
 
 
 def test_progress_moves_forward_to_the_end() -> None:
@@ -108,7 +107,6 @@ def test_progress_moves_forward_to_the_end() -> None:
     with corpus_of("some words and some more words, 1 2 3\n" * 3000) as corpus:
         make_tokenizer(
             corpus,
-            (0, corpus.length),
             None,
             None,
             lambda what, done, total: seen.setdefault(what, []).append((done, total)),

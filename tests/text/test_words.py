@@ -63,9 +63,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Corpus]:
 def test_the_number_of_processes_changes_nothing(large: Corpus) -> None:
     whole = (0, large.length)
     seen: list[int] = []
-    one = count_corpus(large, whole, 1)
+    one = count_corpus(large, 1, lambda *_: None)
     for processes in (2, 3):
-        several = count_corpus(large, whole, processes, lambda what, done, total: seen.append(done))
+        several = count_corpus(large, processes, lambda what, done, total: seen.append(done))
         assert several == one
     assert seen[-1] == large.length
     assert one == count_words(text.decode() for text in large.read(*whole).split(MARK))
@@ -81,7 +81,7 @@ def test_a_process_that_dies_is_noticed(large: Corpus, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
     with pytest.raises(RuntimeError, match="ended early, with -9"):
-        count_corpus(large, (0, large.length), 2, lambda *_: workers[0].kill())
+        count_corpus(large, 2, lambda *_: workers[0].kill())
     assert all(worker.returncode is not None for worker in workers)
 
 
@@ -90,5 +90,5 @@ def test_an_interruption_ends_the_processes(large: Corpus) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        count_corpus(large, (0, large.length), 2, interrupt)
-    assert Counter(count_corpus(large, (0, large.length), 2)).total() > 0
+        count_corpus(large, 2, interrupt)
+    assert Counter(count_corpus(large, 2, lambda *_: None)).total() > 0

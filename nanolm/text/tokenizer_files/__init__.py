@@ -1,14 +1,9 @@
 """A tokenizer by name or path: ours, one of tiktoken's, or that of any model folder.
 
-    >>> tokenizer = named_tokenizer("gpt2")
-    >>> tokenizer.decode(tokenizer.encode("the cat"))
-    'the cat'
-    >>> tokenizer = load_tokenizer(Path("runs/x/last"))  # or a tokenizer.json, or a *.tiktoken
+    >>> load_tokenizer(Path("runs/x/last"))  # or a tokenizer.json, or a *.tiktoken
 
-One module for each kind of file: `published` (tiktoken ranks), `vocab_merges` (GPT-2's two files),
-and for tokenizer.json `byte_level`, which is most models of today, encoded by tiktoken with the ids
-that Hugging Face `tokenizers` gives, and `hugging_face`, which leaves any other kind, and whatever
-might not mean the same in both, to that library.
+`published` reads tiktoken ranks, and of tokenizer.json `byte_level` what tiktoken encodes with the
+same ids, which is most models of today; `hugging_face` leaves the rest to that library.
 """
 
 from pathlib import Path
@@ -18,8 +13,7 @@ from nanolm.text.tokenizer import PADDING, Tokenizer, own_tokenizer
 from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
-from nanolm.text.tokenizer_files.tokenizer_json import check, read
-from nanolm.text.tokenizer_files.vocab_merges import merges_to_json
+from nanolm.text.tokenizer_files.tokenizer_json import check, merges_to_json, read
 
 __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 

@@ -15,6 +15,7 @@ from nanolm.text.words import SPLIT
 
 MOST_ADDED = 10_000  # tokens that are matched by one pattern; the most in use are 6,400
 LONGEST_TOKEN = 1024  # bytes; to check it takes the square of that
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 
 # GPT-2's pattern on what remains when each digit has been cut out: white space before a digit
 # then stands at an end, where none of it is kept back for the next word.
@@ -34,14 +35,11 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
     """By way of tiktoken, unless `tokenizers` might give other ids."""
     model, vocabulary, merges = contents.whole["model"], contents.vocabulary, contents.merges
     pattern = split_pattern(contents.whole.get("pre_tokenizer"))
-    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
-    if (
-        merges is None
-        or pattern is None
-        or len(contents.added) > MOST_ADDED
-        or contents.whole.get("normalizer") not in (None, {"type": "NFC"})
-        or any(model.get(key) for key in ("unk_token", "dropout", "byte_fallback", *affixes))
-    ):
+    if merges is None or pattern is None or len(contents.added) > MOST_ADDED:
+        return None
+    options = ("unk_token", "dropout", "byte_fallback", *AFFIXES)
+    normalizer = contents.whole.get("normalizer")
+    if normalizer not in (None, {"type": "NFC"}) or any(model.get(key) for key in options):
         return None
 
     # Each token must be a byte, a union or an added one; and tiktoken merges by the lowest id.
@@ -90,8 +88,8 @@ def split_pattern(pre_tokenizer: Any) -> str | None:
         case last:
             before = []
     match last:
-        case {"type": "ByteLevel", "add_prefix_space": False, **rest}:
-            steps = [*before, rest.get("use_regex", True)]
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            steps = [*before, last.get("use_regex", True)]
         case _:
             return None
     match steps:
@@ -105,10 +103,8 @@ def split_pattern(pre_tokenizer: Any) -> str | None:
 
 
 class ByteLevelFile(Tiktoken):
-    """The byte-level BPE of a tokenizer.json that is not ours."""
-
     def __init__(self, contents: Contents, ranks: dict[bytes, int], pattern: str) -> None:
-        self.kind, self.text, self.pattern, self._ranks = "foreign", contents.text, pattern, ranks
+        self.kind, self.text, self.pattern, self.ranks = "foreign", contents.text, pattern, ranks
         for known in PUBLISHED.values():  # written by `Ranks`
             if (known.pattern, known.ranks) == (pattern, len(ranks)):
                 self.kind = known.kind
@@ -124,9 +120,6 @@ class ByteLevelFile(Tiktoken):
         self.matched = regex.compile("|".join(map(regex.escape, names)))
         self.normalized = contents.whole.get("normalizer") is not None
         super().__init__(tokens, **special_tokens(contents, contents.ids))
-
-    def ranks(self) -> dict[bytes, int]:
-        return self._ranks
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)
@@ -146,9 +139,9 @@ class ByteLevelFile(Tiktoken):
         return super().encode_array(text)
 
     def fingerprint(self) -> str:
-        more = (super().fingerprint(), self.added, self.normalized)
-        known = self.kind in NAMED
-        return more[0] if known else hashlib.sha256(repr(more).encode()).hexdigest()
+        own = super().fingerprint()
+        more = repr((own, self.added, self.normalized)).encode()
+        return own if self.kind in NAMED else hashlib.sha256(more).hexdigest()
 
     def to_json(self) -> str:
         return self.text

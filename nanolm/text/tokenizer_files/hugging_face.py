@@ -10,20 +10,14 @@ import regex
 
 from nanolm.errors import ModelError, UsageError
 from nanolm.text.tokenizer import Ids, Tokenizer, utf8
-from nanolm.text.tokenizer_files.tokenizer_json import (
-    BYTE_OF_CHARACTER,
-    LARGEST_FILE,
-    Contents,
-    special_tokens,
-)
+from nanolm.text.tokenizer_files import tokenizer_json
+from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents
 
 MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
 BLANK = "\u2581"  # how sentencepiece writes a blank
 
 
 class HuggingFace(Tokenizer):
-    """A tokenizer of the library."""
-
     kind = "foreign"
     cuttable = False  # how far the library looks around itself is not known
 
@@ -34,7 +28,8 @@ class HuggingFace(Tokenizer):
         except ImportError:
             message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
-        most_of_all = LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens taken together
+        together = sum(map(len, contents.ids))  # all tokens
+        most_of_all = tokenizer_json.LARGEST_FILE / max(1, together)
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} makes texts many times longer")
@@ -44,12 +39,11 @@ class HuggingFace(Tokenizer):
             self.library.no_padding()
             self.library.encode_special_tokens = True  # which means: as text
             ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
-        special = special_tokens(contents, ids)
+        special = tokenizer_json.special_tokens(contents, ids)
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
         written |= dict.fromkeys(special["special"].values(), True)
         # How the text of a token is to be had from its name shows in the steps before and after.
-        keys = ("normalizer", "pre_tokenizer", "decoder")
-        steps = str([contents.whole.get(key) for key in keys])
+        steps = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
         fallback, blank, spelled = (part in steps for part in ("ByteFallback", BLANK, "ByteLevel"))
         tokens = [b""] * (max(ids.values()) + 1)
         for token, id in ids.items():
@@ -81,8 +75,7 @@ class HuggingFace(Tokenizer):
 
 @contextmanager
 def blamed(message: str) -> Iterator[None]:
-    """What `tokenizers` raises as a ModelError: it is nothing more special than an Exception, and
-    a panic in Rust is not even that."""
+    """As a ModelError what `tokenizers` raises: an Exception, or a panic in Rust, which is none."""
     try:
         yield
     except BaseException as error:
@@ -92,10 +85,8 @@ def blamed(message: str) -> Iterator[None]:
 
 
 def growth(step: Any) -> float:
-    """The logarithm of how many times longer this part of a tokenizer.json can make a text.
-
-    A few small steps could make gigabytes of one letter, each ten of what the last one wrote.
-    """
+    """The logarithm of how many times longer this part of a tokenizer.json can make a text: a few
+    small steps could make gigabytes of one letter."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
             new

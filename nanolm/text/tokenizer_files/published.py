@@ -2,9 +2,9 @@
 
 import base64
 import threading
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import tiktoken
 
@@ -16,13 +16,10 @@ from nanolm.text.tokenizer_files.tokenizer_json import read
 DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait for ever
 
 
-@dataclass(frozen=True)
-class Published:
-    """An encoding of OpenAI's, its pattern in two forms that mean the same.
-
-    In Oniguruma, the engine of `tokenizers`, `{1,3}+` is not possessive and `$` ends every line.
-    Greedy will do where what follows cannot match what it would have to give back.
-    """
+class Published(NamedTuple):
+    """An encoding of OpenAI's, its pattern in two forms that mean the same: in Oniguruma, the
+    engine of `tokenizers`, `{1,3}+` is not possessive and `$` ends every line. Greedy will do where
+    what follows cannot match what it would have to give back."""
 
     kind: str
     registered: str  # its name in tiktoken
@@ -83,8 +80,7 @@ def named_tokenizer(name: str) -> "Ranks":
             f"the ranks of {name} are not in tiktoken's cache and could not be downloaded "
             f"({type(encoding).__name__}). On a machine with a network, download "
             f"https://openaipublic.blob.core.windows.net/encodings/{published.file} and give its "
-            f"path: --tokenizer PATH/{published.file} (or copy tiktoken's cache from there and set "
-            "TIKTOKEN_CACHE_DIR to it)"
+            f"path: --tokenizer PATH/{published.file} (or copy the TIKTOKEN_CACHE_DIR of that one)"
         )
     if isinstance(encoding, Exception):
         raise encoding
@@ -119,8 +115,6 @@ def read_ranks(file: Path) -> "Ranks":
 
 
 class Ranks(Tiktoken):
-    """One of OpenAI's encodings."""
-
     def __init__(self, encoding: Published, tokens: list[bytes]) -> None:
         self.kind, self.pattern, self.portable = encoding.kind, encoding.pattern, encoding.portable
         end, unused = encoding.end_of_text, encoding.vocab_size - len(tokens)
@@ -128,14 +122,12 @@ class Ranks(Tiktoken):
 
     @cached_property
     def _json(self) -> str:
-        ranks = self.ranks()
-        merges = []
-        for token in ranks:
-            if len(token) > 1:
-                parts = last_parts(token, ranks)
-                if len(parts) != 2:
-                    raise ModelError(f"{token!r} has a rank, but is no union of two lower ones")
-                merges.append((ranks[parts[0]], ranks[parts[1]]))
+        ranks, merges = self.ranks, []
+        for token in (token for token in ranks if len(token) > 1):
+            parts = last_parts(token, ranks)
+            if len(parts) != 2:
+                raise ModelError(f"{token!r} has a rank, but is no union of two lower ones")
+            merges.append((ranks[parts[0]], ranks[parts[1]]))
         # `tokenizers` numbers special tokens itself, from the last rank on, so none is left out.
         special = {id: f"<|reserved_{id}|>" for id in range(len(ranks), self.vocab_size)}
         return byte_level_json(self.tokens, merges, self.portable, special | self.special)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import ModelError
-from nanolm.text.tokenizer import END_OF_TEXT, SPELLING
+from nanolm.text.tokenizer import BPE_MODEL, BYTE_LEVEL, END_OF_TEXT, SPELLING, tokenizer_json
 
 LARGEST_FILE = 64_000_000  # bytes; the largest in use, with 260,000 tokens, have 35 million
 MOST_VALUES = 5_000_000  # of JSON, which takes memory by their number; the largest have 2 million
@@ -57,8 +57,8 @@ def check(text: str, file: Path) -> Contents:
 
 
 def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
-    """The special tokens that have a meaning here, as `Tokenizer` takes them: by what
-    tokenizer.json puts before a text, and by the files beside it."""
+    """The arguments of `Tokenizer`: by what tokenizer.json puts before a text, and by the files
+    beside it."""
     file = contents.file
     tokens = {id: token for token, id in ids.items()}
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
@@ -100,15 +100,8 @@ def opening_tokens(processor: Any) -> list[str]:
     match processor:
         case {"type": "Sequence", "processors": [*parts]}:
             return [name for part in parts for name in opening_tokens(part)]
-        case {"type": "TemplateProcessing", "single": [*parts]}:
-            names = []
-            for part in parts:
-                match part:
-                    case {"SpecialToken": {"id": str(name)}}:
-                        names.append(name)
-                    case _:
-                        break
-            return names
+        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": str(name)}}, *rest]}:
+            return [name, *opening_tokens({"type": "TemplateProcessing", "single": rest})]
     return []
 
 
@@ -133,3 +126,21 @@ def read(file: Path) -> str:
         return file.read_bytes().decode()
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
+
+
+def merges_to_json(vocabulary_file: Path, merges_file: Path) -> str:
+    """The tokenizer.json that the two files of GPT-2 and its kin make together."""
+    vocabulary = parse(read(vocabulary_file), vocabulary_file)
+    merges = []
+    for number, line in enumerate(read(merges_file).split("\n"), start=1):
+        pair = line.rstrip("\r").split(" ")
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        if len(pair) != 2:
+            raise ModelError(f"{merges_file}, line {number}: a merge is two tokens")
+        merges.append(pair)
+    made = {*BYTE_OF_CHARACTER, *(left + right for left, right in merges)}
+    special = {id: word for word, id in vocabulary.items() if type(id) is int and word not in made}
+    model = {**BPE_MODEL, "vocab": vocabulary, "merges": merges}
+    parts = {"pre_tokenizer": BYTE_LEVEL, "decoder": BYTE_LEVEL, "model": model}
+    return tokenizer_json(parts, special)
