@@ -23,11 +23,9 @@ from nanolm.bench.turns import Runner, seconds_for
 
 LOOKUPS = {"embedding": "weight", "index": "self", "gather": "self", "index_select": "self"}
 # Arguments of operators whose numbers are not read, or not all of them.
-UNREAD = {
-    *LOOKUPS.items(),
-    *((name, "self") for name in ("nll_loss_forward", "nll_loss_backward")),
-    *((name, "self") for name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")),
-}
+OVERWRITTEN = ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")
+UNREAD = {*LOOKUPS.items()}
+UNREAD |= {(name, "self") for name in ("nll_loss_forward", "nll_loss_backward", *OVERWRITTEN)}
 MATRIX_PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")}
 
 
@@ -48,8 +46,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Profile:
-    """One update and its costs."""
-
     milliseconds: float  # somewhat more than without the profiler
     products: float  # operations a second
     copies: float  # bytes a second
@@ -58,8 +54,6 @@ class Profile:
 
 @dataclass
 class Work:
-    """What the calls of an operator compute and move."""
-
     operations: int = 0
     bytes: int = 0
 
@@ -83,8 +77,7 @@ class Counter(TorchDispatchMode):
 
 
 def plain(name: str) -> str:
-    """An operator's name, in place or not: autograd adds gradients up in place only where nobody
-    counts."""
+    """In place or not: autograd accumulates gradients in place only where nobody counts."""
     return name.removesuffix("_")
 
 

@@ -62,7 +62,6 @@ def facts(device: str, dtype: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What the processor is called."""
     listed = Path("/proc/cpuinfo")
     text = listed.read_text() if listed.exists() else ""
     if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
@@ -80,10 +79,8 @@ class Ceiling:
 
 
 def product(device: str, dtype: str) -> Ceiling:
-    """Of square matrices, in operations. With random numbers: equal ones take a GPU less power,
-    and so less time."""
-    side = MATRIX_SIDE.get(device, 4096)
-    kind = getattr(torch, dtype)
+    """Of square matrices. Random ones: equal numbers take a GPU less power, and so less time."""
+    side, kind = MATRIX_SIDE.get(device, 4096), getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))
     return Ceiling(2 * side**3, step, partial(wait_for, device))
@@ -97,7 +94,6 @@ def copy(device: str) -> Ceiling:
 
 
 def wait_for(device: str) -> None:
-    """Until all work that was launched on it is done."""
     if device != "cpu":
         torch.accelerator.synchronize()
 

@@ -2,10 +2,9 @@
 
     >>> estimates(BenchSettings(scale="1,8", bandwidth=50.0), note=print)
 
-A step is measured with the rows that each process would have. The exchange is computed: the
-gradients in a ring all-reduce (every number passes each process twice), partly hidden by half of
-the step, since DDP sends gradients while the backward pass goes on; and Muon's updates, each made
-by one process, which nothing hides.
+A step is measured with the rows of one process. The exchange is computed: the gradients in a ring
+all-reduce (each number passes each process twice), which DDP hides behind the backward pass; and
+Muon's updates, each made by one process, which nothing hides.
 """
 
 from collections.abc import Callable
@@ -27,8 +26,6 @@ BACKWARD_SHARE = 0.5  # of a step
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number of processes."""
-
     preset: str
     processes: int
     rows: int  # of each process

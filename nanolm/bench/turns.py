@@ -32,8 +32,6 @@ RunnerT = TypeVar("RunnerT", bound=Runner)
 
 @dataclass(frozen=True)
 class OnThreads:
-    """A runner that gets its own number of threads in its turn."""
-
     runner: Runner
     threads: int
 

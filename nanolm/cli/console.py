@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolm.files import write_atomically
 from nanolm.machine import process
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ def note_interruption(step: int | None = None) -> int:
     return INTERRUPTED
 
 
+def write_page(file: Path, text: str) -> None:
+    write_atomically(file, text)
+    note_written(file)
+
+
 def note_written(file: Path) -> None:
     note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
 
@@ -76,13 +82,9 @@ def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
     """A title and a text each, the text wrapped beside its title."""
     width = min(100, shutil.get_terminal_size().columns)
     for title, text in rows:
-        lines = textwrap.wrap(
-            printable(text),
-            width,
-            initial_indent=f"{title:<{indent}}",
-            subsequent_indent=" " * indent,
-        )
-        click.echo("\n".join(lines))
+        first, others = f"{title:<{indent}}", " " * indent
+        wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=others)
+        click.echo(wrapper.fill(printable(text)))
 
 
 def error_console() -> "Console":

@@ -39,33 +39,20 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
 @click.command("eval", cls=Command)
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
+@click.option("--against", multiple=True, metavar="RUN2", help="Another model for the same text.")
 @click.option(
-    "--against",
-    multiple=True,
-    metavar="RUN2",
-    help="Another model to score on the same text, as often as you like. Bits per byte compare "
-    "them; loss and perplexity do so only where the tokenizer is the same.",
-)
-@click.option(
-    "--context",
-    type=int,
-    help="Tokens in a window.  "
-    f"[default: what the model looks back on, at most {DEFAULT_WINDOW:,}]",
+    "--context", type=int, help=f"Tokens in a window.  [default: the model's, to {DEFAULT_WINDOW}]"
 )
 @click.option(
     "--stride",
     type=int,
     metavar="N",
-    help="Begin a window every N tokens: all but the first tokens then have at least window - N "
-    "to look back on, for window / N times the work.  [default: the window; none overlap]",
+    help="Begin a window every N tokens, so that all but the first have at least window - N to "
+    "look back on, for window / N times the work.  [default: the window]",
 )
 @click.option("--per-token", is_flag=True, help="Every token with its bits and its rank.")
 @click.option("--html", metavar="FILE", help="Write a page: the text, coloured by surprise.")
-@click.option(
-    "--mistakes",
-    metavar="FILE.csv",
-    help="For a classifier: write all mistakes (text, label, prediction, probability).",
-)
+@click.option("--mistakes", metavar="FILE.csv", help="Write all mistakes of a classifier.")
 @device_option()
 @json_option(help="Print one JSON object a model.")
 @options_of(TrainSettings, {"How to read the text": READING})
@@ -101,15 +88,12 @@ def command(
     settings = TrainSettings(corpus=corpus, **options)
     reading = settings.reading()
     problems = reading.problems() + unknown("--device", device, DEVICES)
-    for option, value in (("--context", context), ("--stride", stride)):
+    for option, value in {"--context": context, "--stride": stride}.items():
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
     problems += unwritable("--html", html) + unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
-        problems.append(
-            "--html and --per-token are for one model; leave out --against, or take "
-            "--per-token --json"
-        )
+        problems.append("--against is not for --html, nor for --per-token without --json")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -121,10 +105,8 @@ def command(
     where, _ = choose_device(device)
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
-            raise UsageError(
-                f"{run} is a classifier; --against, --context, --stride, --per-token and --html "
-                "are for language models"
-            )
+            others = "--against, --context, --stride, --per-token, --html"
+            raise UsageError(f"{run} is a classifier; for language models: {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
@@ -173,9 +155,8 @@ def evaluate_classifier(
         Path(mistakes_file).write_text(mistakes_csv(measured.mistakes), encoding="utf-8")
         note(f"{mistakes_file}: all {len(measured.mistakes):,} mistakes")
     if as_json:
-        mistakes = [vars(mistake) for mistake in measured.mistakes[:MISTAKES]]
         values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
-        print_json({**values, "mistakes": mistakes})
+        print_json(values | {"mistakes": [vars(each) for each in measured.mistakes[:MISTAKES]]})
         return
     show_scores(", ".join(names), measured.scores)
     if measured.mistakes:
@@ -274,8 +255,8 @@ def write_page(file: Path, name: str, tokenizer: "Tokenizer", score: "Score") ->
     from nanolm.text.page import surprise_page
 
     tokens = score.surprises[:PAGE_TOKENS]
-    facts = {"model": name, **figures(score), "bytes": f"{score.bytes:,}"}
-    facts["characters"] = f"{score.characters:,}"
+    sizes = {"bytes": f"{score.bytes:,}", "characters": f"{score.characters:,}"}
+    facts = {"model": name, **figures(score), **sizes}
     shown = int((tokens["id"] != tokenizer.start_of_text).sum())
     if shown < score.tokens:
         facts["shown"] = f"the first {shown:,} tokens"

@@ -81,7 +81,7 @@ def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
         start = "  ".join(map(fitted, cells, rooms))
         if beside:
             click.echo(f"{start}  {shortened(text, width and width - lead)}")
-        else:
-            click.echo(start.rstrip())
-            if text and width:
-                click.echo("  " + shortened(text, width - 2))
+            continue
+        click.echo(start.rstrip())
+        if text and width:
+            click.echo("  " + shortened(text, width - 2))

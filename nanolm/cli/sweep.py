@@ -38,16 +38,11 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # known to say 
     "lr=0.001:0.003,norm=rms:layer.",
 )
 @sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Time for all of it.")
-@sweep_option(
-    "--trials",
-    type=int,
-    help="How many to begin with.  [default: up to 27, as many as the time bears]",
-)
+@sweep_option("--trials", type=int, help="At the start.  [default: up to 27, as time permits]")
 @sweep_option(
     "--out",
     metavar="FOLDER",
-    help="Where trials go, and the best as FOLDER/best.  [default: runs/NAME-sweep, and the best "
-    "as runs/NAME]",
+    help="For trials; the best is FOLDER/best.  [default: runs/NAME-sweep, the best runs/NAME]",
 )
 @json_option(cls=Option, heading="Sweep", help="Print the result as JSON.")
 @options_of(TrainSettings, FIXED)
@@ -116,8 +111,7 @@ def described(trial: "SweepTrial") -> str:
 
 
 def show_outcome(outcome: "SweepResult") -> None:
-    """By rank: what was tried, and the bits per byte that came of it in each round; of several
-    seeds the mean and the standard deviation."""
+    """By rank: bits per byte in each round; of several seeds, mean and standard deviation."""
     from nanolm.report.sweep import format_value
 
     combinations = outcome.combinations()

@@ -4,6 +4,7 @@
 'step-00000120'
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,7 @@ def examine(path: Path) -> Diagnosis:
         raise UsageError(f"{path} does not exist, or is no folder")
     run = Run(path)
     folders = checkpoint.list_checkpoints(run.checkpoints)
-    final = run.checkpoints / "final"
-    folders += [final] if final.is_dir() else []
+    folders += [final] if (final := run.checkpoints / "final").is_dir() else []
     if not run.exists() and not folders:
         return examine_model(path)
     checked = tuple(check(folder, run) for folder in folders)
@@ -61,16 +61,11 @@ def examine(path: Path) -> Diagnosis:
         run.settings()
     except DataError as error:
         problems.append(str(error))
-    try:
-        to_use: str | None = find_model(path, lambda text: None).name
-    except NanolmError:
-        to_use = None
-    left_behind = tuple(
-        entry.name
-        for parent in (path, run.checkpoints)
-        for entry in (sorted(parent.iterdir()) if parent.is_dir() else [])
-        if entry.name.startswith((files.TEMPORARY, files.TRASH))
-    )
+    to_use = None
+    with suppress(NanolmError):
+        to_use = find_model(path, lambda text: None).name
+    names = [each.name for each in (*sorted(path.iterdir()), *sorted(run.checkpoints.glob("*")))]
+    left_behind = tuple(name for name in names if name.startswith((files.TEMPORARY, files.TRASH)))
     to_go_on = whole[-1] if whole and state == "unfinished" else None
     return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
 
