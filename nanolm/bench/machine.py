@@ -47,7 +47,6 @@ def peak_of(gpu: str) -> float | None:
 
 
 def facts(device: str, dtype: str) -> dict[str, Any]:
-    """What the numbers were measured on, and with."""
     return {
         "device": device,
         "name": torch.cuda.get_device_name() if device == "cuda" else processor(),
@@ -87,7 +86,6 @@ def product(device: str, dtype: str) -> Ceiling:
 
 
 def copy(device: str) -> Ceiling:
-    """Of memory, in bytes read and written."""
     size = COPY_BYTES.get(device, 1 << 28)
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     return Ceiling(2 * size, partial(target.copy_, source), partial(wait_for, device))

@@ -112,8 +112,6 @@ def flops_per_token(model: Model) -> int:
 
 @dataclass(frozen=True)
 class PresetBench:
-    """The measurements of one preset."""
-
     name: str
     config: ModelConfig
     rows: int
@@ -189,10 +187,8 @@ class PresetBench:
             if self.device == "cpu":
                 use_fitting_threads(model)
             times = medians(runners, self.seconds)
-        return [
-            Measurement(what, self.name, count * tokens / times[what], "tokens/s")
-            for what, count in rows.items()
-        ]
+        rates = {what: count * tokens / times[what] for what, count in rows.items()}
+        return [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
 
     def profile(self) -> Profile:
         """Of one update, neither compiled nor on several threads, which would hide its parts."""

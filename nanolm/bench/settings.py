@@ -10,8 +10,6 @@ PEERS = ("transformers",)
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """The options of `nanolm bench`."""
-
     preset: tuple[str, ...] = ()  # none: those that fit the device
     family: str = DEFAULT_FAMILY
     device: str = "auto"
@@ -27,7 +25,6 @@ class BenchSettings:
         return [int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts]
 
     def problems(self) -> list[str]:
-        """Everything that is wrong, each with what there is."""
         given = [*(("preset", name) for name in self.preset), ("family", self.family)]
         given += [("device", self.device), ("against", self.against or PEERS[0])]
         problems = []

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 LINE_WIDTH = 80
 OPERATOR_WIDTH = 36  # letters of an operator's name
 SHOWN_COSTS = 10  # of an update
+ESTIMATE = (  # a row of the table for --scale
+    "{preset:<7} {processes:>9,} {rows:>9,} {compute:>8.1f} {exchange:>8.2f} {shown:>8.2f} "
+    "{speed:>11,.0f} {efficiency:>6.1%} {grown:>6.1%}"
+)
 SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people read them
 TABLE: Table = {
     "Options": {
@@ -79,8 +83,7 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
 
     rows = estimates(settings, note)
     if as_json:
-        values = [asdict(row) for row in rows]
-        print_json({"bandwidth": settings.bandwidth, "estimates": values})
+        print_json({"bandwidth": settings.bandwidth, "estimates": rows})
         return
     print_wrapped(
         f"Estimated, not measured: a ring of processes, {settings.bandwidth:g} GB/s between two, "
@@ -88,11 +91,8 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
     )
     click.echo("\npreset  processes rows each  step ms  told ms shown ms    tokens/s   of n  grown")
     for row in rows:
-        compute, exchange, shown = (1000 * time for time in (row.compute, row.exchange, row.shown))
-        click.echo(
-            f"{row.preset:<7} {row.processes:>9,} {row.rows:>9,} {compute:>8.1f} {exchange:>8.2f} "
-            f"{shown:>8.2f} {row.speed:>11,.0f} {row.efficiency:>6.1%} {row.grown:>6.1%}"
-        )
+        times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
+        click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
         "step: measured here with the rows of each. told: all that is exchanged; shown: what "

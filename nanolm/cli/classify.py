@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import click
 
@@ -24,16 +25,12 @@ READ_BYTES = 1 << 20  # of stdin that are read, and classified, at a time
 @click.command("classify", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--file", "files", multiple=True, metavar="FILE", help="Texts: lines, or a column of a table."
-)
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Texts: lines, or a table.")
 @click.option("--text-column", metavar="NAME", help="Which column of a table.  [default: found]")
 @click.option("--label-column", metavar="NAME", help="Of true labels.  [default: found by name]")
 @click.option("--encoding", metavar="NAME", default="utf-8", help="Of files that are not UTF-8.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N likeliest labels.")
-@click.option(
-    "--min-probability", type=click.FloatRange(0, 1), metavar="P", help=f"Below it say `{UNSURE}`."
-)
+@click.option("--min-probability", type=click.FloatRange(0, 1), help=f"Below it say `{UNSURE}`.")
 @device_option()
 @dtype_option(help="Numbers of the products.")
 @json_option(help="Print one JSON object a text.")
@@ -42,15 +39,13 @@ def command(
     run: str,
     text: tuple[str, ...],
     files: tuple[str, ...],
-    text_column: str | None,
-    label_column: str | None,
-    encoding: str,
     top: int | None,
     min_probability: float | None,
     device: str,
     dtype: str,
     as_json: bool,
     as_csv: bool,
+    **columns: Any,
 ) -> None:
     """Tell the label of each text, and how sure the model is.
 
@@ -63,14 +58,14 @@ def command(
     nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labelled.csv
     tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
     """
-    reading = LabelReading(encoding, text_column, label_column)
+    reading = LabelReading(**columns)
     problems = reading.problems()
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if as_json and as_csv:
         problems.append("give one of --json and --csv")
     if text and files:
         problems.append("give texts or --file, not both")
-    if (text_column or label_column) and not files:
+    if (reading.text_column or reading.label_column) and not files:
         problems.append("--text-column, --label-column: for --file; a table on stdin is `--file -`")
     if not text and not files and sys.stdin.isatty():
         problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
@@ -91,7 +86,7 @@ def command(
         labelled = first is not None and first[1] is not None
         parts = in_parts(texts_of(chain([first] if first else [], rows), read))
     else:
-        parts = arriving_lines(encoding)
+        parts = arriving_lines(reading.encoding)
     table = csv.writer(sys.stdout, lineterminator="\n")
     if as_csv:
         truth_columns = ["true_label", "correct"] if labelled else []
@@ -150,7 +145,6 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
 
 
 def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:
-    """The label first, then how sure, then the text."""
     shown = ", ".join(f"{name} {value:.1%}" for name, value in ranked)
     if label == UNSURE:
         shown = f"{UNSURE}: {shown}" if len(ranked) > 1 else f"{UNSURE} {ranked[0][1]:.1%}"

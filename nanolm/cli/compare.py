@@ -47,12 +47,7 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 @own_option("--from", "start_from", metavar="RUN", help="A pre-trained language model as a row.")
 @own_option("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
 @own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
-@own_option(
-    "--as",
-    "kind",
-    type=click.Choice(("labels", "text")),
-    help="What DATA is.  [default: labels in tables and folders of folders, else text]",
-)
+@own_option("--as", "kind", type=click.Choice(("labels", "text")), help="DATA is; else guessed.")
 @own_option("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print all there is as JSON.")
 @options_of(FinetuneSettings, TABLE)
@@ -145,7 +140,6 @@ def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
 
 
 def show(outcome: "CompareResult") -> None:
-    """The table, and below it what each row teaches."""
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
     measures = ["right", "test"][: 1 + tested] if labelled else ["bits/byte"]
@@ -168,10 +162,8 @@ def show(outcome: "CompareResult") -> None:
         click.echo(f"\nMeans over {seeds} seeds, each with its own split; ± standard deviation.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        click.echo(
-            f"{family}: a step of {first:,} tokens {1000 * short:.1f} ms, of {last:,} "
-            f"{1000 * long:,.1f} ms, {long / short:.0f} times as long"
-        )
+        steps = f"{first:,} tokens {1000 * short:.1f} ms, of {last:,} {1000 * long:,.1f} ms"
+        click.echo(f"{family}: a step of {steps}, {long / short:.0f} times as long")
 
 
 def measured(row: "ComparedRow", name: str) -> str:

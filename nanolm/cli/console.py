@@ -38,7 +38,6 @@ def finite(value: Any) -> Any:
 
 
 def styled(text: str, **style: Any) -> str:
-    """`text` in colours, where they are wanted."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else click.style(text, **style)
 
@@ -53,7 +52,6 @@ def complain(message: str, common: bool = False) -> None:
 
 
 def note(message: str) -> None:
-    """Something worth knowing, on stderr."""
     click.echo(printable(message), err=True)
 
 
@@ -74,7 +72,6 @@ def note_written(file: Path) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One object on a line of its own."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 

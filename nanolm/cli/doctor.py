@@ -50,7 +50,6 @@ def command(context: click.Context, run: str | None, as_json: bool) -> None:
 
 
 def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
-    """A title and a text each."""
     title = "model" if diagnosis.state == "a model folder" else "run"
     shown = [(title, f"{diagnosis.folder}: {diagnosis.state}")]
     shown += [("problem", problem) for problem in diagnosis.problems]

@@ -77,9 +77,7 @@ def make_command(name: str, sentiment: bool, text: str) -> click.Command:
     @click.command(name, cls=Command, help=text)
     @click.argument("data", nargs=-1, metavar="[DATA]...")
     @run_options(FinetuneSettings, TABLE)
-    @run_option(
-        "--seeds", type=click.IntRange(1, 100), metavar="N", help="Train N times; show the spread."
-    )
+    @run_option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Train with N seeds.")
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> int:
         configured = (context.default_map or {}).get("sentiment", sentiment)
@@ -170,10 +168,8 @@ def show(result: "FinetuneResult") -> None:
     if mistakes:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
-    note(
-        f"scores divided by {result.temperature:g}, fitted on the validation texts: log-loss "
-        f"{result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
-    )
+    losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
+    note(f"scores divided by {result.temperature:g}, fitted on the validation texts: {losses}")
     for name, scores, _, file in parts:
         wrong = scores.count - sum(row[label] for label, row in enumerate(scores.confusion))
         note(f"all mistakes: {result.run}/{file} ({wrong:,} of {scores.count:,} {name} texts)")

@@ -35,7 +35,6 @@ def command(run: str, as_json: bool) -> None:
 
 
 def rows(info: "Info") -> list[tuple[str, str]]:
-    """A title and a text each."""
     switches = {name: value for name, value in info.architecture.items() if value is not None}
     if switches.get("positions") != "rope":
         switches.pop("rope_base", None)
@@ -59,7 +58,6 @@ def rows(info: "Info") -> list[tuple[str, str]]:
 
 
 def training(past: "History") -> str:
-    """How it was trained, as far as that is known."""
     each = "texts" if past.context is None else f"x {past.context} tokens"
     batch = "" if past.batch is None else f" of {past.batch} {each}"
     text = f"{counted(past.step, 'step')}{batch} in {past.seconds:,.0f} s"

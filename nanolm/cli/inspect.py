@@ -35,9 +35,7 @@ MOST_TOKENS = 512  # of a page; attention grows with their square
 @click.option("--file", metavar="FILE", help="The text from a file; - is stdin.")
 @click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="The page to write.")
 @click.option("--head", metavar="LAYER.HEAD", help="Show this head large at first: 3.2.")
-@click.option(
-    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Likeliest tokens."
-)
+@click.option("--top", type=click.IntRange(1, 50), default=6, help="Top tokens.  [default: 6]")
 @click.option("--word", metavar="WORD", help="How WORD differs between the TEXTs, layer by layer.")
 @click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
 @click.option("--positions", is_flag=True, help="The vectors of positions, as a picture.")
@@ -124,8 +122,6 @@ def command(
 
 
 class Inspector:
-    """Prints or writes what was asked for."""
-
     def __init__(self, run: str, out: Path, png: Path | None, as_json: bool) -> None:
         self.run, self.out, self.png, self.as_json = run, out, png, as_json
         if png is not None:
@@ -138,9 +134,8 @@ class Inspector:
         ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
         inspection = inspect_text(loaded.model, ids, top)
         self.attention(loaded.tokenizer, inspection, head)
-        self.draw(
-            "predictions.png", predictions_png, inspection, partial(visible, loaded.tokenizer)
-        )
+        spelled = partial(visible, loaded.tokenizer)
+        self.draw("predictions.png", predictions_png, inspection, spelled)
 
     def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.attribution import attribute
@@ -175,9 +170,7 @@ class Inspector:
                 values["probabilities"] = dict(zip(labels, probabilities, strict=True))
                 values["rollout"] = rounded(attribution.rollout)
                 values["gradient_x_input"] = rounded(attribution.gradient)
-            values["heads"] = [
-                [{**asdict(each), "words": each.words} for each in row] for row in heads
-            ]
+            values["heads"] = [[asdict(h) | {"words": h.words} for h in row] for row in heads]
             values["attention"] = rounded(inspection.attention)
             layers = [
                 {
@@ -250,7 +243,6 @@ class Inspector:
         print_json({"model": self.run, **values})
 
     def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
-        """A picture for a paper, if these were asked for."""
         if self.png is not None:
             draw(self.png / name, *arguments)
             note_written(self.png / name)
@@ -281,7 +273,6 @@ def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
 
 
 def visible(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    """With white space made visible."""
     from nanolm.text.page import PICTURES
 
     return ["".join(PICTURES.get(char, char) for char in name) for name in names(tokenizer, ids)]

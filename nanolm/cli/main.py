@@ -96,13 +96,10 @@ def cli(context: click.Context) -> None:
     """
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise errors.UsageError(
-            f"{verb} runs in one process, not {count}; leave out torchrun (for `nanolm train`)"
-        )
+        raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
 
 
 def main() -> None:
-    """Run, and exit with the code of what happened."""
     # Waiting threads sleep instead of spinning. Beside another busy process on two cores, spinning
     # made a step of `micro` on two threads 13 times slower than on one; sleeping keeps them level
     # and costs a fifth of the speed of an idle machine. To be set before torch is loaded.

@@ -22,8 +22,6 @@ LIVE_SECONDS = 0.1  # between two pictures of a bar
 
 
 class TrainingView:
-    """Shows the events of a run on stderr."""
-
     def __init__(self) -> None:
         self.console = error_console()
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None

@@ -79,7 +79,6 @@ def sorted_by(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
 
 
 def show(rows: "list[RunSummary]") -> None:
-    """As a table; columns that no run has are left out."""
     used = [name for name in COLUMNS if any(getattr(row, name) is not None for row in rows)]
     table = [[COLUMNS[name][0] for name in used]]
     for row in rows:

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import AVERAGE, MACHINE, READING, Command, Table, run_option, run_options
+from nanolm.cli.tables import show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
@@ -92,13 +93,9 @@ OVERRIDES = {
     "tokenizer": ("vocab_size",),
 }
 
-NO_CORPUS = "\n".join(
-    [
-        "no text to train on. Name a file, or take one that comes with nanolm:",
-        "  nanolm train my-text.txt",
-        *(f"  nanolm train {SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()),
-    ]
-)
+TEXTS = [f"{SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()]
+NO_CORPUS = "no text to train on. Name a file, or take one that comes with nanolm:"
+NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 
 
 @click.command("train", cls=Command)
@@ -142,8 +139,7 @@ def command(
     settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()
-        show_presets(settings.family or DEFAULT_FAMILY, as_json)
-        return 0
+        return show_presets(settings.family or DEFAULT_FAMILY, as_json)
     if extend is not None:
         refuse_others(context)
     elif not settings.corpus:
@@ -166,15 +162,13 @@ def command(
             result = extension.extend(extend, budget, notify, started)
         else:
             result = pretraining.train(settings, out, resume, notify, started)
-    if plan_only:
-        if as_json:
-            print_json(plan.as_object())
-        else:
-            lines = plan_lines(plan.choices, shutil.get_terminal_size().columns)
-            click.echo("\n".join(lines))
-        return 0
+    if plan_only and not as_json:
+        width = shutil.get_terminal_size().columns
+        click.echo("\n".join(plan_lines(plan.choices, width)))
     if as_json:
-        print_json(asdict(result))
+        print_json(plan.as_object() if plan_only else asdict(result))
+    if plan_only:
+        return 0
     if result.stopped == "interrupted":
         return note_interruption(result.steps)
     if result.stopped == TooLittleTime.stopped:
@@ -187,7 +181,6 @@ def command(
 
 
 def outcome(result: "TrainResult") -> str:
-    """What a run came to, in a line."""
     from nanolm.runs.folder import ending
 
     at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
@@ -212,23 +205,23 @@ def refuse_others(context: click.Context) -> None:
         raise UsageError(f"--extend keeps a run's settings: leave out {words}, or use --from")
 
 
-def show_presets(family: str, as_json: bool) -> None:
+def show_presets(family: str, as_json: bool) -> int:
     from nanolm.model.size import preset_sizes
 
     sizes = preset_sizes(family)
     if as_json:
         for size in sizes:
             print_json(asdict(size))
-        return
-    click.echo("preset       layers  heads  width  context     parameters    memory  for")
+        return 0
+    rows = [["preset", "layers", "heads", "width", "context", "parameters", "memory", "for"]]
     for size in sizes:
-        heads = "-" if family in RECURRENT else size.heads
-        click.echo(
-            f"{size.preset:<12} {size.layers:>6} {heads:>6} {size.dim:>6} {size.context:>8} "
-            f"{size.parameters:>14,} {size.training_bytes / 1e9:>6.2f} GB  {size.purpose}"
-        )
+        heads = "-" if family in RECURRENT else str(size.heads)
+        shape = [str(size.layers), heads, str(size.dim), str(size.context), f"{size.parameters:,}"]
+        rows.append([size.preset, *shape, f"{size.training_bytes / 1e9:.2f} GB", size.purpose])
+    show_table(rows, left=(0, 7))
     vocabularies = f"{sizes[0].vocab_size:,} to {sizes[-1].vocab_size:,} tokens"
     note(f"Family {family}, with a vocabulary of {vocabularies}; memory: to train it in bfloat16.")
+    return 0
 
 
 def without_overridden(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:

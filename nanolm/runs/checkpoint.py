@@ -56,7 +56,6 @@ def point(link: Path, target: Path) -> None:
 
 
 def follow(link: Path) -> Path | None:
-    """Where `link` leads, if anywhere."""
     try:
         written = link.is_file() and not link.is_symlink()
         target = link.parent / link.read_text(encoding="utf-8") if written else link.resolve()

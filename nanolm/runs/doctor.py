@@ -16,8 +16,6 @@ from nanolm.runs.folder import Run, find_model
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """One checkpoint, or a model folder."""
-
     name: str
     bytes: int
     problem: str  # nothing, if it is whole
@@ -26,8 +24,6 @@ class CheckpointHealth:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `nanolm doctor RUN` shows."""
-
     folder: str
     state: str  # "finished", "unfinished", or "a model folder"
     problems: tuple[str, ...]  # with the run's own files

@@ -232,7 +232,6 @@ def is_classifier(run: Path) -> bool:
 
 
 def ending(result: dict[str, Any]) -> str:
-    """How a run came to its `result`, in words."""
     if result.get("stopped") == TooLittleTime.stopped:
         return f"stopped: {TooLittleTime.stopped}"
     if result.get("stopped") != "enough":

@@ -82,7 +82,6 @@ def _of_other_tools(name: str) -> Path | None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether the config and all the weights are in `folder`."""
     weights = {WEIGHTS}
     try:
         if not (folder / WEIGHTS).is_file():

@@ -39,8 +39,6 @@ class History:
 
 @dataclass(frozen=True)
 class Info:
-    """What `nanolm info` shows."""
-
     folder: str
     model_type: str
     architecture: dict[str, Any]
