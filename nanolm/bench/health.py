@@ -1,8 +1,4 @@
-"""What there is to work with: versions, device, memory and room on the disk.
-
->>> health()["torch"]
-'2.13.0'
-"""
+"""What there is to work with: versions, device, memory and room on the disk."""
 
 import importlib.metadata
 import os

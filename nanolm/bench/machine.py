@@ -1,8 +1,4 @@
-"""What this machine is, and its peak: as its maker says, or as measured.
-
->>> peak_of("NVIDIA H200")
-989000000000000.0
-"""
+"""What this machine is, and its peak: as its maker says, or as measured."""
 
 import platform
 import re
@@ -28,9 +24,8 @@ PEAKS = {
     r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": 312e12,
     r"L40S": 362e12,
     r"L4": 121e12,
-    r"A30": 165e12,
     r"A40": 150e12,
-    r"GeForce RTX 4090": 165e12,
+    r"A30|GeForce RTX 4090": 165e12,
     r"GeForce RTX 3090": 71e12,
     r"V100-SXM2-(16|32)GB": 125e12,
     r"V100-PCIE-(16|32)GB": 112e12,

@@ -1,8 +1,4 @@
-"""The same shapes trained with other libraries, to compare with.
-
->>> peer = Transformers(config, rows=8, device="cpu", dtype="float32", note=print)
->>> peer.step()
-"""
+"""The same shapes trained with other libraries, to compare with."""
 
 from collections.abc import Callable
 from typing import Any

@@ -13,7 +13,7 @@ from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, print_json, printable
 from nanolm.cli.options import Command, Table, json_option, options_of
 from nanolm.errors import refuse
-from nanolm.formats import counted
+from nanolm.formats import counted, readable
 
 if TYPE_CHECKING:
     from nanolm.bench.costs import Profile
@@ -114,7 +114,7 @@ def show_results(report: "BenchReport") -> None:
         preset = result.shape if result.shape != before else ""
         before = result.shape
         scale, unit = SCALES.get(result.unit, (1, result.unit))
-        value = "n/a" if result.value is None else number(result.value / scale)
+        value = "n/a" if result.value is None else readable(result.value / scale)
         unit = "" if result.value is None else unit
         of_peak = ""
         if result.what.startswith("training"):
@@ -126,8 +126,8 @@ def show_results(report: "BenchReport") -> None:
 def show_profile(preset: str, profile: "Profile") -> None:
     print_wrapped(
         f"one profiled update of {preset}, uncompiled, one thread: {profile.milliseconds:,.1f} ms; "
-        f"limits: {number(profile.products / 1e9)} GFLOP/s of products, "
-        f"{number(profile.copies / 1e9)} GB/s of copies, as measured (caches can be faster)"
+        f"limits: {readable(profile.products / 1e9)} GFLOP/s of products, "
+        f"{readable(profile.copies / 1e9)} GB/s of copies, as measured (caches can be faster)"
     )
     heads = f"{'calls':>6} {'ms':>9} {'share':>6} {'limit':>9} {'x limit':>8}"
     click.echo(f"\n{'operator':<{OPERATOR_WIDTH}} {heads}")
@@ -140,12 +140,6 @@ def show_profile(preset: str, profile: "Profile") -> None:
     rest = 1 - sum(cost.share for cost in profile.costs[:SHOWN_COSTS])
     figures = f"{rest * profile.milliseconds:>9.3f} {rest:>6.1%}"
     click.echo(f"{'all else':<{OPERATOR_WIDTH + 7}} {figures}")
-
-
-def number(value: float) -> str:
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def print_wrapped(text: str) -> None:

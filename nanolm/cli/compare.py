@@ -167,7 +167,6 @@ def show(outcome: "CompareResult") -> None:
 
 
 def measured(row: "ComparedRow", name: str) -> str:
-    mean, spread = row.means[name], row.spread[name]
     if name == "bits_per_byte":
-        return f"{mean:.3f}"
-    return f"{mean:.1%}" + (f" ±{100 * spread:.1f}" if row.seeds > 1 else "")
+        return f"{row.means[name]:.3f}"
+    return f"{row.means[name]:.1%}" + (f" ±{100 * row.spread[name]:.1f}" if row.seeds > 1 else "")

@@ -8,15 +8,12 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nanolm.files import write_atomically
 from nanolm.machine import process
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 INTERRUPTED = 75  # exit code: saved, and the same command goes on
 
@@ -82,17 +79,6 @@ def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
         first, others = f"{title:<{indent}}", " " * indent
         wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=others)
         click.echo(wrapper.fill(printable(text)))
-
-
-def error_console() -> "Console":
-    """A rich console on stderr that takes text literally: no markup, no guessing at colours."""
-    from rich.console import Console
-
-    class QuietConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the program here and now
-
-    return QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
 
 
 def show_text(text: str, bold: bool = False) -> None:

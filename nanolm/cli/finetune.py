@@ -73,23 +73,10 @@ ABOUT_DATA = """
 """
 
 
-def make_command(name: str, sentiment: bool, text: str) -> click.Command:
-    @click.command(name, cls=Command, help=text)
-    @click.argument("data", nargs=-1, metavar="[DATA]...")
-    @run_options(FinetuneSettings, TABLE)
-    @run_option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Train with N seeds.")
-    @click.pass_context
-    def command(context: click.Context, /, **options: Any) -> int:
-        configured = (context.default_map or {}).get("sentiment", sentiment)
-        return run(sentiment=configured, **options)
-
-    return command
-
-
-command = make_command(
+@click.command(
     "finetune",
-    False,
-    f"""Teach a trained model to tell labels: any number of them, of any kind.
+    cls=Command,
+    help=f"""Teach a trained model to tell labels: any number of them, of any kind.
 {ABOUT_DATA}    nanolm finetune questions.tsv --from gpt2
     nanolm finetune tweets.csv --label-column mood --class-weights
     nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
@@ -98,22 +85,13 @@ command = make_command(
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
     """,
 )
-sentiment = make_command(
-    "finetune-sentiment",
-    True,
-    f"""Teach a trained model to tell good from bad (or any labels there are).
-{ABOUT_DATA}    nanolm finetune-sentiment                                 the embedded reviews
-    nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
-    nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
-    nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
-
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
-    """,
-)
-
-
-def run(
-    sentiment: bool,
+@click.argument("data", nargs=-1, metavar="[DATA]...")
+@run_options(FinetuneSettings, TABLE)
+@run_option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Train with N seeds.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
     data: tuple[str, ...],
     seeds: int | None,
     out: str | None,
@@ -122,7 +100,8 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> int:
-    options |= {"data": data or (DATA,), "sentiment": sentiment}
+    configured = (context.default_map or {}).get("sentiment", context.command is sentiment)
+    options |= {"data": data or (DATA,), "sentiment": configured}
     settings = FinetuneSettings.from_dict(options)
     settings.check()
 
@@ -144,6 +123,21 @@ def run(
     if not as_json:
         show(result)
     return 0
+
+
+sentiment = Command(
+    "finetune-sentiment",
+    callback=command.callback,
+    params=command.params,
+    help=f"""Teach a trained model to tell good from bad (or any labels there are).
+{ABOUT_DATA}    nanolm finetune-sentiment                                 the embedded reviews
+    nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
+    nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
+    nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """,
+)
 
 
 def show(result: "FinetuneResult") -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolm.cli.columns import visible
 from nanolm.cli.console import note, note_written, print_json, printable, write_page
 from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
 from nanolm.errors import UsageError, refuse
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from nanolm.inspect.inspection import Inspection
     from nanolm.text.tokenizer import Tokenizer
 
-HEAD_NAME = re.compile(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}")
-PAGE = "inspect.html"
 MOST_TOKENS = 512  # of a page; attention grows with their square
 
 
@@ -33,7 +32,7 @@ MOST_TOKENS = 512  # of a page; attention grows with their square
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="The text from a file; - is stdin.")
-@click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="The page to write.")
+@click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="The page.")
 @click.option("--head", metavar="LAYER.HEAD", help="Show this head large at first: 3.2.")
 @click.option("--top", type=click.IntRange(1, 50), default=6, help="Top tokens.  [default: 6]")
 @click.option("--word", metavar="WORD", help="How WORD differs between the TEXTs, layer by layer.")
@@ -74,7 +73,7 @@ def command(
     if len(modes) > 1:
         problems.append(f"give one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
-    if head is not None and not HEAD_NAME.fullmatch(head):
+    if head is not None and not re.fullmatch(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}", head):
         problems.append(f"--head {head}: give layer and head, from 1.1 on: --head 3.2")
     if head is not None and modes:
         problems.append(f"--head is for attention; leave out {modes[0]}")
@@ -134,7 +133,7 @@ class Inspector:
         ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
         inspection = inspect_text(loaded.model, ids, top)
         self.attention(loaded.tokenizer, inspection, head)
-        spelled = partial(visible, loaded.tokenizer)
+        spelled = partial(shown, loaded.tokenizer)
         self.draw("predictions.png", predictions_png, inspection, spelled)
 
     def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
@@ -162,7 +161,7 @@ class Inspector:
         heads = describe_heads(inspection.attention, inspection.ids)
         chosen = head_indices(head, heads)
         if self.as_json:
-            values: dict[str, Any] = {"tokens": names(tokenizer, inspection.ids)}
+            values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
             if decision:
                 attribution, labels = decision
                 probabilities = rounded(attribution.probabilities)
@@ -183,7 +182,7 @@ class Inspector:
             ]
             if layers:
                 values |= {"predictions": layers[-1], "layers": layers}
-            self.print(values)
+            print_json(values)
         else:
             shape = f"{counted(len(heads), 'layer')} of {counted(len(heads[0]), 'head')}"
             facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}", "attention": shape}
@@ -192,7 +191,7 @@ class Inspector:
         self.draw("attention.png", attention_png, inspection, heads)
         if chosen is not None:
             title = f"head {head} {heads[chosen[0]][chosen[1]].words}"
-            spelled = visible(tokenizer, inspection.ids)
+            spelled = shown(tokenizer, inspection.ids)
             self.draw(f"head-{head}.png", head_png, inspection.attention[chosen], title, spelled)
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
@@ -204,7 +203,8 @@ class Inspector:
         cosines = similarities(places.vectors)
         if self.as_json:
             values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
-            self.print(values | {"means": rounded(mean_similarities(cosines))})
+            means = rounded(mean_similarities(cosines))
+            print_json({"model": self.run, **values, "means": means})
         else:
             write_page(self.out, word_page(places, {"model": self.run}))
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
@@ -219,7 +219,7 @@ class Inspector:
         if self.as_json:
             pairs = zip(near, cosines, strict=True)
             values = [{"token": text, "cosine": round(cosine, 6)} for text, cosine in pairs]
-            self.print({"token": token, "neighbours": values})
+            print_json({"model": self.run, "token": token, "neighbours": values})
             return
         for text, cosine in zip(near, cosines, strict=True):
             click.echo(f"{cosine:6.3f}  {printable(text)}")
@@ -231,16 +231,13 @@ class Inspector:
 
         kind, vectors = position_vectors(loaded.model)
         if self.as_json:
-            self.print({"kind": kind, "vectors": rounded(vectors)})
+            print_json({"model": self.run, "kind": kind, "vectors": rounded(vectors)})
         else:
             facts = {"model": self.run, "positions": f"{len(vectors):,}"}
             write_page(self.out, positions_page(kind, vectors, facts))
         largest = float(abs(vectors).max()) or 1.0
         pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
         self.draw("positions.png", matrices_png, pairs, "auto")
-
-    def print(self, values: dict[str, Any]) -> None:
-        print_json({"model": self.run, **values})
 
     def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
         if self.png is not None:
@@ -272,10 +269,8 @@ def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
     return [tokenizer.special.get(id) or spelled(tokenizer.tokens[id]) for id in ids]
 
 
-def visible(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    from nanolm.text.page import PICTURES
-
-    return ["".join(PICTURES.get(char, char) for char in name) for name in names(tokenizer, ids)]
+def shown(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
+    return [visible(tokenizer, id) for id in ids]
 
 
 def rounded(values: Any) -> Any:

@@ -41,7 +41,7 @@ class Verbs(CommandGroup):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
-            return None
+            return super().get_command(context, name)
         module, _, attribute = name.partition("-")
         verb = importlib.import_module(f"nanolm.cli.{module}")
         command: click.Command = getattr(verb, attribute or "command")
@@ -132,9 +132,6 @@ def run() -> int:
     except (click.ClickException, errors.NanolmError) as error:
         complain(str(error), common=isinstance(error, errors.UsageError))
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        complain("stopped")
-        return errors.Interrupted.exit_code
     except (ClosedPipe, BrokenPipeError):
         # What is still in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -146,12 +143,13 @@ def run() -> int:
             return errors.DiskFull.exit_code
         complain(text)
         return errors.DataError.exit_code
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
             return errors.OutOfMemory.exit_code
-        if StopRequest.missed:  # which what was being called took for an error of its own
+        # What was being called may have taken Ctrl-C for an error of its own.
+        if isinstance(error, KeyboardInterrupt | click.Abort) or StopRequest.missed:
             complain("stopped")
             return errors.Interrupted.exit_code
         traceback.print_exc()

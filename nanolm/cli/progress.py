@@ -5,15 +5,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Self
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from nanolm.choice import Choice
-from nanolm.cli.console import error_console, printable
+from nanolm.cli.console import printable
 from nanolm.cli.tables import one_line
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
@@ -21,17 +22,20 @@ PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 LIVE_SECONDS = 0.1  # between two pictures of a bar
 
 
-class TrainingView:
+class QuietConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the program here and now
+
+
+class TrainingView(AbstractContextManager["TrainingView"]):
     def __init__(self) -> None:
-        self.console = error_console()
+        # Takes text literally: no markup, no guessing at colours.
+        self.console = QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
         self.expected: float | None = None  # bits per byte by the plan, at the last evaluation
         self.last_line = 0.0
         self.phase, self.phase_start = "", 0.0  # of the preparation
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self.live:
@@ -40,28 +44,24 @@ class TrainingView:
     def show(self, event: Event) -> None:
         """Show it; a stderr that nobody reads any more must not end the run."""
         try:
-            self.show_now(event)
+            match event:
+                case Progressed():
+                    self.progressed(event)
+                case Preparing():
+                    self.preparing(event)
+                case Wrote():
+                    sample = Text(one_line(event.prompt + event.text), "dim")
+                    sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
+                    if self.live:
+                        self.console.print(sample)
+                case Planned() if self.live:
+                    self.line("\n".join(plan_lines(event.choices, self.console.width)))
+                case _:
+                    self.line(str(event))
+                    if self.live and isinstance(event, Started):
+                        self.live.start()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def show_now(self, event: Event) -> None:
-        match event:
-            case Progressed():
-                self.progressed(event)
-            case Preparing():
-                self.preparing(event)
-            case Wrote():
-                sample = Text(one_line(event.prompt + event.text), "dim")
-                sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
-                if self.live:
-                    self.console.print(sample)
-            case Planned() if self.live:
-                for line in plan_lines(event.choices, self.console.width):
-                    self.line(line)
-            case _:
-                self.line(str(event))
-                if self.live and isinstance(event, Started):
-                    self.live.start()
 
     def show_within(self, event: Event) -> None:
         """Of a run that is one of many; its progress only where that does not stay."""
@@ -129,11 +129,8 @@ class TrainingView:
 
     def measures(self) -> str:
         planned = f" (plan {self.expected:.2f})" if self.expected else ""
-        shown = {
-            "loss": "loss {:.3f}",
-            "val_bits_per_byte": "val {:.3f} bits/byte" + planned,
-            "val_accuracy": "val {:.1%} right",
-        }
+        shown = {"loss": "loss {:.3f}", "val_bits_per_byte": "val {:.3f} bits/byte" + planned}
+        shown["val_accuracy"] = "val {:.1%} right"
         known = (name for name in shown if name in self.values)
         return "  ".join(shown[name].format(self.values[name]) for name in known)
 

@@ -1,8 +1,4 @@
-"""Is a run whole? Every checkpoint verified, and which one would be used.
-
->>> examine(Path("runs/novel")).to_go_on
-'step-00000120'
-"""
+"""Is a run whole? Every checkpoint verified, and which one would be used."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,11 +74,8 @@ def examine_model(path: Path) -> Diagnosis:
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
     """A checkpoint of `run`, or a model folder, which may have no manifest."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    links = tuple(
-        name
-        for name in ("best", "last")
-        if run and (target := checkpoint.follow(run.path / name)) and target.samefile(folder)
-    )
+    targets = {name: checkpoint.follow(run.path / name) for name in ("best", "last") if run}
+    links = tuple(name for name, target in targets.items() if target and target.samefile(folder))
     problem = ""
     try:
         if run or (folder / files.MANIFEST).exists():

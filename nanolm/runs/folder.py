@@ -6,8 +6,7 @@ runs/NAME/
   metrics.jsonl   one object a line
   samples.md      what the model wrote as it learned
   log.txt
-  checkpoints/step-00000120/   see checkpoint.py
-  best  last      links into checkpoints
+  checkpoints/step-00000120/, and the links best and last: see checkpoint.py
 """
 
 import contextlib

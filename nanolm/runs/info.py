@@ -1,8 +1,4 @@
-"""What a run or model folder is: architecture, parameters, files, history, who can read it.
-
->>> describe("runs/novel", note=print).parameters
-1317632
-"""
+"""What a run or model folder is: architecture, parameters, files, history, who can read it."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
