@@ -147,10 +147,11 @@ def costs(runner: Runner, device: str, products: float, copies: float) -> Profil
 def milliseconds(event: FunctionEvent, counted: Collection[str], device: str) -> float:
     """Of an operator that is not part of another, with all that it calls; on a GPU also of what
     launches kernels by itself, though nobody knows how much those move."""
-    parent: FunctionEvent | None = event
-    while (parent := parent.cpu_parent) is not None:
+    parent = event.cpu_parent
+    while parent is not None:
         if plain(parent.name) in counted:
             return 0.0
+        parent = parent.cpu_parent
     microseconds = 0.0
     if plain(event.name) in counted:
         microseconds = event.device_time_total if device == "cuda" else event.cpu_time_total
