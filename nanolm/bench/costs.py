@@ -1,7 +1,7 @@
 """Where the time of one update goes, and the least it could take.
 
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
-    Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)
+    Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3, times_limit=1.2)
 
 One update counts what each operator computes and moves, another is timed by the profiler. An
 operator can be no faster than its products at the rate of a large product, nor than its inputs and
@@ -38,10 +38,7 @@ class Cost:
     milliseconds: float
     share: float  # of the update
     limit: float | None  # milliseconds; None where nothing is known to be computed or moved
-
-    @property
-    def times_limit(self) -> float | None:
-        return self.milliseconds / self.limit if self.limit else None
+    times_limit: float | None
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,9 @@ def costs(runner: Runner, device: str, products: float, copies: float) -> Profil
     for name, times in calls.items():
         work = counter.work.get(name, Work())
         limit = 1000 * max(work.operations / products, work.bytes / copies)
-        short = name.removeprefix("aten::")
-        costs.append(Cost(short, len(times), sum(times), sum(times) / total, limit or None))
+        spent, short = sum(times), name.removeprefix("aten::")
+        times_limit = spent / limit if limit else None
+        costs.append(Cost(short, len(times), spent, spent / total, limit or None, times_limit))
     costs.sort(key=lambda cost: cost.milliseconds, reverse=True)
     return Profile(total, products, copies, costs)
 

@@ -65,9 +65,6 @@ def command(as_json: bool, **options: Any) -> None:
     report = measure(settings, note)
     if as_json:
         values = asdict(report)
-        for preset, profile in report.profiles.items():
-            for cost, row in zip(profile.costs, values["profiles"][preset]["costs"], strict=True):
-                row["times_limit"] = cost.times_limit
         if not report.profiles:
             del values["profiles"]
         print_json(values)

@@ -123,8 +123,6 @@ def command(
 class Inspector:
     def __init__(self, run: str, out: Path, png: Path | None, as_json: bool) -> None:
         self.run, self.out, self.png, self.as_json = run, out, png, as_json
-        if png is not None:
-            png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
         from nanolm.inspect.inspection import inspect_text
@@ -241,6 +239,7 @@ class Inspector:
 
     def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
         if self.png is not None:
+            self.png.mkdir(parents=True, exist_ok=True)
             draw(self.png / name, *arguments)
             note_written(self.png / name)
 

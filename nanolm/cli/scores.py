@@ -61,9 +61,6 @@ def show_matrix(labels: list[str], confusion: Sequence[Sequence[int]], width: in
 
 
 def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
-    if not mistakes:
-        click.echo("no mistakes")
-        return
     width = terminal_width()
     table = [["chance", "predicted", "true"]]
     for each in mistakes:
