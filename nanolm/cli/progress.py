@@ -159,4 +159,5 @@ def clock(seconds: float) -> str:
     """90 -> 1:30."""
     if seconds == float("inf"):
         return "?"
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:0").removeprefix("0:")
+    text = str(timedelta(seconds=round(seconds)))
+    return text[3:] if text.startswith("0:0") else text.removeprefix("0:")
