@@ -172,11 +172,10 @@ def figures(score: "Score") -> dict[str, str]:
 
 
 def summary(score: "Score") -> str:
-    per_byte, per_character, loss, perplexity, top_1, top_5, tokens = figures(score).values()
-    return (
-        f"{per_byte} bits per byte, {per_character} per character, loss {loss}, perplexity "
-        f"{perplexity}, top 1 {top_1}, top 5 {top_5}, over {tokens} tokens of {score.bytes:,} bytes"
-    )
+    bits, per_character, *values, tokens = figures(score).values()
+    rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
+    text = f"{bits} bits per byte, {per_character} per character, {rest}"
+    return f"{text}, over {tokens} tokens of {score.bytes:,} bytes"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:

@@ -60,7 +60,11 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
 
     from nanolm.report.listing import list_runs
 
-    rows = sorted_by(list_runs(Path(folder), note), keys[sort])
+    runs, key = list_runs(Path(folder), note), keys[sort]
+    rows = [row for row in runs if getattr(row, key) is not None]
+    ascending = key in ("run", "corpus", "state", "bits_per_byte")
+    rows.sort(key=lambda row: getattr(row, key), reverse=not ascending)
+    rows += [row for row in runs if getattr(row, key) is None]
     if as_json:
         for row in rows:
             print_json(asdict(row))
@@ -68,14 +72,6 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
         show(rows)
     else:
         note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
-
-
-def sorted_by(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
-    """The best, the largest or the newest first, names from A on; what has no such number last."""
-    known = [row for row in rows if getattr(row, key) is not None]
-    ascending = key in ("run", "corpus", "state", "bits_per_byte")
-    known.sort(key=lambda row: getattr(row, key), reverse=not ascending)
-    return known + [row for row in rows if getattr(row, key) is None]
 
 
 def show(rows: "list[RunSummary]") -> None:

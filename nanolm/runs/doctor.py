@@ -41,7 +41,11 @@ def examine(path: Path) -> Diagnosis:
     folders = checkpoint.list_checkpoints(run.checkpoints)
     folders += [final] if (final := run.checkpoints / "final").is_dir() else []
     if not run.exists() and not folders:
-        return examine_model(path)
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} is neither a run nor a model folder")
+        model = check(path)
+        to_use = None if model.problem else path.name
+        return Diagnosis(str(path), "a model folder", (), (model,), None, to_use, ())
     checked = tuple(check(folder, run) for folder in folders)
     whole = [each.name for each in checked if not each.problem and each.name.startswith("step-")]
     state, problems = "unfinished", []
@@ -62,17 +66,8 @@ def examine(path: Path) -> Diagnosis:
     return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
 
 
-def examine_model(path: Path) -> Diagnosis:
-    """A folder that is no run: a checkpoint, or a model from elsewhere, which has no checksums."""
-    if not (path / "config.json").exists():
-        raise ModelError(f"{path} is neither a run nor a model folder")
-    checked = check(path)
-    to_use = None if checked.problem else path.name
-    return Diagnosis(str(path), "a model folder", (), (checked,), None, to_use, ())
-
-
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
-    """A checkpoint of `run`, or a model folder, which may have no manifest."""
+    """A checkpoint of `run`, or a model folder: from elsewhere it has no manifest of checksums."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     targets = {name: checkpoint.follow(run.path / name) for name in ("best", "last") if run}
     links = tuple(name for name, target in targets.items() if target and target.samefile(folder))
