@@ -80,7 +80,16 @@ def command(
     """
     started = time.monotonic()
     data = data or (DATA,)
-    settings = settings_of(data, kind or guess_kind(data), options)
+    settings: FinetuneSettings | TrainSettings
+    if (kind or guess_kind(data)) == "labels":
+        if options["start_from"] == SCRATCH:
+            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
+        settings = FinetuneSettings.from_dict({**options, "data": data})
+    else:
+        if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
+            text = f"{', '.join(given)}: for labelled texts"
+            raise UsageError(f"{text}; if {data[0]} has labels, say --as labels")
+        settings = TrainSettings.from_dict({**options, "corpus": data})
 
     from nanolm.cli.progress import TrainingView
     from nanolm.comparison.compare import CompareRequest, compare
@@ -110,19 +119,6 @@ def guess_kind(data: tuple[str, ...]) -> str:
     table = suffixes[-1].lower() in TABLES
     folders = path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
     return "labels" if data[0] == DATA or table or folders else "text"
-
-
-def settings_of(
-    data: tuple[str, ...], kind: str, options: dict[str, Any]
-) -> FinetuneSettings | TrainSettings:
-    if kind == "labels":
-        if options["start_from"] == SCRATCH:
-            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
-        return FinetuneSettings.from_dict({**options, "data": data})
-    if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
-        words = ", ".join(given)
-        raise UsageError(f"{words}: for labelled texts; if {data[0]} has labels, say --as labels")
-    return TrainSettings.from_dict({**options, "corpus": data})
 
 
 def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:

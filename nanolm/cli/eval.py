@@ -81,7 +81,7 @@ def command(
     problems += options.unwritable("--html", html)
     problems += options.unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
-        problems.append("--against is not for --html, nor for --per-token without --json")
+        problems.append("--against: leave out --html and --per-token, or take --per-token --json")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
     from nanolm.inspect.attribution import Attribution
-    from nanolm.inspect.heads import HeadPattern
     from nanolm.inspect.inspection import Inspection
     from nanolm.text.tokenizer import Tokenizer
 
@@ -157,7 +156,12 @@ class Inspector:
         from nanolm.inspect.png import attention_png, head_png
 
         heads = describe_heads(inspection.attention, inspection.ids)
-        chosen = head_indices(head, heads)
+        chosen = None
+        if head is not None:
+            layer, number = (int(part) - 1 for part in head.split("."))
+            if layer >= len(heads) or number >= len(heads[0]):
+                raise UsageError(f"--head {head}: the last one is {len(heads)}.{len(heads[0])}")
+            chosen = layer, number
         if self.as_json:
             values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
             if decision:
@@ -250,16 +254,6 @@ def cut(ids: list[int], window: int | None) -> list[int]:
     if len(ids) > most:
         note(f"only the first {most:,} of {len(ids):,} tokens are looked at")
     return ids[:most]
-
-
-def head_indices(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
-    """Of --head LAYER.HEAD, from 0."""
-    if head is None:
-        return None
-    layer, number = (int(part) - 1 for part in head.split("."))
-    if layer >= len(heads) or number >= len(heads[0]):
-        raise UsageError(f"--head {head}: the last one is {len(heads)}.{len(heads[0])}")
-    return layer, number
 
 
 def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
