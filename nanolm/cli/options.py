@@ -173,7 +173,6 @@ def read_config(
 
 
 def unknown(flag: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    """What is wrong with a `value` that is not one of the `choices`."""
     return [] if value in choices else [f"{flag} {value}: there is {', '.join(choices)}"]
 
 

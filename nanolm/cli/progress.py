@@ -122,7 +122,6 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             self.last_line = time.monotonic()
 
     def with_bar(self, progress: float, text: str) -> str:
-        """`text` behind a bar that fills up, if there is room for one."""
         width = min(40, self.console.width - len(text) - 2)
         full = round(width * progress)
         return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text

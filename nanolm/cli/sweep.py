@@ -31,10 +31,7 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # known to say 
 @click.command("sweep", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @sweep_option(
-    "--over",
-    metavar="NAMES",
-    default="",
-    help="Settings to vary: lr,dropout; with values of your own: lr=0.001:0.003,norm=rms:layer.",
+    "--over", metavar="NAMES", default="", help="Settings to vary: lr,dropout or lr=0.001:0.003,..."
 )
 @sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Time for all of it.")
 @sweep_option("--trials", type=int, help="At the start.  [default: up to 27, as time permits]")

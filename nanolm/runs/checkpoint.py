@@ -1,7 +1,5 @@
 """The checkpoints of a run: listing, verifying, pruning, and the links `best` and `last`.
 
-    >>> newest_valid(Path("runs/x/checkpoints"), report=print)
-
 `nanolm.files` sees to it that a checkpoint is either whole or not there.
 """
 

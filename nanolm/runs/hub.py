@@ -1,7 +1,6 @@
 """A model of the Hugging Face Hub, as a folder on this machine.
 
-    >>> quiet = lambda what, done, total: None
-    >>> hub_model("gpt2", quiet)            # or "hf://gpt2", "owner/name", "hf://owner/name"
+    >>> hub_model("gpt2", report)  # or "hf://gpt2", "owner/name", "hf://owner/name"
 
 Where the Hugging Face tools have it already, their copy is used. Else what a model needs is
 downloaded once (`nanolm.download`); after that no network is needed.
