@@ -47,7 +47,12 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 @own_option("--from", "start_from", metavar="RUN", help="A pre-trained language model as a row.")
 @own_option("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
 @own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
-@own_option("--as", "kind", type=click.Choice(("labels", "text")), help="DATA is; else guessed.")
+@own_option(
+    "--as",
+    "kind",
+    type=click.Choice(("labels", "text")),
+    help="What DATA is.  [default: labels in tables and folders of folders, else text]",
+)
 @own_option("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print all there is as JSON.")
 @options_of(FinetuneSettings, TABLE)

@@ -29,8 +29,10 @@ PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scroll
 @click.command("eval", cls=options.Command)
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
-@click.option("--against", multiple=True, metavar="RUN2", help="Another model for the same text.")
-@click.option("--context", type=int, help=f"Window.  [default: the model's, to {DEFAULT_WINDOW}]")
+@click.option("--against", multiple=True, metavar="RUN2", help="A model to compare; repeatable.")
+@click.option(
+    "--context", type=int, help=f"Tokens in a window.  [default: the model's, to {DEFAULT_WINDOW}]"
+)
 @click.option(
     "--stride",
     type=int,

@@ -33,7 +33,9 @@ MOST_TOKENS = 512  # of a page; attention grows with their square
 @click.option("--file", metavar="FILE", help="The text from a file; - is stdin.")
 @click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="The page.")
 @click.option("--head", metavar="LAYER.HEAD", help="Show this head large at first: 3.2.")
-@click.option("--top", type=click.IntRange(1, 50), default=6, help="Top tokens.  [default: 6]")
+@click.option(
+    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Likeliest tokens."
+)
 @click.option("--word", metavar="WORD", help="How WORD differs between the TEXTs, layer by layer.")
 @click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
 @click.option("--positions", is_flag=True, help="The vectors of positions, as a picture.")
