@@ -1,7 +1,7 @@
 """Where the time of one update goes, and the least it could take.
 
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
-    Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3)
+    Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3, times_limit=1.2)
 
 One update counts what each operator computes and moves, another is timed by the profiler. An
 operator can be no faster than its products at the rate of a large product, nor than its inputs and
@@ -23,11 +23,9 @@ from nanolm.bench.turns import Runner, seconds_for
 
 LOOKUPS = {"embedding": "weight", "index": "self", "gather": "self", "index_select": "self"}
 # Arguments of operators whose numbers are not read, or not all of them.
-UNREAD = {
-    *LOOKUPS.items(),
-    *((name, "self") for name in ("nll_loss_forward", "nll_loss_backward")),
-    *((name, "self") for name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")),
-}
+OVERWRITTEN = ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")
+UNREAD = {*LOOKUPS.items()}
+UNREAD |= {(name, "self") for name in ("nll_loss_forward", "nll_loss_backward", *OVERWRITTEN)}
 MATRIX_PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")}
 
 
@@ -40,16 +38,11 @@ class Cost:
     milliseconds: float
     share: float  # of the update
     limit: float | None  # milliseconds; None where nothing is known to be computed or moved
-
-    @property
-    def times_limit(self) -> float | None:
-        return self.milliseconds / self.limit if self.limit else None
+    times_limit: float | None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One update and its costs."""
-
     milliseconds: float  # somewhat more than without the profiler
     products: float  # operations a second
     copies: float  # bytes a second
@@ -58,8 +51,6 @@ class Profile:
 
 @dataclass
 class Work:
-    """What the calls of an operator compute and move."""
-
     operations: int = 0
     bytes: int = 0
 
@@ -83,8 +74,7 @@ class Counter(TorchDispatchMode):
 
 
 def plain(name: str) -> str:
-    """An operator's name, in place or not: autograd adds gradients up in place only where nobody
-    counts."""
+    """In place or not: autograd accumulates gradients in place only where nobody counts."""
     return name.removesuffix("_")
 
 
@@ -145,8 +135,9 @@ def costs(runner: Runner, device: str, products: float, copies: float) -> Profil
     for name, times in calls.items():
         work = counter.work.get(name, Work())
         limit = 1000 * max(work.operations / products, work.bytes / copies)
-        short = name.removeprefix("aten::")
-        costs.append(Cost(short, len(times), sum(times), sum(times) / total, limit or None))
+        spent, short = sum(times), name.removeprefix("aten::")
+        times_limit = spent / limit if limit else None
+        costs.append(Cost(short, len(times), spent, spent / total, limit or None, times_limit))
     costs.sort(key=lambda cost: cost.milliseconds, reverse=True)
     return Profile(total, products, copies, costs)
 

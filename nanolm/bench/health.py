@@ -1,12 +1,9 @@
-"""What there is to work with: versions, device, memory and room on the disk.
-
->>> health()["torch"]
-'2.13.0'
-"""
+"""What there is to work with: versions, device, memory and room on the disk."""
 
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -74,11 +71,9 @@ def gpu(device: str) -> str:
         return ""
     free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
-    count = torch.cuda.device_count()
-    return (
-        f", {gigabytes(total)}, {gigabytes(free)} of them free, compute capability {major}.{minor},"
-        f" CUDA {torch.version.cuda}" + (f", {count} GPUs" if count > 1 else "")
-    )
+    memory = f"{gigabytes(total)}, {gigabytes(free)} of them free"
+    count = f", {torch.cuda.device_count()} GPUs" if torch.cuda.device_count() > 1 else ""
+    return f", {memory}, compute capability {major}.{minor}, CUDA {torch.version.cuda}{count}"
 
 
 def dtype(device: str) -> str:
@@ -89,14 +84,12 @@ def dtype(device: str) -> str:
 
 
 def room(place: Callable[[], Path]) -> str:
-    """How much space is free on the disk there."""
     try:
         folder = place()
         free = shutil.disk_usage(folder).free
     except (OSError, NanolmError) as error:
         return f"NOT USABLE: {error}"
-    home = str(Path.home())  # which strangers need not see in a report
-    shown = f"~{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
+    shown = re.sub(f"^{re.escape(str(Path.home()))}", "~", str(folder))  # no name in a report
     return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE_SPACE else "")
 
 

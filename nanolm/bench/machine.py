@@ -1,8 +1,4 @@
-"""What this machine is, and its peak: as its maker says, or as measured.
-
->>> peak_of("NVIDIA H200")
-989000000000000.0
-"""
+"""What this machine is, and its peak: as its maker says, or as measured."""
 
 import platform
 import re
@@ -28,9 +24,8 @@ PEAKS = {
     r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": 312e12,
     r"L40S": 362e12,
     r"L4": 121e12,
-    r"A30": 165e12,
     r"A40": 150e12,
-    r"GeForce RTX 4090": 165e12,
+    r"A30|GeForce RTX 4090": 165e12,
     r"GeForce RTX 3090": 71e12,
     r"V100-SXM2-(16|32)GB": 125e12,
     r"V100-PCIE-(16|32)GB": 112e12,
@@ -47,7 +42,6 @@ def peak_of(gpu: str) -> float | None:
 
 
 def facts(device: str, dtype: str) -> dict[str, Any]:
-    """What the numbers were measured on, and with."""
     return {
         "device": device,
         "name": torch.cuda.get_device_name() if device == "cuda" else processor(),
@@ -62,7 +56,6 @@ def facts(device: str, dtype: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What the processor is called."""
     listed = Path("/proc/cpuinfo")
     text = listed.read_text() if listed.exists() else ""
     if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
@@ -80,24 +73,20 @@ class Ceiling:
 
 
 def product(device: str, dtype: str) -> Ceiling:
-    """Of square matrices, in operations. With random numbers: equal ones take a GPU less power,
-    and so less time."""
-    side = MATRIX_SIDE.get(device, 4096)
-    kind = getattr(torch, dtype)
+    """Of square matrices. Random ones: equal numbers take a GPU less power, and so less time."""
+    side, kind = MATRIX_SIDE.get(device, 4096), getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))
     return Ceiling(2 * side**3, step, partial(wait_for, device))
 
 
 def copy(device: str) -> Ceiling:
-    """Of memory, in bytes read and written."""
     size = COPY_BYTES.get(device, 1 << 28)
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     return Ceiling(2 * size, partial(target.copy_, source), partial(wait_for, device))
 
 
 def wait_for(device: str) -> None:
-    """Until all work that was launched on it is done."""
     if device != "cpu":
         torch.accelerator.synchronize()
 

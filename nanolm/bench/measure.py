@@ -46,8 +46,6 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number."""
-
     what: str
     shape: str  # the preset
     value: float | None  # None where it cannot be known
@@ -57,8 +55,6 @@ class Measurement:
 
 @dataclass
 class BenchReport:
-    """All that was measured."""
-
     machine: dict[str, Any]
     results: list[Measurement] = field(default_factory=list)
     profiles: dict[str, Profile] = field(default_factory=dict)  # by preset
@@ -106,8 +102,7 @@ def flops_per_token(model: Model) -> int:
 
     Attention is counted in full, as is usual, though it is causal. Embedding lookups cost nothing.
     """
-    config = model.config
-    parts = parameters_by_part(model.config)
+    config, parts = model.config, parameters_by_part(model.config)
     weights = sum(parts.values()) - parts.get("position embedding", 0)
     if not config.tied:
         weights -= parts["token embedding"]
@@ -117,8 +112,6 @@ def flops_per_token(model: Model) -> int:
 
 @dataclass(frozen=True)
 class PresetBench:
-    """The measurements of one preset."""
-
     name: str
     config: ModelConfig
     rows: int
@@ -129,7 +122,8 @@ class PresetBench:
     def training(self, against: str | None, note: Note) -> list[Measurement]:
         """Real updates on random tokens; with `against`, in turn with another's."""
         results: list[Measurement] = []
-        with closing(self.warm(self.trial, results, "memory")) as trial:
+        make = partial(SpeedTrial, self.config, self.rows, self.device, self.dtype)
+        with closing(self.warm(make, results, "memory")) as trial:
             for choice in trial.choices:
                 note(f"{self.name}: {choice}")
             runners: dict[str, Runner] = {"training": trial}
@@ -140,8 +134,7 @@ class PresetBench:
             if large:
                 runners[MATRIX_PRODUCTS] = OnThreads(large, trial.settings.threads or 1)
             times = medians(runners, self.seconds)
-            flops = flops_per_token(trial.model)
-            tokens = trial.tokens
+            flops, tokens = flops_per_token(trial.model), trial.tokens
         if large:
             peak: float | None = large.amount / times.pop(MATRIX_PRODUCTS)
             results.append(Measurement(MATRIX_PRODUCTS, self.name, peak, "FLOP/s"))
@@ -156,9 +149,6 @@ class PresetBench:
             speeds.append(Measurement(f"nanolm / {against}", self.name, ratio, "times"))
         speeds.append(Measurement("step", self.name, 1000 * times["training"], "ms a step"))
         return speeds + results
-
-    def trial(self) -> SpeedTrial:
-        return SpeedTrial(self.config, self.rows, self.device, self.dtype)
 
     def peer(self, note: Note) -> Runner:
         """On a CPU, with all threads or one, whichever is faster: small models want one."""
@@ -189,18 +179,16 @@ class PresetBench:
         model = build_model(self.config).to(self.device, getattr(torch, self.dtype))
         loaded = LanguageModel(model, tokenizer)
         tokens = min(NEW_TOKENS.get(self.device, 64), self.config.context // 2)
-        runners = {"sampling": SamplingRunner(loaded, 1, tokens)}
+        rows = {"sampling": 1}
         if self.device == "cuda":
-            many = SamplingRunner(loaded, SAMPLED_ROWS, tokens)
-            runners[f"sampling, {SAMPLED_ROWS} rows"] = many
+            rows[f"sampling, {SAMPLED_ROWS} rows"] = SAMPLED_ROWS
+        runners = {what: SamplingRunner(loaded, count, tokens) for what, count in rows.items()}
         with threads_for(available_threads()):
             if self.device == "cpu":
                 use_fitting_threads(model)
             times = medians(runners, self.seconds)
-        return [
-            Measurement(what, self.name, runner.rows * tokens / times[what], "tokens/s")
-            for what, runner in runners.items()
-        ]
+        rates = {what: count * tokens / times[what] for what, count in rows.items()}
+        return [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
 
     def profile(self) -> Profile:
         """Of one update, neither compiled nor on several threads, which would hide its parts."""
@@ -213,8 +201,6 @@ class PresetBench:
 
 @dataclass(frozen=True)
 class SamplingRunner:
-    """Generates rows of new tokens."""
-
     model: LanguageModel
     rows: int
     tokens: int

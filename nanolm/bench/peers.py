@@ -1,8 +1,4 @@
-"""The same shapes trained with other libraries, to compare with.
-
->>> peer = Transformers(config, rows=8, device="cpu", dtype="float32", note=print)
->>> peer.step()
-"""
+"""The same shapes trained with other libraries, to compare with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +12,7 @@ from nanolm.model.config_json import config_to_json, model_type
 
 
 class Transformers:
-    """A model of Hugging Face `transformers` in a plain loop, with all that makes it fast:
-    16-bit products and `torch.compile` on a GPU, fused AdamW."""
+    """A plain loop with all that makes it fast: on a GPU 16-bit products and `torch.compile`."""
 
     def __init__(
         self, config: ModelConfig, rows: int, device: str, dtype: str, note: Callable[[str], None]
@@ -55,17 +50,11 @@ def transformers_model(config: ModelConfig) -> Any:
     """With fresh weights; a UsageError where there is no such model, or no such package."""
     family, why = model_type(config)
     if family == "nanolm":
-        raise UsageError(
-            f"--against transformers: it has no such model ({why}); "
-            "try --family modern, llama or gpt2"
-        )
+        known = "try --family modern, llama or gpt2"
+        raise UsageError(f"--against transformers: it has no such model ({why}); {known}")
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, logging
     except ImportError:
-        missing = "it is not installed; pip install transformers"
-        raise UsageError(f"--against transformers: {missing}") from None
+        raise UsageError("--against transformers: first pip install transformers") from None
     logging.set_verbosity_error()  # it warns of what only writing needs
-    values = config_to_json(config)
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(values.pop("model_type"), **values)
-    )
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_to_json(config)))

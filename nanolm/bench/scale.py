@@ -2,15 +2,14 @@
 
     >>> estimates(BenchSettings(scale="1,8", bandwidth=50.0), note=print)
 
-A step is measured with the rows that each process would have. The exchange is computed: the
-gradients in a ring all-reduce (every number passes each process twice), partly hidden by half of
-the step, since DDP sends gradients while the backward pass goes on; and Muon's updates, each made
-by one process, which nothing hides.
+A step is measured with the rows of one process. The exchange is computed: the gradients in a ring
+all-reduce (each number passes each process twice), which DDP hides behind the backward pass; and
+Muon's updates, each made by one process, which nothing hides.
 """
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from typing import Any
 
 from nanolm.bench.measure import DEFAULT_PRESETS, shape
 from nanolm.bench.settings import BenchSettings
@@ -25,25 +24,10 @@ GRADIENT_BYTES = 4  # of one number
 BACKWARD_SHARE = 0.5  # of a step
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """One number of processes."""
-
-    preset: str
-    processes: int
-    rows: int  # of each process
-    compute: float  # seconds, measured
-    exchange: float  # seconds, computed,
-    shown: float  # and what of them nothing hides
-    speed: float  # tokens a second of all of them, the batch being the same
-    efficiency: float  # of so many times the speed of one
-    grown: float  # the same, if each had as many rows as one has alone
-
-
-def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[Estimate]:
+def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[dict[str, Any]]:
     device, _ = choose_device(settings.device)
     dtype, _ = choose_dtype("auto", device)
-    estimates: list[Estimate] = []
+    estimates = []
     for preset in settings.preset or DEFAULT_PRESETS[device][:1]:
         config, batch = shape(preset, settings, device)
         muon = recipe.optimizer(config, batch)[0] == "muon"
@@ -66,17 +50,16 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[Esti
             shown = max(0.0, gradients - BACKWARD_SHARE * compute) + updates
             step = compute + shown
             grown = alone + max(0.0, gradients - BACKWARD_SHARE * alone) + updates
-            estimates.append(
-                Estimate(
-                    preset=preset,
-                    processes=count,
-                    rows=rows[count],
-                    compute=compute,
-                    exchange=gradients + updates,
-                    shown=shown,
-                    speed=rows[count] * count * config.context / step,
-                    efficiency=alone * rows[count] / (batch * step),
-                    grown=alone / grown,
-                )
-            )
+            estimate = {
+                "preset": preset,
+                "processes": count,
+                "rows": rows[count],  # of each process
+                "compute": compute,  # seconds, measured
+                "exchange": gradients + updates,  # seconds, computed,
+                "shown": shown,  # and what of them nothing hides
+                "speed": rows[count] * count * config.context / step,  # tokens a second of all
+                "efficiency": alone * rows[count] / (batch * step),  # of `count` times one's speed
+                "grown": alone / grown,  # the same, if each had as many rows as one has alone
+            }
+            estimates.append(estimate)
     return estimates

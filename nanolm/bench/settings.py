@@ -10,8 +10,6 @@ PEERS = ("transformers",)
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """The options of `nanolm bench`."""
-
     preset: tuple[str, ...] = ()  # none: those that fit the device
     family: str = DEFAULT_FAMILY
     device: str = "auto"
@@ -27,25 +25,19 @@ class BenchSettings:
         return [int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts]
 
     def problems(self) -> list[str]:
-        """Everything that is wrong, each with what there is."""
-        given = [("preset", name) for name in self.preset]
-        given += [("family", self.family), ("device", self.device)]
-        given += [("against", self.against)] if self.against is not None else []
-        choices = {**CHOICES, "against": PEERS}
-        problems = [
-            f"--{name} {value}: there is {', '.join(choices[name])}"
-            + did_you_mean(value, list(choices[name]))
-            for name, value in given
-            if value not in choices[name]
-        ]
+        given = [*(("preset", name) for name in self.preset), ("family", self.family)]
+        given += [("device", self.device), ("against", self.against or PEERS[0])]
+        problems = []
+        for name, value in given:
+            if value not in (choices := CHOICES.get(name, PEERS)):
+                guess = did_you_mean(value, list(choices))
+                problems.append(f"--{name} {value}: there is {', '.join(choices)}{guess}")
         if not all(1 <= count <= 100_000 for count in self.process_counts()):
             problems.append("--scale: give numbers of processes, such as 1,8,64")
         if self.scale is not None and (self.against or self.profile):
             problems.append("--scale cannot be with --against or --profile: leave out one")
         if not 0.001 <= self.bandwidth <= 100_000:
-            problems.append(
-                f"--bandwidth {self.bandwidth:g}: must be from 0.001 to 100000, in GB/s"
-            )
+            problems.append(f"--bandwidth {self.bandwidth:g}: give 0.001 to 100000, in GB/s")
         if not 0.01 <= self.seconds <= 3600:
             problems.append(f"--seconds {self.seconds:g}: must be from 0.01 to 3,600")
         return problems

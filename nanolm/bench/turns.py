@@ -32,8 +32,6 @@ RunnerT = TypeVar("RunnerT", bound=Runner)
 
 @dataclass(frozen=True)
 class OnThreads:
-    """A runner that gets its own number of threads in its turn."""
-
     runner: Runner
     threads: int
 
@@ -59,7 +57,7 @@ def seconds_for(runner: Runner, steps: int) -> float:
 
 def fastest(runners: Sequence[RunnerT]) -> RunnerT:
     times = medians({str(number): runner for number, runner in enumerate(runners)}, seconds=0.0)
-    return min(zip(times.values(), runners, strict=True), key=lambda pair: pair[0])[1]
+    return runners[int(min(times, key=lambda number: times[number]))]
 
 
 def medians(runners: Mapping[str, Runner], seconds: float) -> dict[str, float]:

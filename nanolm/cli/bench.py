@@ -13,30 +13,29 @@ from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, print_json, printable
 from nanolm.cli.options import Command, Table, json_option, options_of
 from nanolm.errors import refuse
-from nanolm.formats import counted
+from nanolm.formats import counted, readable
 
 if TYPE_CHECKING:
     from nanolm.bench.costs import Profile
-    from nanolm.bench.measure import BenchReport, Measurement
+    from nanolm.bench.measure import BenchReport
 
 LINE_WIDTH = 80
 OPERATOR_WIDTH = 36  # letters of an operator's name
 SHOWN_COSTS = 10  # of an update
+ESTIMATE = (  # a row of the table for --scale
+    "{preset:<7} {processes:>9,} {rows:>9,} {compute:>8.1f} {exchange:>8.2f} {shown:>8.2f} "
+    "{speed:>11,.0f} {efficiency:>6.1%} {grown:>6.1%}"
+)
 SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people read them
 TABLE: Table = {
     "Options": {
-        "preset": "A size to measure; give it again for more.  "
-        "[default: those that fit the device]",
+        "preset": "A size; give it again for more.  [default: those that fit the device]",
         "family": "The kind of model.",
         "device": "What to measure.",
         "seconds": "Time for each number; more of it smooths out what else the machine does.",
         "against": ("|".join(PEERS), "Train the same shapes with this too, in turn."),
-        "profile": f"Show the {SHOWN_COSTS} largest costs of an update, and how far each is from "
-        "its limit.",
-        "scale": (
-            "1,8,64",
-            "Instead, how well so many processes would share a batch, reckoned from a step here.",
-        ),
+        "profile": f"Show the {SHOWN_COSTS} largest costs of an update beside their limits.",
+        "scale": ("1,8,64", "Instead, estimate how well so many processes would share a batch."),
         "bandwidth": ("GB/S", "What --scale takes for granted between any two of them."),
     }
 }
@@ -65,7 +64,10 @@ def command(as_json: bool, **options: Any) -> None:
 
     report = measure(settings, note)
     if as_json:
-        print_json(as_object(report))
+        values = asdict(report)
+        if not report.profiles:
+            del values["profiles"]
+        print_json(values)
         return
     show_results(report)
     for preset, profile in report.profiles.items():
@@ -78,38 +80,21 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
 
     rows = estimates(settings, note)
     if as_json:
-        values = [asdict(row) for row in rows]
-        print_json({"bandwidth": settings.bandwidth, "estimates": values})
+        print_json({"bandwidth": settings.bandwidth, "estimates": rows})
         return
     print_wrapped(
-        f"Reckoned, not measured: a ring of processes with {settings.bandwidth:g} GB/s from each "
-        "to the next, gradients of 4 bytes, exchanged while the way back (half a step) goes on; "
-        "nothing for waiting on the slowest, or on the disk."
+        f"Estimated, not measured: a ring of processes, {settings.bandwidth:g} GB/s between two, "
+        "4-byte gradients exchanged during the backward pass (half a step); no waiting otherwise."
     )
-    click.echo(
-        "\npreset   processes rows each  step ms  told ms shown ms    tokens/s   of n  grown"
-    )
+    click.echo("\npreset  processes rows each  step ms  told ms shown ms    tokens/s   of n  grown")
     for row in rows:
-        compute, exchange, shown = (1000 * time for time in (row.compute, row.exchange, row.shown))
-        click.echo(
-            f"{row.preset:<8} {row.processes:>9,} {row.rows:>9,} {compute:>8.1f} {exchange:>8.2f} "
-            f"{shown:>8.2f} {row.speed:>11,.0f} {row.efficiency:>6.1%} {row.grown:>6.1%}"
-        )
+        times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
+        click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
-        "step: measured here with the rows that each would have. told: all that is exchanged; "
-        "shown: what of it nothing hides. of n: of so many times the speed of one, the batch being "
-        "the same, but at least a row each; grown: if the batch grew with them."
+        "step: measured here with the rows of each. told: all that is exchanged; shown: what "
+        "nothing hides. of n: efficiency with the same batch; grown: if the batch grew with them."
     )
-
-
-def as_object(report: "BenchReport") -> dict[str, Any]:
-    """For programs, with the profiles only where they were asked for."""
-    values = asdict(report)
-    for preset, profile in report.profiles.items():
-        for cost, row in zip(profile.costs, values["profiles"][preset]["costs"], strict=True):
-            row["times_limit"] = cost.times_limit
-    return {name: value for name, value in values.items() if value or name != "profiles"}
 
 
 def show_results(report: "BenchReport") -> None:
@@ -125,25 +110,21 @@ def show_results(report: "BenchReport") -> None:
     for result in report.results:
         preset = result.shape if result.shape != before else ""
         before = result.shape
-        click.echo(f"{preset:<12} {row(result)}".rstrip())
-
-
-def row(result: "Measurement") -> str:
-    scale, unit = SCALES.get(result.unit, (1, result.unit))
-    value = "n/a" if result.value is None else number(result.value / scale)
-    unit = "" if result.value is None else unit
-    of_peak = ""
-    if result.what.startswith("training"):
-        of_peak = "n/a" if result.of_peak is None else f"{result.of_peak:.1%}"
-    return f"{result.what:<24} {value:>14} {unit:<10} {of_peak:>8}"
+        scale, unit = SCALES.get(result.unit, (1, result.unit))
+        value = "n/a" if result.value is None else readable(result.value / scale)
+        unit = "" if result.value is None else unit
+        of_peak = ""
+        if result.what.startswith("training"):
+            of_peak = "n/a" if result.of_peak is None else f"{result.of_peak:.1%}"
+        line = f"{preset:<12} {result.what:<24} {value:>14} {unit:<10} {of_peak:>8}"
+        click.echo(line.rstrip())
 
 
 def show_profile(preset: str, profile: "Profile") -> None:
     print_wrapped(
-        f"one update of {preset}, not compiled, on one thread, watched: "
-        f"{profile.milliseconds:,.1f} ms; limits by {number(profile.products / 1e9)} GFLOP/s of "
-        f"products and {number(profile.copies / 1e9)} GB/s of copies, as measured; what a cache "
-        "holds can go below"
+        f"one profiled update of {preset}, uncompiled, one thread: {profile.milliseconds:,.1f} ms; "
+        f"limits: {readable(profile.products / 1e9)} GFLOP/s of products, "
+        f"{readable(profile.copies / 1e9)} GB/s of copies, as measured (caches can be faster)"
     )
     heads = f"{'calls':>6} {'ms':>9} {'share':>6} {'limit':>9} {'x limit':>8}"
     click.echo(f"\n{'operator':<{OPERATOR_WIDTH}} {heads}")
@@ -154,14 +135,8 @@ def show_profile(preset: str, profile: "Profile") -> None:
         figures = f"{cost.calls:>6} {cost.milliseconds:>9.3f} {cost.share:>6.1%}"
         click.echo(f"{name} {figures} {limit:>9} {times:>8}")
     rest = 1 - sum(cost.share for cost in profile.costs[:SHOWN_COSTS])
-    milliseconds = rest * profile.milliseconds
-    click.echo(f"{'all else':<{OPERATOR_WIDTH + 7}} {milliseconds:>9.3f} {rest:>6.1%}")
-
-
-def number(value: float) -> str:
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    figures = f"{rest * profile.milliseconds:>9.3f} {rest:>6.1%}"
+    click.echo(f"{'all else':<{OPERATOR_WIDTH + 7}} {figures}")
 
 
 def print_wrapped(text: str) -> None:

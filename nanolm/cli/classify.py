@@ -7,12 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import click
 
-from nanolm.cli.console import note, print_json, printable, styled
+from nanolm.cli.console import note, print_json, styled
 from nanolm.cli.options import Command, device_option, dtype_option, json_option, unknown
-from nanolm.cli.tables import cell_width, shortened, terminal_width
+from nanolm.cli.tables import cell_width, one_line, shortened, terminal_width
 from nanolm.errors import refuse
 from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
@@ -24,49 +25,27 @@ READ_BYTES = 1 << 20  # of stdin that are read, and classified, at a time
 @click.command("classify", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--file",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="Texts from a file, of any length: a line each, or a column of a table.",
-)
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Texts: lines, or a table.")
 @click.option("--text-column", metavar="NAME", help="Which column of a table.  [default: found]")
-@click.option(
-    "--label-column",
-    metavar="NAME",
-    help="Which column has the true label, to compare with.  [default: found by its name]",
-)
+@click.option("--label-column", metavar="NAME", help="Of true labels.  [default: found by name]")
 @click.option("--encoding", metavar="NAME", default="utf-8", help="Of files that are not UTF-8.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N likeliest labels.")
-@click.option(
-    "--min-probability",
-    type=click.FloatRange(0, 1),
-    metavar="P",
-    help=f"Say `{UNSURE}` where the likeliest label is less likely.",
-)
+@click.option("--min-probability", type=click.FloatRange(0, 1), help=f"Below it say `{UNSURE}`.")
 @device_option()
 @dtype_option(help="Numbers of the products.")
 @json_option(help="Print one JSON object a text.")
-@click.option(
-    "--csv",
-    "as_csv",
-    is_flag=True,
-    help="Print a table: text, label, probabilities; true_label and correct where FILE has labels.",
-)
+@click.option("--csv", "as_csv", is_flag=True, help="Print a table, with true labels if known.")
 def command(
     run: str,
     text: tuple[str, ...],
     files: tuple[str, ...],
-    text_column: str | None,
-    label_column: str | None,
-    encoding: str,
     top: int | None,
     min_probability: float | None,
     device: str,
     dtype: str,
     as_json: bool,
     as_csv: bool,
+    **columns: Any,
 ) -> None:
     """Tell the label of each text, and how sure the model is.
 
@@ -79,16 +58,15 @@ def command(
     nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labelled.csv
     tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
     """
-    reading = LabelReading(encoding, text_column, label_column)
+    reading = LabelReading(**columns)
     problems = reading.problems()
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if as_json and as_csv:
         problems.append("give one of --json and --csv")
     if text and files:
         problems.append("give texts or --file, not both")
-    for option, column in (("--text-column", text_column), ("--label-column", label_column)):
-        if column and not files:
-            problems.append(f"{option} is for --file; a table on stdin is `--file -`")
+    if (reading.text_column or reading.label_column) and not files:
+        problems.append("--text-column, --label-column: for --file; a table on stdin is `--file -`")
     if not text and not files and sys.stdin.isatty():
         problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
     refuse(problems)
@@ -108,7 +86,7 @@ def command(
         labelled = first is not None and first[1] is not None
         parts = in_parts(texts_of(chain([first] if first else [], rows), read))
     else:
-        parts = arriving_lines(encoding)
+        parts = arriving_lines(reading.encoding)
     table = csv.writer(sys.stdout, lineterminator="\n")
     if as_csv:
         truth_columns = ["true_label", "correct"] if labelled else []
@@ -128,14 +106,12 @@ def command(
         compared, right = compared + compare, right + (compare and correct)
         if as_json:
             values = {"text": each, "label": label, "probability": probability}
-            rest: dict[str, object] = {"probabilities": dict(ranked[:top])}
-            if truth:
-                rest |= {"true_label": truth, "correct": correct if compare else None}
-            print_json({**values, **rest})
+            known = {"true_label": truth, "correct": correct if compare else None} if truth else {}
+            print_json({**values, "probabilities": dict(ranked[:top]), **known})
         elif as_csv:
             numbers = (f"{value:.6f}" for value in probabilities.tolist())
-            known = [truth, str(correct).lower() if compare else ""] if labelled else []
-            table.writerow([each, label, f"{probability:.6f}", *numbers, *known])
+            answer = [truth, str(correct).lower() if compare else ""] if labelled else []
+            table.writerow([each, label, f"{probability:.6f}", *numbers, *answer])
             sys.stdout.flush()
         else:
             show(each, label, ranked[: top or 1])
@@ -169,17 +145,13 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
 
 
 def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:
-    """The label first, then how sure, then the text."""
-    if len(ranked) > 1:
-        shown = ", ".join(f"{name} {value:.1%}" for name, value in ranked)
-        shown = f"{UNSURE}: {shown}" if label == UNSURE else shown
-    else:
-        shown = f"{label} {ranked[0][1]:.1%}"
-    shown, text = (" ".join(part.split()) for part in (shown, text))
+    shown = ", ".join(f"{name} {value:.1%}" for name, value in ranked)
+    if label == UNSURE:
+        shown = f"{UNSURE}: {shown}" if len(ranked) > 1 else f"{UNSURE} {ranked[0][1]:.1%}"
     width = terminal_width()
     if width is None:
-        click.echo(f"{shown}\t{text}")
+        click.echo("\t".join(" ".join(part.split()) for part in (shown, text)))
         return
-    shown = printable(shown)
+    shown, text = one_line(shown), one_line(text)
     room = max(1, width - cell_width([shown]) - 2)
-    click.echo(f"{styled(shown, bold=True)}  {shortened(printable(text), room)}")
+    click.echo(f"{styled(shown, bold=True)}  {shortened(text, room)}")

@@ -44,19 +44,14 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 @click.command("compare", cls=Command)
 @click.argument("data", nargs=-1, metavar="[DATA]...")
 @own_option("--only", metavar="NAMES", default="", help="Some of them: bag,lstm,transformer.")
-@own_option(
-    "--from",
-    "start_from",
-    metavar="RUN",
-    help="A trained language model, for the row of a pre-trained Transformer.",
-)
+@own_option("--from", "start_from", metavar="RUN", help="A pre-trained language model as a row.")
 @own_option("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
 @own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
 @own_option(
     "--as",
     "kind",
     type=click.Choice(("labels", "text")),
-    help="What DATA is.  [default: a table or a folder of folders is labelled, all else is text]",
+    help="What DATA is.  [default: labels in tables and folders of folders, else text]",
 )
 @own_option("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print all there is as JSON.")
@@ -90,7 +85,16 @@ def command(
     """
     started = time.monotonic()
     data = data or (DATA,)
-    settings = settings_of(data, kind or guess_kind(data), options)
+    settings: FinetuneSettings | TrainSettings
+    if (kind or guess_kind(data)) == "labels":
+        if options["start_from"] == SCRATCH:
+            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
+        settings = FinetuneSettings.from_dict({**options, "data": data})
+    else:
+        if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
+            text = f"{', '.join(given)}: for labelled texts"
+            raise UsageError(f"{text}; if {data[0]} has labels, say --as labels")
+        settings = TrainSettings.from_dict({**options, "corpus": data})
 
     from nanolm.cli.progress import TrainingView
     from nanolm.comparison.compare import CompareRequest, compare
@@ -116,24 +120,10 @@ def command(
 def guess_kind(data: tuple[str, ...]) -> str:
     """Whether there are labels in it, by its name."""
     path = Path(data[0])
-    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
-    table = bool(suffixes) and suffixes[-1].lower() in TABLES
+    suffixes = ["", *(suffix for suffix in path.suffixes if suffix not in COMPRESSIONS)]
+    table = suffixes[-1].lower() in TABLES
     folders = path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
     return "labels" if data[0] == DATA or table or folders else "text"
-
-
-def settings_of(
-    data: tuple[str, ...], kind: str, options: dict[str, Any]
-) -> FinetuneSettings | TrainSettings:
-    if kind == "labels":
-        if options["start_from"] == SCRATCH:
-            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
-        return FinetuneSettings.from_dict({**options, "data": data})
-    given = [name for name in ONLY_LABELLED if options.pop(name) is not None]
-    if given:
-        words = ", ".join(map(option, given))
-        raise UsageError(f"{words}: for labelled texts; if {data[0]} has labels, say --as labels")
-    return TrainSettings.from_dict({**options, "corpus": data})
 
 
 def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
@@ -151,13 +141,10 @@ def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
 
 
 def show(outcome: "CompareResult") -> None:
-    """The table, and below it what each row teaches."""
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
-    rows = [["", "bits/byte", "parameters", "trained"]]
-    if labelled:
-        test = ["test"] if tested else []
-        rows = [["", "right", *test, "parameters", "trained", "1,000 words"]]
+    measures = ["right", "test"][: 1 + tested] if labelled else ["bits/byte"]
+    rows = [["", *measures, "parameters", "trained", *(["1,000 words"] if labelled else [])]]
     for row in outcome.rows:
         cells = [one_line(row.title), measured(row, outcome.measure)]
         cells += [measured(row, "test_accuracy")] if tested else []
@@ -168,23 +155,19 @@ def show(outcome: "CompareResult") -> None:
     width = terminal_width()
     show_table(rows, first_limit=width and LABEL_WIDTH)
     click.echo()
+    fill = partial(textwrap.fill, width=width or 100, subsequent_indent="  ")
     for row in outcome.rows:
-        text = f"{row.title}: {row.teaches}."
-        click.echo(textwrap.fill(text, width or 100, subsequent_indent="  "))
+        click.echo(fill(f"{row.title}: {row.teaches}."))
     seeds = max(row.seeds for row in outcome.rows)
     if labelled and seeds > 1:
-        click.echo()
-        click.echo(f"Means over {seeds} seeds, each with its own split; ± is a standard deviation.")
+        click.echo(f"\nMeans over {seeds} seeds, each with its own split; ± standard deviation.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        click.echo(
-            f"{family}: a step of {first:,} tokens {1000 * short:.1f} ms, of {last:,} "
-            f"{1000 * long:,.1f} ms, {long / short:.0f} times as long"
-        )
+        steps = f"{first:,} tokens {1000 * short:.1f} ms, of {last:,} {1000 * long:,.1f} ms"
+        click.echo(f"{family}: a step of {steps}, {long / short:.0f} times as long")
 
 
 def measured(row: "ComparedRow", name: str) -> str:
-    mean, spread = row.means[name], row.spread[name]
     if name == "bits_per_byte":
-        return f"{mean:.3f}"
-    return f"{mean:.1%}" + (f" ±{100 * spread:.1f}" if row.seeds > 1 else "")
+        return f"{row.means[name]:.3f}"
+    return f"{row.means[name]:.1%}" + (f" ±{100 * row.spread[name]:.1f}" if row.seeds > 1 else "")

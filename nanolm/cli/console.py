@@ -8,14 +8,12 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from nanolm.files import write_atomically
 from nanolm.machine import process
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 INTERRUPTED = 75  # exit code: saved, and the same command goes on
 
@@ -37,7 +35,6 @@ def finite(value: Any) -> Any:
 
 
 def styled(text: str, **style: Any) -> str:
-    """`text` in colours, where they are wanted."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else click.style(text, **style)
 
@@ -52,7 +49,6 @@ def complain(message: str, common: bool = False) -> None:
 
 
 def note(message: str) -> None:
-    """Something worth knowing, on stderr."""
     click.echo(printable(message), err=True)
 
 
@@ -63,12 +59,16 @@ def note_interruption(step: int | None = None) -> int:
     return INTERRUPTED
 
 
+def write_page(file: Path, text: str) -> None:
+    write_atomically(file, text)
+    note_written(file)
+
+
 def note_written(file: Path) -> None:
     note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
 
 
 def print_json(value: Any) -> None:
-    """One object on a line of its own."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -76,24 +76,9 @@ def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
     """A title and a text each, the text wrapped beside its title."""
     width = min(100, shutil.get_terminal_size().columns)
     for title, text in rows:
-        lines = textwrap.wrap(
-            printable(text),
-            width,
-            initial_indent=f"{title:<{indent}}",
-            subsequent_indent=" " * indent,
-        )
-        click.echo("\n".join(lines))
-
-
-def error_console() -> "Console":
-    """A rich console on stderr that takes text literally: no markup, no guessing at colours."""
-    from rich.console import Console
-
-    class QuietConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the program here and now
-
-    return QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
+        first, others = f"{title:<{indent}}", " " * indent
+        wrapper = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=others)
+        click.echo(wrapper.fill(printable(text)))
 
 
 def show_text(text: str, bold: bool = False) -> None:

@@ -11,7 +11,7 @@ from nanolm.cli.options import Command, json_option
 from nanolm.errors import ModelError
 
 if TYPE_CHECKING:
-    from nanolm.runs.doctor import CheckpointHealth, Diagnosis
+    from nanolm.runs.doctor import Diagnosis
 
 
 @click.command("doctor", cls=Command)
@@ -50,21 +50,16 @@ def command(context: click.Context, run: str | None, as_json: bool) -> None:
 
 
 def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
-    """A title and a text each."""
     title = "model" if diagnosis.state == "a model folder" else "run"
     shown = [(title, f"{diagnosis.folder}: {diagnosis.state}")]
     shown += [("problem", problem) for problem in diagnosis.problems]
-    shown += [(each.name, described(each)) for each in diagnosis.checkpoints]
+    for each in diagnosis.checkpoints:
+        links = f", {' and '.join(each.links)}" if each.links else ""
+        shown.append((each.name, f"{each.problem or 'whole'}, {each.bytes / 1e6:,.1f} MB{links}"))
     if diagnosis.state == "unfinished":
-        start = diagnosis.to_go_on or "none: training would start at step 0"
-        shown.append(("to go on from", start))
+        shown.append(("to go on from", diagnosis.to_go_on or "none: training starts at step 0"))
     shown.append(("to use", diagnosis.to_use or "none"))
     if diagnosis.left_behind:
         names = ", ".join(diagnosis.left_behind)
         shown.append(("left behind", f"{names}: by what was killed; the next start removes it"))
     return shown
-
-
-def described(each: "CheckpointHealth") -> str:
-    links = f", {' and '.join(each.links)}" if each.links else ""
-    return f"{each.problem or 'whole'}, {each.bytes / 1e6:,.1f} MB{links}"

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.cli import options
 from nanolm.cli.columns import Columns, colour, visible
 from nanolm.cli.console import finite, note, print_json
-from nanolm.cli.options import (
-    LABEL_COLUMNS,
-    READING,
-    Command,
-    device_option,
-    json_option,
-    options_of,
-    unknown,
-    unwritable,
-)
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
 from nanolm.text.labelled import LabelReading
@@ -29,47 +20,32 @@ from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.evaluation import Score
-    from nanolm.generation.language_model import LanguageModel
     from nanolm.text.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
 PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scrolls
 
 
-@click.command("eval", cls=Command)
+@click.command("eval", cls=options.Command)
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
+@click.option("--against", multiple=True, metavar="RUN2", help="A model to compare; repeatable.")
 @click.option(
-    "--against",
-    multiple=True,
-    metavar="RUN2",
-    help="Another model to score on the same text, as often as you like. Bits per byte compare "
-    "them; loss and perplexity do so only where the tokenizer is the same.",
-)
-@click.option(
-    "--context",
-    type=int,
-    help="Tokens in a window.  "
-    f"[default: what the model looks back on, at most {DEFAULT_WINDOW:,}]",
+    "--context", type=int, help=f"Tokens in a window.  [default: the model's, to {DEFAULT_WINDOW}]"
 )
 @click.option(
     "--stride",
     type=int,
     metavar="N",
-    help="Begin a window every N tokens: all but the first tokens then have at least window - N "
-    "to look back on, for window / N times the work.  [default: the window; none overlap]",
+    help="Tokens between windows; fewer give each more context for more work.  [default: window]",
 )
 @click.option("--per-token", is_flag=True, help="Every token with its bits and its rank.")
 @click.option("--html", metavar="FILE", help="Write a page: the text, coloured by surprise.")
-@click.option(
-    "--mistakes",
-    metavar="FILE.csv",
-    help="For a classifier: write all mistakes (text, label, prediction, probability).",
-)
-@device_option()
-@json_option(help="Print one JSON object a model.")
-@options_of(TrainSettings, {"How to read the text": READING})
-@options_of(FinetuneSettings, {"How to read labelled text": LABEL_COLUMNS})
+@click.option("--mistakes", metavar="FILE.csv", help="Write all mistakes of a classifier.")
+@options.device_option()
+@options.json_option(help="Print one JSON object a model.")
+@options.options_of(TrainSettings, {"How to read the text": options.READING})
+@options.options_of(FinetuneSettings, {"How to read labelled text": options.LABEL_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -83,7 +59,7 @@ def command(
     as_json: bool,
     label_column: str | None,
     label_file: str | None,
-    **options: Any,
+    **how_to_read: Any,
 ) -> None:
     """How well a model foretells a text, by one pass over all of it.
 
@@ -98,18 +74,16 @@ def command(
     nanolm eval hf://gpt2 other.txt --stride 512 --json
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv        a classifier, on labelled text
     """
-    settings = TrainSettings(corpus=corpus, **options)
+    settings = TrainSettings(corpus=corpus, **how_to_read)
     reading = settings.reading()
-    problems = reading.problems() + unknown("--device", device, DEVICES)
-    for option, value in (("--context", context), ("--stride", stride)):
+    problems = reading.problems() + options.unknown("--device", device, DEVICES)
+    for option, value in {"--context": context, "--stride": stride}.items():
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
-    problems += unwritable("--html", html) + unwritable("--mistakes", mistakes)
+    problems += options.unwritable("--html", html)
+    problems += options.unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
-        problems.append(
-            "--html and --per-token are for one model; leave out --against, or take "
-            "--per-token --json"
-        )
+        problems.append("--against: leave out --html and --per-token, or take --per-token --json")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -121,10 +95,8 @@ def command(
     where, _ = choose_device(device)
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
-            raise UsageError(
-                f"{run} is a classifier; --against, --context, --stride, --per-token and --html "
-                "are for language models"
-            )
+            others = "--against, --context, --stride, --per-token, --html"
+            raise UsageError(f"{run} is a classifier; for language models: {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
@@ -133,7 +105,14 @@ def command(
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
-        windows = choose_windows(list(zip(names, models, strict=True)), context, stride)
+        windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
+        for name, loaded, window in zip(names, models, windows, strict=True):
+            most = loaded.model.window() or sys.maxsize
+            if window > most:
+                problems.append(f"--context {context}: {name} looks back on {most} tokens at most")
+            elif stride is not None and stride > window:
+                problems.append(f"--stride {stride}: give {window:,} at most, the window of {name}")
+        refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
         scores = evaluate_texts(pairs, corpus, reading, where, view.report, stride, keep=kept)
@@ -173,9 +152,8 @@ def evaluate_classifier(
         Path(mistakes_file).write_text(mistakes_csv(measured.mistakes), encoding="utf-8")
         note(f"{mistakes_file}: all {len(measured.mistakes):,} mistakes")
     if as_json:
-        mistakes = [vars(mistake) for mistake in measured.mistakes[:MISTAKES]]
         values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
-        print_json({**values, "mistakes": mistakes})
+        print_json(values | {"mistakes": [vars(each) for each in measured.mistakes[:MISTAKES]]})
         return
     show_scores(", ".join(names), measured.scores)
     if measured.mistakes:
@@ -183,25 +161,7 @@ def evaluate_classifier(
         show_mistakes(measured.mistakes[:5])
 
 
-def choose_windows(
-    models: "list[tuple[str, LanguageModel]]", context: int | None, stride: int | None
-) -> list[int]:
-    """How many tokens each model is given at a time."""
-    problems, windows = [], []
-    for name, loaded in models:
-        most = loaded.model.window()
-        window = context or min(loaded.model.config.context, DEFAULT_WINDOW)
-        if most is not None and window > most:
-            problems.append(f"--context {context}: {name} looks back on {most:,} tokens at most")
-        elif stride is not None and stride > window:
-            problems.append(f"--stride {stride}: give {window:,} at most, the window of {name}")
-        windows.append(window)
-    refuse(problems)
-    return windows
-
-
 def figures(score: "Score") -> dict[str, str]:
-    """What people are shown of a score."""
     return {
         "bits per byte": f"{score.bits_per_byte:.4f}",
         "bits per character": f"{score.bits_per_character:.4f}",
@@ -214,15 +174,13 @@ def figures(score: "Score") -> dict[str, str]:
 
 
 def summary(score: "Score") -> str:
-    per_byte, per_character, loss, perplexity, top_1, top_5, tokens = figures(score).values()
-    return (
-        f"{per_byte} bits per byte, {per_character} per character, loss {loss}, perplexity "
-        f"{perplexity}, top 1 {top_1}, top 5 {top_5}, over {tokens} tokens of {score.bytes:,} bytes"
-    )
+    bits, per_character, *values, tokens = figures(score).values()
+    rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
+    text = f"{bits} bits per byte, {per_character} per character, {rest}"
+    return f"{text}, over {tokens} tokens of {score.bytes:,} bytes"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:
-    """A row a model, the best one marked."""
     bits = [score.bits_per_byte for _, score in scores]
     best = min(bits, key=lambda each: (math.isnan(each), each))
     rows = [["model", *figures(scores[0][1])]]
@@ -259,7 +217,7 @@ def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int
 
 
 def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
-    """Every token over its bits, in colours; in a pipe bits, rank and token, a line each."""
+    """Every token over its bits, in colours; in a pipe a line each."""
     if not sys.stdout.isatty():
         for token, _, bits, rank in tokens_of(tokenizer, score):
             click.echo(f"{bits:.4f}\t{rank}\t{json.dumps(token, ensure_ascii=False)}")
@@ -274,8 +232,8 @@ def write_page(file: Path, name: str, tokenizer: "Tokenizer", score: "Score") ->
     from nanolm.text.page import surprise_page
 
     tokens = score.surprises[:PAGE_TOKENS]
-    facts = {"model": name, **figures(score), "bytes": f"{score.bytes:,}"}
-    facts["characters"] = f"{score.characters:,}"
+    sizes = {"bytes": f"{score.bytes:,}", "characters": f"{score.characters:,}"}
+    facts = {"model": name, **figures(score), **sizes}
     shown = int((tokens["id"] != tokenizer.start_of_text).sum())
     if shown < score.tokens:
         facts["shown"] = f"the first {shown:,} tokens"

@@ -7,16 +7,7 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import (
-    LABELLED,
-    MACHINE,
-    Command,
-    Table,
-    combined,
-    options_of,
-    run_option,
-    run_options,
-)
+from nanolm.cli.options import AVERAGE, LABELLED, MACHINE, Command, Table, run_option, run_options
 from nanolm.model.config import Long, Pool
 from nanolm.training.trackers import Trackers
 
@@ -35,24 +26,16 @@ TABLE: Table = {
         "class_weights": "Let rare labels count as much as common ones.",
     },
     "Model": {
-        "start_from": "The trained model: a run, a model folder, a name on the Hugging Face Hub "
-        f"(gpt2), or {SCRATCH} to start from scratch.  [default: the newest run of a language "
-        "model]",
+        "start_from": "The trained model: a run, a folder, a name on the Hugging Face Hub (gpt2) "
+        f"or {SCRATCH}, from scratch.  [default: the newest run of a language model]",
         "train": ("head|last-N|all|lora", "What is trained.  [default: by model, data, machine]"),
-        "pool": (
-            "|".join(get_args(Pool)),
-            "What is classified: the vector of the last token, or of all tokens the mean or max.",
-        ),
+        "pool": ("|".join(get_args(Pool)), "The last token's vector, or the mean or max of all."),
         "context": "Tokens looked at together.  [default: the model's, 512 at most]",
-        "long": (
-            "|".join(get_args(Long)),
-            "Of longer texts: the beginning, the end, or all of it in several windows.",
-        ),
+        "long": ("|".join(get_args(Long)), "Of longer texts: the part taken, or all in windows."),
         "preset": "From scratch: a size.  [default: micro]",
         "family": "From scratch: a kind.  [default: modern]",
         "tokenizer": "From scratch.  [default: bpe]",
-        "vocab_size": "Vocabulary size; with --from, extends the model's with words of the "
-        "labelled texts.",
+        "vocab_size": "Vocabulary size; with --from, extends the model's with words of DATA.",
     },
     "Budget (one of them)": {
         "epochs": "Passes over the texts.  [default: by model and data]",
@@ -65,15 +48,13 @@ TABLE: Table = {
         "lr": "Peak learning rate.  [default: by what is trained]",
         "layer_decay": "Each layer further from the end learns so many times as fast.",
         "language_loss": "Weight of foretelling the text's tokens too.",
-        "distill": "Weight of the soft labels of a linear n-gram model, which labels synthetic "
-        "texts too; 0 turns it off.  [default: for small models and few texts, by "
-        "cross-validation]",
+        "distill": "Weight of the soft labels of a linear n-gram model, also on synthetic texts.  "
+        "[default: for small models and few texts, by cross-validation; else 0]",
         "dropout": "Share of numbers left out while training.",
         "weight_decay": "Pull of the weight matrices towards zero.",
-        "average": "Judge and keep a mean of the weights, into which each step goes with 1 minus "
-        "this.",
-        "patience": "Stop after this many evaluations in a row with a validation loss 5 percent "
-        "above its lowest.  [default: 5; with --steps or --epochs: never]",
+        "average": AVERAGE,
+        "patience": "Stop after so many evaluations in a row with a loss 5 percent above its "
+        "lowest.  [default: 5; with --steps or --epochs: never]",
         "seed": "Another seed, another split and another model.",
     },
     "Machine": MACHINE,
@@ -92,53 +73,25 @@ ABOUT_DATA = """
 """
 
 
-with_options = combined(
-    click.argument("data", nargs=-1, metavar="[DATA]..."),
-    options_of(FinetuneSettings, TABLE),
-    run_option(
-        "--seeds",
-        type=click.IntRange(1, 100),
-        metavar="N",
-        help="Train N times, from --seed on, and tell mean and spread.",
-    ),
-    run_options(FinetuneSettings),
-    click.pass_context,
-)
-
-
-@click.command("finetune", cls=Command)
-@with_options
-def command(context: click.Context, /, **options: Any) -> int:
-    return run(sentiment=(context.default_map or {}).get("sentiment", False), **options)
-
-
-@click.command("finetune-sentiment", cls=Command)
-@with_options
-def sentiment(context: click.Context, /, **options: Any) -> int:
-    return run(sentiment=(context.default_map or {}).get("sentiment", True), **options)
-
-
-command.help = f"""Teach a trained model to tell labels: any number of them, of any kind.
+@click.command(
+    "finetune",
+    cls=Command,
+    help=f"""Teach a trained model to tell labels: any number of them, of any kind.
 {ABOUT_DATA}    nanolm finetune questions.tsv --from gpt2
     nanolm finetune tweets.csv --label-column mood --class-weights
     nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
 
-    `nanolm finetune-sentiment` is the same, and calls what is labelled 0 and 1 negative and
-    positive.
+    `nanolm finetune-sentiment` is the same, and calls the labels 0 and 1 negative and positive.
     Killed, or stopped with Ctrl-C, the same command goes on where it was.
-    """
-sentiment.help = f"""Teach a trained model to tell good from bad (or any labels there are).
-{ABOUT_DATA}    nanolm finetune-sentiment                                 the embedded reviews
-    nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
-    nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
-    nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
-
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
-    """
-
-
-def run(
-    sentiment: bool,
+    """,
+)
+@click.argument("data", nargs=-1, metavar="[DATA]...")
+@run_options(FinetuneSettings, TABLE)
+@run_option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Train with N seeds.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
     data: tuple[str, ...],
     seeds: int | None,
     out: str | None,
@@ -147,9 +100,9 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> int:
-    settings = FinetuneSettings.from_dict(
-        {**options, "data": data or (DATA,), "sentiment": sentiment}
-    )
+    configured = (context.default_map or {}).get("sentiment", context.command is sentiment)
+    options |= {"data": data or (DATA,), "sentiment": configured}
+    settings = FinetuneSettings.from_dict(options)
     settings.check()
 
     from nanolm.classification.finetune import finetune
@@ -170,6 +123,21 @@ def run(
     if not as_json:
         show(result)
     return 0
+
+
+sentiment = Command(
+    "finetune-sentiment",
+    callback=command.callback,
+    params=command.params,
+    help=f"""Teach a trained model to tell good from bad (or any labels there are).
+{ABOUT_DATA}    nanolm finetune-sentiment                                 the embedded reviews
+    nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
+    nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
+    nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
+
+    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    """,
+)
 
 
 def show(result: "FinetuneResult") -> None:
@@ -194,10 +162,8 @@ def show(result: "FinetuneResult") -> None:
     if mistakes:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
-    note(
-        f"scores divided by {result.temperature:g}, fitted on the validation texts: log-loss "
-        f"{result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
-    )
+    losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
+    note(f"scores divided by {result.temperature:g}, fitted on the validation texts: {losses}")
     for name, scores, _, file in parts:
         wrong = scores.count - sum(row[label] for label, row in enumerate(scores.confusion))
         note(f"all mistakes: {result.run}/{file} ({wrong:,} of {scores.count:,} {name} texts)")

@@ -35,13 +35,11 @@ def command(run: str, as_json: bool) -> None:
 
 
 def rows(info: "Info") -> list[tuple[str, str]]:
-    """A title and a text each."""
     switches = {name: value for name, value in info.architecture.items() if value is not None}
     if switches.get("positions") != "rope":
         switches.pop("rope_base", None)
     readers = f"read by {' and '.join(info.readers)}"
-    if info.why_only:
-        readers += f" alone: {info.why_only}"
+    readers += f" alone: {info.why_only}" if info.why_only else ""
     shown = [
         ("model", info.folder),
         ("type", f"{info.model_type}, {readers}"),
@@ -50,9 +48,9 @@ def rows(info: "Info") -> list[tuple[str, str]]:
     ]
     for part, count in info.parts.items():
         shown.append((f"  {part}", f"{count:,} ({count / info.parameters:.1%})"))
-    size = f"{info.tokenizer['vocab_size']:,} tokens"
     files = ", ".join(f"{name} {megabytes(count)}" for name, count in info.bytes.items())
-    shown.append(("tokenizer", f"{info.tokenizer['kind']}, {size}"))
+    tokenizer = f"{info.tokenizer['kind']}, {info.tokenizer['vocab_size']:,} tokens"
+    shown.append(("tokenizer", tokenizer))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
     if info.history:
         shown.append(("trained", training(info.history)))
@@ -60,12 +58,9 @@ def rows(info: "Info") -> list[tuple[str, str]]:
 
 
 def training(past: "History") -> str:
-    """How it was trained, as far as that is known."""
-    text = counted(past.step, "step")
-    if past.batch is not None:
-        each = "texts" if past.context is None else f"x {past.context} tokens"
-        text += f" of {past.batch} {each}"
-    text += f" in {past.seconds:,.0f} s"
+    each = "texts" if past.context is None else f"x {past.context} tokens"
+    batch = "" if past.batch is None else f" of {past.batch} {each}"
+    text = f"{counted(past.step, 'step')}{batch} in {past.seconds:,.0f} s"
     if past.corpus:
         text += f" on {', '.join(past.corpus)}"
     if past.start_from is not None:

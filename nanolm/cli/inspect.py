@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, note_written, print_json, printable
+from nanolm.cli.columns import visible
+from nanolm.cli.console import note, note_written, print_json, printable, write_page
 from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
-from nanolm.errors import DataError, UsageError, refuse
+from nanolm.errors import UsageError, refuse
 from nanolm.formats import counted
 from nanolm.training.settings import DEVICES
 
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.generation.language_model import LanguageModel
     from nanolm.inspect.attribution import Attribution
-    from nanolm.inspect.heads import HeadPattern
-    from nanolm.inspect.inspection import Inspection, Predictions
+    from nanolm.inspect.inspection import Inspection
     from nanolm.text.tokenizer import Tokenizer
 
-HEAD_NAME = re.compile(r"([1-9][0-9]{0,3})\.([1-9][0-9]{0,3})")
-PAGE = "inspect.html"
 MOST_TOKENS = 512  # of a page; attention grows with their square
 
 
@@ -33,14 +31,10 @@ MOST_TOKENS = 512  # of a page; attention grows with their square
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="The text from a file; - is stdin.")
-@click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="The page to write.")
+@click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="The page.")
 @click.option("--head", metavar="LAYER.HEAD", help="Show this head large at first: 3.2.")
 @click.option(
-    "--top",
-    type=click.IntRange(1, 50),
-    default=6,
-    show_default=True,
-    help="Likeliest tokens at each place.",
+    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Likeliest tokens."
 )
 @click.option("--word", metavar="WORD", help="How WORD differs between the TEXTs, layer by layer.")
 @click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
@@ -80,7 +74,7 @@ def command(
     if len(modes) > 1:
         problems.append(f"give one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
-    if head is not None and not HEAD_NAME.fullmatch(head):
+    if head is not None and not re.fullmatch(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}", head):
         problems.append(f"--head {head}: give layer and head, from 1.1 on: --head 3.2")
     if head is not None and modes:
         problems.append(f"--head is for attention; leave out {modes[0]}")
@@ -103,12 +97,14 @@ def command(
         folder = find_named(run, note, view.report)
     if is_classifier(folder) and modes:
         raise UsageError(f"{run} is a classifier; {modes[0]} is for language models")
+    if file is not None:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        text = (data.decode("utf-8", "replace").strip(),)
     inspector = Inspector(run, Path(out), Path(png) if png is not None else None, as_json)
     if is_classifier(folder):
         from nanolm.classification.classifier import load as load_classifier
 
-        classifier = load_classifier(folder, note).on(device, "float32")
-        inspector.attribution(classifier, one_text(text, file), head)
+        inspector.attribution(load_classifier(folder, note).on(device, "float32"), text[0], head)
         return
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
@@ -122,26 +118,12 @@ def command(
     elif positions:
         inspector.positions(loaded)
     else:
-        inspector.text(loaded, one_text(text, file), head, top)
-
-
-def one_text(text: tuple[str, ...], file: str | None) -> str:
-    if file is None:
-        return text[0]
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}") from None
-    return data.decode("utf-8", "replace").strip()
+        inspector.text(loaded, text[0], head, top)
 
 
 class Inspector:
-    """Prints or writes what was asked for."""
-
     def __init__(self, run: str, out: Path, png: Path | None, as_json: bool) -> None:
         self.run, self.out, self.png, self.as_json = run, out, png, as_json
-        if png is not None:
-            png.mkdir(parents=True, exist_ok=True)
 
     def text(self, loaded: "LanguageModel", text: str, head: str | None, top: int) -> None:
         from nanolm.inspect.inspection import inspect_text
@@ -150,7 +132,7 @@ class Inspector:
         ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
         inspection = inspect_text(loaded.model, ids, top)
         self.attention(loaded.tokenizer, inspection, head)
-        spelled = partial(visible, loaded.tokenizer)
+        spelled = partial(shown, loaded.tokenizer)
         self.draw("predictions.png", predictions_png, inspection, spelled)
 
     def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
@@ -159,8 +141,7 @@ class Inspector:
 
         model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
-        ids = cut(tokenizer.encode_prompt(text.strip()), window)
-        attribution = attribute(model, ids)
+        attribution = attribute(model, ids := cut(tokenizer.encode_prompt(text.strip()), window))
         inspection = Inspection(ids, attribution.attention, [])
         self.attention(tokenizer, inspection, head, (attribution, classifier.labels))
 
@@ -177,27 +158,45 @@ class Inspector:
         from nanolm.inspect.png import attention_png, head_png
 
         heads = describe_heads(inspection.attention, inspection.ids)
-        chosen = head_indices(head, heads)
+        chosen = None
+        if head is not None:
+            layer, number = (int(part) - 1 for part in head.split("."))
+            if layer >= len(heads) or number >= len(heads[0]):
+                raise UsageError(f"--head {head}: the last one is {len(heads)}.{len(heads[0])}")
+            chosen = layer, number
         if self.as_json:
-            values = attribution_json(*decision) if decision else {}
-            values["heads"] = [
-                [{**asdict(each), "words": each.words} for each in row] for row in heads
-            ]
+            values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
+            if decision:
+                attribution, labels = decision
+                probabilities = rounded(attribution.probabilities)
+                values["label"] = labels[attribution.label]
+                values["probabilities"] = dict(zip(labels, probabilities, strict=True))
+                values["rollout"] = rounded(attribution.rollout)
+                values["gradient_x_input"] = rounded(attribution.gradient)
+            values["heads"] = [[asdict(h) | {"words": h.words} for h in row] for row in heads]
             values["attention"] = rounded(inspection.attention)
-            if layers := [layer_json(tokenizer, layer) for layer in inspection.layers]:
+            layers = [
+                {
+                    "tokens": [names(tokenizer, row) for row in layer.ids.tolist()],
+                    "probabilities": rounded(layer.probabilities),
+                    "came": rounded(layer.actual),
+                    "rank": layer.rank.tolist(),
+                }
+                for layer in inspection.layers
+            ]
+            if layers:
                 values |= {"predictions": layers[-1], "layers": layers}
-            self.print({"tokens": names(tokenizer, inspection.ids), **values})
+            print_json(values)
         else:
             shape = f"{counted(len(heads), 'layer')} of {counted(len(heads[0]), 'head')}"
             facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}", "attention": shape}
-            self.write(inspection_page(tokenizer, inspection, heads, facts, chosen, decision))
+            page = inspection_page(tokenizer, inspection, heads, facts, chosen, decision)
+            write_page(self.out, page)
         self.draw("attention.png", attention_png, inspection, heads)
         if chosen is not None:
-            layer, number = chosen
-            name = f"{layer + 1}.{number + 1}"
-            title = f"head {name} {heads[layer][number].words}"
-            spelled = visible(tokenizer, inspection.ids)
-            self.draw(f"head-{name}.png", head_png, inspection.attention[chosen], title, spelled)
+            title = f"head {head} {heads[chosen[0]][chosen[1]].words}"
+            spelled = shown(tokenizer, inspection.ids)
+            self.draw(f"head-{head}.png", head_png, inspection.attention[chosen], title, spelled)
 
     def word(self, loaded: "LanguageModel", word: str, texts: list[str]) -> None:
         from nanolm.inspect.page import word_page
@@ -208,9 +207,10 @@ class Inspector:
         cosines = similarities(places.vectors)
         if self.as_json:
             values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
-            self.print({**values, "means": rounded(mean_similarities(cosines))})
+            means = rounded(mean_similarities(cosines))
+            print_json({"model": self.run, **values, "means": means})
         else:
-            self.write(word_page(places, {"model": self.run}))
+            write_page(self.out, word_page(places, {"model": self.run}))
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
         self.draw("word.png", matrices_png, list(zip(titles, cosines, strict=True)))
 
@@ -218,14 +218,14 @@ class Inspector:
         from nanolm.inspect.vectors import neighbours, token_of
 
         id = token_of(loaded.tokenizer, word)
-        nearest = neighbours(loaded.model, id)
-        spelled = names(loaded.tokenizer, [other for other, _ in nearest])
-        cosines = list(zip(spelled, (cosine for _, cosine in nearest), strict=True))
+        others, cosines = zip(*neighbours(loaded.model, id), strict=True)
+        token, *near = names(loaded.tokenizer, [id, *others])
         if self.as_json:
-            values = [{"token": text, "cosine": round(cosine, 6)} for text, cosine in cosines]
-            self.print({"token": names(loaded.tokenizer, [id])[0], "neighbours": values})
+            pairs = zip(near, cosines, strict=True)
+            values = [{"token": text, "cosine": round(cosine, 6)} for text, cosine in pairs]
+            print_json({"model": self.run, "token": token, "neighbours": values})
             return
-        for text, cosine in cosines:
+        for text, cosine in zip(near, cosines, strict=True):
             click.echo(f"{cosine:6.3f}  {printable(text)}")
 
     def positions(self, loaded: "LanguageModel") -> None:
@@ -235,26 +235,17 @@ class Inspector:
 
         kind, vectors = position_vectors(loaded.model)
         if self.as_json:
-            self.print({"kind": kind, "vectors": rounded(vectors)})
+            print_json({"model": self.run, "kind": kind, "vectors": rounded(vectors)})
         else:
             facts = {"model": self.run, "positions": f"{len(vectors):,}"}
-            self.write(positions_page(kind, vectors, facts))
+            write_page(self.out, positions_page(kind, vectors, facts))
         largest = float(abs(vectors).max()) or 1.0
         pairs = [(kind, vectors / largest), ("cosines", similarities(vectors))]
         self.draw("positions.png", matrices_png, pairs, "auto")
 
-    def print(self, values: dict[str, Any]) -> None:
-        print_json({"model": self.run, **values})
-
-    def write(self, page: str) -> None:
-        from nanolm.files import write_atomically
-
-        write_atomically(self.out, page)
-        note_written(self.out)
-
     def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
-        """A picture for a paper, if these were asked for."""
         if self.png is not None:
+            self.png.mkdir(parents=True, exist_ok=True)
             draw(self.png / name, *arguments)
             note_written(self.png / name)
 
@@ -267,49 +258,17 @@ def cut(ids: list[int], window: int | None) -> list[int]:
     return ids[:most]
 
 
-def head_indices(head: str | None, heads: "list[list[HeadPattern]]") -> tuple[int, int] | None:
-    """Of --head LAYER.HEAD, from 0."""
-    match = HEAD_NAME.fullmatch(head or "")
-    if not match:
-        return None
-    layer, number = (int(part) - 1 for part in match.groups())
-    if layer >= len(heads) or number >= len(heads[0]):
-        raise UsageError(f"--head {head}: the last one is {len(heads)}.{len(heads[0])}")
-    return layer, number
-
-
 def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
     from nanolm.text.page import spelled
 
     return [tokenizer.special.get(id) or spelled(tokenizer.tokens[id]) for id in ids]
 
 
-def visible(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    """With white space made visible."""
-    from nanolm.text.page import PICTURES
-
-    return ["".join(PICTURES.get(char, char) for char in name) for name in names(tokenizer, ids)]
+def shown(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
+    return [visible(tokenizer, id) for id in ids]
 
 
 def rounded(values: Any) -> Any:
     import numpy as np
 
     return np.round(np.asarray(values, dtype=np.float64), 7).tolist()
-
-
-def attribution_json(attribution: "Attribution", labels: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "label": labels[attribution.label],
-        "probabilities": dict(zip(labels, rounded(attribution.probabilities), strict=True)),
-        "rollout": rounded(attribution.rollout),
-        "gradient_x_input": rounded(attribution.gradient),
-    }
-
-
-def layer_json(tokenizer: "Tokenizer", layer: "Predictions") -> dict[str, Any]:
-    return {
-        "tokens": [names(tokenizer, row) for row in layer.ids.tolist()],
-        "probabilities": rounded(layer.probabilities),
-        "came": rounded(layer.actual),
-        "rank": layer.rank.tolist(),
-    }

@@ -1,7 +1,6 @@
-"""The `nanolm` command: finds the verb, runs it, and turns what went wrong into an exit code.
+"""The `nanolm` command: finds the verb, runs it, and turns errors into exit codes.
 
-Verbs are imported when they are needed, and torch only when a verb does its work, so that help is
-fast.
+Verbs are imported when needed, and torch only when a verb does its work: help must be fast.
 """
 
 import importlib
@@ -22,25 +21,10 @@ from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
 
 ERROR_GRACE = 3.0  # seconds in which the first process can say what is wrong
-VERBS = {  # the module of each, and the command in it where that has another name
-    "train": "nanolm.cli.train",
-    "sweep": "nanolm.cli.sweep",
-    "sample": "nanolm.cli.sample",
-    "finetune-sentiment": "nanolm.cli.finetune:sentiment",
-    "finetune": "nanolm.cli.finetune",
-    "compare": "nanolm.cli.compare",
-    "classify": "nanolm.cli.classify",
-    "eval": "nanolm.cli.eval",
-    "inspect": "nanolm.cli.inspect",
-    "serve": "nanolm.cli.serve",
-    "report": "nanolm.cli.report",
-    "runs": "nanolm.cli.runs",
-    "tokenizer": "nanolm.cli.tokenizer",
-    "data": "nanolm.cli.data",
-    "info": "nanolm.cli.info",
-    "bench": "nanolm.cli.bench",
-    "doctor": "nanolm.cli.doctor",
-}
+VERBS = (  # each a module with a `command`, or what follows the dash
+    *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
+    *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
+)
 TRAINING = ("train", "sweep", "finetune", "finetune-sentiment")
 NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
 
@@ -57,9 +41,10 @@ class Verbs(CommandGroup):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
-            return None
-        module, _, attribute = VERBS[name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
+            return super().get_command(context, name)
+        module, _, attribute = name.partition("-")
+        verb = importlib.import_module(f"nanolm.cli.{module}")
+        command: click.Command = getattr(verb, attribute or "command")
         return command
 
     def invoke(self, context: click.Context) -> object:
@@ -111,18 +96,13 @@ def cli(context: click.Context) -> None:
     """
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise errors.UsageError(
-            f"{count} processes were started, and {verb} is for one: leave out torchrun (only "
-            "`nanolm train` shares its work)"
-        )
+        raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
 
 
 def main() -> None:
-    """Run, and exit with the code of what happened."""
-    # Threads that wait for each other sleep instead of spinning. With one other busy process on a
-    # machine of two cores, spinning made a step of `micro` 13 times slower on two threads than on
-    # one; sleeping keeps them level, for a fifth of the speed of an idle machine. It must be set
-    # before torch is loaded.
+    # Waiting threads sleep instead of spinning. Beside another busy process on two cores, spinning
+    # made a step of `micro` on two threads 13 times slower than on one; sleeping keeps them level
+    # and costs a fifth of the speed of an idle machine. To be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -149,15 +129,9 @@ def run() -> int:
         where = error.ctx.command_path if error.ctx else "nanolm"
         complain(f"{error.format_message()}\n`{where} --help` shows what it takes", common=True)
         return errors.UsageError.exit_code
-    except click.ClickException as error:
-        complain(error.format_message())
-        return error.exit_code
-    except errors.NanolmError as error:
+    except (click.ClickException, errors.NanolmError) as error:
         complain(str(error), common=isinstance(error, errors.UsageError))
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        complain("stopped")
-        return errors.Interrupted.exit_code
     except (ClosedPipe, BrokenPipeError):
         # What is still in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -169,12 +143,13 @@ def run() -> int:
             return errors.DiskFull.exit_code
         complain(text)
         return errors.DataError.exit_code
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
             return errors.OutOfMemory.exit_code
-        if StopRequest.missed:  # which what was being called took for an error of its own
+        # What was being called may have taken Ctrl-C for an error of its own.
+        if isinstance(error, KeyboardInterrupt | click.Abort) or StopRequest.missed:
             complain("stopped")
             return errors.Interrupted.exit_code
         traceback.print_exc()

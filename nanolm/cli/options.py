@@ -21,10 +21,7 @@ METAVARS = {  # of settings that are not just numbers
     **{name: "|".join(choices) for name, choices in CHOICES.items()},
     **dict.fromkeys(("encoding", "text_field", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("val", "test", "label_file"), "FILE"),
-    "document_separator": "TEXT",
-    "limit": "ROWS",
-    "save_every": "STEPS",
-    "start_from": "RUN",
+    **{"document_separator": "TEXT", "limit": "ROWS", "save_every": "STEPS", "start_from": "RUN"},
     "tokenizer": "|".join([*TRAINABLE, *NAMED, "PATH"]),
 }
 ENCODING: Rows = {"encoding": "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."}
@@ -43,6 +40,7 @@ LABELLED: Rows = {
     **LABEL_COLUMNS,
     **ENCODING,
 }
+AVERAGE = "Decay of the moving average of the weights that is evaluated and saved."
 MACHINE: Rows = {
     "device": "Where to train.",
     "dtype": "Numbers of the large products.",
@@ -60,10 +58,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists its options under their headings.
-
-    In the environment an option has the name it has on the command line.
-    """
+    """Its help has headings; in the environment, options are named as on the command line."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         for parameter in self.params:
@@ -86,14 +81,12 @@ class Command(click.Command):
 class CommandGroup(click.Group):
     """A group that guesses which of its commands was meant."""
 
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(context)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            guess = did_you_mean(args[0], known)
-            raise click.UsageError(f"there is no command {args[0]!r}{guess}", context)
-        return super().resolve_command(context, args)
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        command = super().get_command(context, name)
+        if command is None and not name.startswith("-"):
+            guess = did_you_mean(name, self.list_commands(context))
+            raise click.UsageError(f"there is no command {name!r}{guess}", context)
+        return command
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -106,11 +99,10 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
     defaults = {field.name: field.default for field in fields(kind)}
 
-    def option_of(name: str, heading: str, row: str | tuple[str, str]) -> Callable[[Any], Any]:
+    def option_of(heading: str, name: str, row: str | tuple[str, str]) -> Callable[[Any], Any]:
         metavar, text = row if isinstance(row, tuple) else (METAVARS.get(name), row)
         plain = next(part for part in get_args(hints[name]) or [hints[name]] if part is not None)
-        default = defaults[name]
-        flag = option(name)
+        default, flag = defaults[name], option(name)
         if plain is bool and default is None:  # yes, no, or chosen automatically
             flag += f"/--no-{flag.removeprefix('--')}"
         return click.option(
@@ -127,43 +119,31 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
             help=text,
         )
 
-    rows = [(name, heading, row) for heading, part in table.items() for name, row in part.items()]
-    return combined(*(option_of(*row) for row in rows))
+    return combined(*(option_of(head, *row) for head in table for row in table[head].items()))
 
 
 json_option = partial(click.option, "--json", "as_json", is_flag=True)
 device_option = partial(
-    click.option,
-    "--device",
-    metavar="|".join(DEVICES),
-    default="auto",
-    help="Where to run the model.",
+    click.option, "--device", metavar="|".join(DEVICES), default="auto", help="Where to run it."
 )
 dtype_option = partial(click.option, "--dtype", metavar="|".join(DTYPES), default="auto")
 run_option = partial(click.option, cls=Option, heading="Run")
 
 
-def run_options(kind: type[Settings]) -> Callable[[Any], Any]:
-    """A decorator: what every command that trains takes besides its settings."""
+def run_options(kind: type[Settings], table: Table) -> Callable[[Any], Any]:
+    """A decorator: the settings in `table`, and what every command that trains takes besides."""
+    folder = f"runs/NAME-OF-{kind.texts.upper()}"
     return combined(
-        run_option(
-            "--out",
-            metavar="RUN",
-            help=f"The run folder.  [default: runs/NAME-OF-{kind.texts.upper()}]",
-        ),
-        run_option(
-            "--resume",
-            is_flag=True,
-            help="Go on with the unfinished run of these settings (as without it), or say there "
-            "is none.",
-        ),
+        options_of(kind, table),
+        run_option("--out", metavar="RUN", help=f"The run folder.  [default: {folder}]"),
+        run_option("--resume", is_flag=True, help="Fail if there is no unfinished run to resume."),
         run_option(
             "--config",
             metavar="FILE.toml",
             is_eager=True,
             expose_value=False,
             callback=partial(read_config, kind),
-            help="Settings from a file, such as runs/x/config.toml; options go on top.",
+            help="Settings from a file, such as runs/x/config.toml; options override it.",
         ),
         run_option(
             "--report-to",
@@ -179,7 +159,7 @@ def run_options(kind: type[Settings]) -> Callable[[Any], Any]:
 def read_config(
     kind: type[Settings], context: click.Context, parameter: click.Parameter, file: str | None
 ) -> None:
-    """Take the settings in a TOML file as defaults; options and the environment go on top."""
+    """Take the settings in a TOML file as defaults; options and the environment override them."""
     if file is None:
         return
     try:
@@ -193,7 +173,6 @@ def read_config(
 
 
 def unknown(flag: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    """What is wrong with a `value` that is not one of the `choices`."""
     return [] if value in choices else [f"{flag} {value}: there is {', '.join(choices)}"]
 
 

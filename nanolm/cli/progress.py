@@ -5,33 +5,37 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Self
+from datetime import timedelta
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from nanolm.choice import Choice
-from nanolm.cli.console import error_console, printable
+from nanolm.cli.console import printable
+from nanolm.cli.tables import one_line
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 LIVE_SECONDS = 0.1  # between two pictures of a bar
 
 
-class TrainingView:
-    """Shows the events of a run on stderr."""
+class QuietConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the program here and now
 
+
+class TrainingView(AbstractContextManager["TrainingView"]):
     def __init__(self) -> None:
-        self.console = error_console()
+        # Takes text literally: no markup, no guessing at colours.
+        self.console = QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
         self.expected: float | None = None  # bits per byte by the plan, at the last evaluation
         self.last_line = 0.0
         self.phase, self.phase_start = "", 0.0  # of the preparation
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self.live:
@@ -40,29 +44,24 @@ class TrainingView:
     def show(self, event: Event) -> None:
         """Show it; a stderr that nobody reads any more must not end the run."""
         try:
-            self.show_now(event)
+            match event:
+                case Progressed():
+                    self.progressed(event)
+                case Preparing():
+                    self.preparing(event)
+                case Wrote():
+                    sample = Text(one_line(event.prompt + event.text), "dim")
+                    sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
+                    if self.live:
+                        self.console.print(sample)
+                case Planned() if self.live:
+                    self.line("\n".join(plan_lines(event.choices, self.console.width)))
+                case _:
+                    self.line(str(event))
+                    if self.live and isinstance(event, Started):
+                        self.live.start()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def show_now(self, event: Event) -> None:
-        match event:
-            case Progressed():
-                self.progressed(event)
-            case Preparing():
-                self.preparing(event)
-            case Wrote() if self.live:
-                sample = Text(" ".join(printable(event.prompt + event.text).split()), "dim")
-                sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
-                self.console.print(sample)
-            case Wrote():
-                pass
-            case Planned() if self.live:
-                for line in plan_lines(event.choices, self.console.width):
-                    self.line(line)
-            case _:
-                self.line(str(event))
-                if self.live and isinstance(event, Started):
-                    self.live.start()
 
     def show_within(self, event: Event) -> None:
         """Of a run that is one of many; its progress only where that does not stay."""
@@ -103,57 +102,39 @@ class TrainingView:
         self.values.update(event.record)
         self.expected = event.expected or self.expected
         measured = "val_loss" in event.record
+        step = f"step {event.record['step']:,}"
+        step += f" (epoch {event.record['epoch']:.1f})" if "epoch" in event.record else ""
+        share, measures = f"{event.progress:4.0%}", self.measures()
+        speed = self.values.get("tokens_per_second")
+        rest = ["" if speed is None else f"{speed:,} tokens/s"]
+        rest += [f"{clock(self.values['seconds'])} gone", f"{clock(event.seconds_left)} left"]
         if self.live:
             if measured:
-                self.line(f"{position(event.record)}: {self.measures()}")
-            self.live.update(Text(self.live_line(event)))
+                self.line(f"{step}: {measures}")
+            parts = [share, measures, *rest]
+            # What matters least goes first: the speed, the time elapsed, the measures.
+            while len("  ".join(filter(None, parts))) + 2 > self.console.width and len(parts) > 2:
+                del parts[2 if len(parts) > 3 else 1]
+            text = "  ".join(filter(None, parts))
+            self.live.update(Text(self.with_bar(event.progress, text)))
         elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
-            parts = [position(event.record), self.measures(), self.speed()]
-            parts = [part for part in parts if part]
-            self.line(f"{event.progress:4.0%}  {'  '.join([*parts, *self.times(event)])}")
+            self.line("  ".join(filter(None, [share, step, measures, *rest])))
             self.last_line = time.monotonic()
 
-    def live_line(self, event: Progressed) -> str:
-        """A bar and as much beside it as fits."""
-        parts = [f"{event.progress:4.0%}", self.measures(), self.speed(), *self.times(event)]
-        # What matters least goes first: the speed, the time elapsed, the measures.
-        while len(text := "  ".join(filter(None, parts))) + 2 > self.console.width:
-            if len(parts) == 2:
-                break
-            del parts[2 if len(parts) > 3 else 1]
-        return self.with_bar(event.progress, text)
-
     def with_bar(self, progress: float, text: str) -> str:
-        """`text` behind a bar that fills up, if there is room for one."""
         width = min(40, self.console.width - len(text) - 2)
         full = round(width * progress)
         return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text
 
     def measures(self) -> str:
         planned = f" (plan {self.expected:.2f})" if self.expected else ""
-        shown = {
-            "loss": "loss {:.3f}",
-            "val_bits_per_byte": "val {:.3f} bits/byte" + planned,
-            "val_accuracy": "val {:.1%} right",
-        }
+        shown = {"loss": "loss {:.3f}", "val_bits_per_byte": "val {:.3f} bits/byte" + planned}
+        shown["val_accuracy"] = "val {:.1%} right"
         known = (name for name in shown if name in self.values)
         return "  ".join(shown[name].format(self.values[name]) for name in known)
 
-    def speed(self) -> str:
-        speed = self.values.get("tokens_per_second")
-        return "" if speed is None else f"{speed:,} tokens/s"
-
-    def times(self, event: Progressed) -> list[str]:
-        return [f"{clock(self.values['seconds'])} gone", f"{clock(event.seconds_left)} left"]
-
     def line(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)
-
-
-def position(record: dict[str, Any]) -> str:
-    """The step, and the epoch where it is known."""
-    epoch = f" (epoch {record['epoch']:.1f})" if "epoch" in record else ""
-    return f"step {record['step']:,}{epoch}"
 
 
 def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:
@@ -165,7 +146,7 @@ def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:
     for name, value, reason in rows:
         if width - before < 30:  # no room beside it
             lines += [f"{name:<{names}}  {value}"]
-            lines += textwrap.wrap(reason, width, initial_indent="    ", subsequent_indent="    ")
+            lines += ["    " + line for line in textwrap.wrap(reason, width - 4)]
             continue
         first, *rest = textwrap.wrap(reason, width - before) or [""]
         lines += [f"{name:<{names}}  {value:<{values}}  {first}"]
@@ -177,6 +158,5 @@ def clock(seconds: float) -> str:
     """90 -> 1:30."""
     if seconds == float("inf"):
         return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    text = str(timedelta(seconds=round(seconds)))
+    return text[3:] if text.startswith("0:0") else text.removeprefix("0:")

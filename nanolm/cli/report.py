@@ -3,27 +3,20 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import note_written
+from nanolm.cli.console import note_written, write_page
 from nanolm.cli.options import Command, unwritable
+from nanolm.cli.runs import existing
 from nanolm.errors import DataError, refuse
 
-if TYPE_CHECKING:
-    from nanolm.runs.folder import Run
-
-COMPARISON_PAGE = "report.html"
+PAGE = "report.html"
 
 
 @click.command("report", cls=Command)
 @click.argument("run", nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "--out",
-    metavar="FILE",
-    help=f"The page to write.  [default: RUN/report.html; of several runs {COMPARISON_PAGE}]",
-)
+@click.option("--out", metavar="FILE", help=f"The page.  [default: in RUN; of several, {PAGE}]")
 @click.option("--png", is_flag=True, help="Draw the curves as PNG too; needs nanolm[plot].")
 @click.option("--terminal", is_flag=True, help="Draw the loss here instead.")
 def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) -> None:
@@ -45,42 +38,25 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
         problems.append("--png draws the curves of one run into its folder; omit --out, --terminal")
     refuse(problems)
 
-    from nanolm.files import write_atomically
     from nanolm.report.listing import UNREADABLE
     from nanolm.report.page import comparison_page, report_page, write_report
     from nanolm.report.run_data import read_run
-    from nanolm.runs.folder import Run
+    from nanolm.report.terminal import plot
 
-    runs = [Run(Path(name)) for name in run]
-    for each in runs:
-        if not each.exists():
-            raise DataError(f"{each.path} is no run; `nanolm runs` shows what there is")
+    runs = [existing(name) for name in run]
     try:
         if terminal:
-            for each in runs:
-                draw(each)
+            plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+            width = min(100, shutil.get_terminal_size().columns)
+            for data in map(read_run, runs):
+                series = [data.series("loss", "training"), data.series("val_loss", "validation")]
+                click.echo(f"{data.run.path}: loss by step")
+                click.echo("\n".join(plot(series, width, 16, plain)))
         elif len(runs) == 1 and out is None:
             for file in write_report(runs[0], png):
                 note_written(file)
         else:
-            file = Path(out or COMPARISON_PAGE)
             page = comparison_page(runs) if len(runs) > 1 else report_page(read_run(runs[0]))
-            write_atomically(file, page)
-            note_written(file)
+            write_page(Path(out or PAGE), page)
     except UNREADABLE as error:
-        raise DataError(
-            f"run.json or metrics.jsonl is not as nanolm writes it: {error!r}"
-        ) from None
-
-
-def draw(run: "Run") -> None:
-    """The loss of a run, as wide as the terminal."""
-    from nanolm.report.run_data import read_run
-    from nanolm.report.terminal import plot
-
-    data = read_run(run)
-    series = [data.series("loss", "training"), data.series("val_loss", "validation")]
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    width = min(100, shutil.get_terminal_size().columns)
-    click.echo(f"{run.path}: loss by step")
-    click.echo("\n".join(plot(series, width, 16, plain)))
+        raise DataError(f"run.json or metrics.jsonl not as nanolm writes it: {error!r}") from None

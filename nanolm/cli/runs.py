@@ -1,5 +1,6 @@
 """`nanolm runs`: all that was trained."""
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -30,22 +31,15 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "minutes": ("minutes", "{:.1f}".format),
     "state": ("state", str),
 }
-SORT_KEYS = {
-    **{name: name for name in ("started", "run", "corpus")},
-    **{"size": "parameters", "steps": "steps", "bits": "bits_per_byte"},
-    **{"val": "val_accuracy", "test": "test_accuracy", "minutes": "minutes", "state": "state"},
-}
+# By the first word of a heading.
+SORT_KEYS = {"started": "started"} | {re.split("[/ ]", COLUMNS[key][0])[0]: key for key in COLUMNS}
 NAME_WIDTH = 40  # letters of a name in the table
 
 
 @click.group("runs", cls=CommandGroup, invoke_without_command=True)
 @click.option("--folder", metavar="DIR", default="runs", show_default=True, help="Where they are.")
 @click.option(
-    "--sort",
-    metavar="|".join(SORT_KEYS),
-    default="started",
-    show_default=True,
-    help="The best or the most first, for names the first.",
+    "--sort", metavar="|".join(SORT_KEYS), default="started", help="Best first.  [default: started]"
 )
 @json_option(help="Print one JSON object a run.")
 @click.pass_context
@@ -66,7 +60,11 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
 
     from nanolm.report.listing import list_runs
 
-    rows = sorted_by(list_runs(Path(folder), note), keys[sort])
+    runs, key = list_runs(Path(folder), note), keys[sort]
+    rows = [row for row in runs if getattr(row, key) is not None]
+    ascending = key in ("run", "corpus", "state", "bits_per_byte")
+    rows.sort(key=lambda row: getattr(row, key), reverse=not ascending)
+    rows += [row for row in runs if getattr(row, key) is None]
     if as_json:
         for row in rows:
             print_json(asdict(row))
@@ -76,23 +74,13 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
         note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
 
 
-def sorted_by(rows: "list[RunSummary]", key: str) -> "list[RunSummary]":
-    """The best, the largest or the newest first, names from A on; what has no such number last."""
-    known = [row for row in rows if getattr(row, key) is not None]
-    ascending = key in ("run", "corpus", "state", "bits_per_byte")
-    known.sort(key=lambda row: getattr(row, key), reverse=not ascending)
-    return known + [row for row in rows if getattr(row, key) is None]
-
-
 def show(rows: "list[RunSummary]") -> None:
-    """As a table; columns that no run has are left out."""
     used = [name for name in COLUMNS if any(getattr(row, name) is not None for row in rows)]
     table = [[COLUMNS[name][0] for name in used]]
     for row in rows:
-        values = [(name, getattr(row, name)) for name in used]
-        table.append(
-            ["" if value is None else short_name(COLUMNS[name][1](value)) for name, value in values]
-        )
+        values = {name: getattr(row, name) for name in used}
+        known = {name: COLUMNS[name][1](v) for name, v in values.items() if v is not None}
+        table.append([short_name(known.get(name, "")) for name in used])
     show_table(table, {number for number, name in enumerate(used) if COLUMNS[name][1] is str})
 
 
@@ -136,24 +124,25 @@ def remove(run: tuple[str, ...], yes: bool) -> None:
     nanolm runs rm runs/novel-2
     """
     runs = [existing(name) for name in run]
+    if links := [str(each.path) for each in runs if each.path.is_symlink()]:
+        raise DataError(f"{', '.join(links)}: a link; name the run itself")
     if not yes and not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked; give --yes to remove them")
     for each in runs:
         size = sum(file.lstat().st_size for file in each.path.rglob("*") if not file.is_symlink())
         state = "finished" if each.finished() else "not finished"
         text = f"remove {printable(str(each.path))} ({state}, {size / 1e6:,.1f} MB)?"
-        if yes or click.confirm(text, err=True):
+        removed = yes or click.confirm(text, err=True)
+        if removed:
             with each.locked():
                 shutil.rmtree(each.path)
-            note(f"{each.path} is removed")
-        else:
-            note(f"{each.path} is kept")
+        note(f"{each.path} is {'removed' if removed else 'kept'}")
 
 
 def existing(name: str) -> "Run":
     from nanolm.runs.folder import Run
 
     run = Run(Path(name))
-    if not run.exists() or run.path.is_symlink():
+    if not run.exists():
         raise DataError(f"{name} is no run; `nanolm runs` shows what there is")
     return run

@@ -21,7 +21,6 @@ TEXT_WIDTH = 30  # a text that would have less room beside its labels goes below
 
 
 def show_scores(name: str, scores: "ClassifierScores") -> None:
-    """One line for all, a table of the classes, and the confusion matrix."""
     width = terminal_width()
     summary = (
         f"{one_line(name)}: accuracy {scores.accuracy:.1%}, macro F1 {scores.macro_f1:.3f}, "
@@ -37,13 +36,10 @@ def show_scores(name: str, scores: "ClassifierScores") -> None:
         rows.append([label, *figures, f"{each.support:,}"])
     numbers = sum(cell_width(column) + 2 for column in list(zip(*rows, strict=True))[1:])
     show_table(rows, first_limit=width and min(LABEL_WIDTH, width - numbers))
-    show_confusion(labels, scores.confusion, width)
+    show_matrix(labels, scores.confusion, width)
 
 
-def show_confusion(
-    labels: list[str], confusion: Sequence[Sequence[int]], width: int | None
-) -> None:
-    """A row for each true class and a column for each predicted one."""
+def show_matrix(labels: list[str], confusion: Sequence[Sequence[int]], width: int | None) -> None:
     corner = "true \\ predicted"
     rows = [[f"{count:,}" for count in row] for row in confusion]
     digits = max(cell_width(row) for row in rows)
@@ -65,9 +61,6 @@ def show_confusion(
 
 
 def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
-    if not mistakes:
-        click.echo("no mistakes")
-        return
     width = terminal_width()
     table = [["chance", "predicted", "true"]]
     for each in mistakes:
@@ -81,7 +74,7 @@ def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
         start = "  ".join(map(fitted, cells, rooms))
         if beside:
             click.echo(f"{start}  {shortened(text, width and width - lead)}")
-        else:
-            click.echo(start.rstrip())
-            if text and width:
-                click.echo("  " + shortened(text, width - 2))
+            continue
+        click.echo(start.rstrip())
+        if text and width:
+            click.echo("  " + shortened(text, width - 2))

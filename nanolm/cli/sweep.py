@@ -31,23 +31,12 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # known to say 
 @click.command("sweep", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @sweep_option(
-    "--over",
-    metavar="NAMES",
-    default="",
-    help="Settings to vary, by the names they have below: lr,dropout. With values of your own: "
-    "lr=0.001:0.003,norm=rms:layer.",
+    "--over", metavar="NAMES", default="", help="Settings to vary: lr,dropout or lr=0.001:0.003,..."
 )
 @sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Time for all of it.")
+@sweep_option("--trials", type=int, help="At the start.  [default: up to 27, as time permits]")
 @sweep_option(
-    "--trials",
-    type=int,
-    help="How many to begin with.  [default: up to 27, as many as the time bears]",
-)
-@sweep_option(
-    "--out",
-    metavar="FOLDER",
-    help="Where trials go, and the best as FOLDER/best.  [default: runs/NAME-sweep, and the best "
-    "as runs/NAME]",
+    "--out", metavar="FOLDER", help="Trials, FOLDER/best.  [default: runs/NAME-sweep, runs/NAME]"
 )
 @json_option(cls=Option, heading="Sweep", help="Print the result as JSON.")
 @options_of(TrainSettings, FIXED)
@@ -111,24 +100,22 @@ def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
 def described(trial: "SweepTrial") -> str:
     from nanolm.report.sweep import format_value  # which help need not wait for
 
-    values = {name.replace("_", " "): format_value(value) for name, value in trial.values.items()}
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    values = trial.values.items()
+    return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in values)
 
 
 def show_outcome(outcome: "SweepResult") -> None:
-    """By rank: what was tried, and the bits per byte that came of it in each round; of several
-    seeds the mean and the standard deviation."""
+    """By rank: bits per byte in each round; of several seeds, mean and standard deviation."""
     from nanolm.report.sweep import format_value
 
     combinations = outcome.combinations()
     rounds = max(len(each.rounds()) for each in combinations)
-    seeds = max(len(each.trials) for each in combinations) > 1
-    names = [name.replace("_", " ") for name in combinations[0].values]
-    names += ["seeds"] if seeds else []
+    seeds = any(len(each.trials) > 1 for each in combinations)
+    names = [name.replace("_", " ") for name in combinations[0].values] + ["seeds"] * seeds
     rows = [["", *names, *(f"round {n + 1}" for n in range(rounds)), ""]]
     for rank, each in enumerate(combinations, start=1):
         values = [printable(format_value(value)) for value in each.values.values()]
-        values += [str(len(each.trials))] if seeds else []
+        values += [str(len(each.trials))] * seeds
         bits = [f"{mean:.3f}" + f" ± {spread:.3f}" * seeds for mean, spread in each.rounds()]
         error = next((trial.error for trial in each.trials if trial.error), None) or ""
         end = "best" if rank == 1 else one_line(error)[:ERROR_LENGTH]
@@ -139,6 +126,5 @@ def show_outcome(outcome: "SweepResult") -> None:
         f"of {counted(len(outcome.trials), 'trial')}: {printable(described(outcome.trials[0]))}"
     )
     if (count := len(combinations[0].trials)) > 1:
-        mean, spread = combinations[0].rounds()[-1]
-        means = f"{mean:.3f} ± {spread:.3f} bits per byte"
-        click.echo(f"chosen by the mean over {counted(count, 'seed')}: {means}")
+        mean, std = combinations[0].rounds()[-1]
+        click.echo(f"chosen by the mean over {count} seeds: {mean:.3f} ± {std:.3f} bits per byte")

@@ -11,15 +11,13 @@ from nanolm.cli.console import printable
 
 NARROWEST = 4  # letters that the first column keeps, however narrow the terminal
 
-Style = Callable[[int, int, str], str]  # of the cell in a row and a column
-
 
 def show_table(
     rows: Sequence[Sequence[str]],
     left: Collection[int] = (0,),
     first_limit: int | None = None,
     limit: int | None = None,
-    style: Style | None = None,
+    style: Callable[[int, int, str], str] | None = None,  # of row, column and cell
 ) -> None:
     """Columns two blanks apart, as wide as their widest cell; those in `left` are left-aligned.
 

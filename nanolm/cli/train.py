@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import MACHINE, READING, Command, Table, options_of, run_option, run_options
+from nanolm.cli.options import AVERAGE, MACHINE, READING, Command, Table, run_option, run_options
+from nanolm.cli.tables import show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
@@ -24,22 +25,17 @@ if TYPE_CHECKING:
 TABLE: Table = {
     "Text": {
         "val": "Validate on this file instead of a part of the corpus.",
-        "val_fraction": "Hold out this share of the text; 0 trains on everything.  "
-        "[default: 0.1, at most 1 MB]",
-        "val_split": "Hold out stretches from all over the text (of many documents, whole ones), "
-        "or its end.  [default: spread]",
-        "max_bytes": "Use at most this many bytes of text, spread over the whole corpus.  "
-        "[default: as much as can be prepared in a quarter of --minutes]",
+        "val_fraction": "Hold out this share; 0 trains on all.  [default: 0.1, at most 1 MB]",
+        "val_split": "Hold out parts, or documents, from all over, or the end.  [default: spread]",
+        "max_bytes": "At most so many bytes, spread over the text.  [default: by --minutes]",
         **READING,
         "tokenizer": "How text is cut, or whose tokenizer to take over.  [default: bpe]",
         "vocab_size": "Tokens that bpe learns.  [default: measured on the text]",
     },
     "Model": {
         "preset": "A size with a name.  [default: by text and machine]",
-        "family": "Its kind: modern is as Qwen3, gpt2 the classic; rnn and lstm are to compare "
-        f"with.  [default: {DEFAULT_FAMILY}]",
-        "start_from": "Go on from a trained model: a run, a model folder, or a name on the "
-        "Hugging Face Hub (gpt2).",
+        "family": f"modern is as Qwen3; rnn, lstm are baselines.  [default: {DEFAULT_FAMILY}]",
+        "start_from": "A trained model: a run, a folder, or a name on the Hugging Face Hub (gpt2).",
         "layers": "Blocks of attention and feed-forward.",
         "heads": "Attention heads in each block.",
         "kv_heads": "Fewer heads of keys and values, shared.  [default: --heads]",
@@ -60,8 +56,7 @@ TABLE: Table = {
     },
     "Budget": {
         "steps": "Updates; on as many threads, the same ones give the same model, bit for bit.",
-        "minutes": "Time for all of it; also beside the others, as a limit.  "
-        "[default: 3, for all but tiny texts]",
+        "minutes": "Time for all of it, also as a limit.  [default: 3, for all but tiny texts]",
         "epochs": "Passes over the text.",
         "tokens": "Tokens to learn from, as often as they come.",
     },
@@ -69,23 +64,19 @@ TABLE: Table = {
         "batch": "Sequences a step.  [default: by preset, or by time]",
         "optimizer": "What makes updates of gradients.  [default: muon, where it pays]",
         "lr": "Peak learning rate.  [default: by width and optimizer]",
-        "average": "Judge and keep a mean of the weights, into which each step goes with 1 minus "
-        "this.  [default: 0.98 for hundreds of passes with dropout, else 0, none]",
+        "average": AVERAGE + "  [default: 0.98 for hundreds of passes with dropout, else 0]",
         "weight_decay": "Pull of the matrices towards zero.  [default: by passes over the text]",
         "seed": "Another seed, another model.",
     },
     "Machine": {
         **MACHINE,
-        "workers": "Parts of a batch to compute side by side on a CPU; divides --threads.  "
-        "[default: measured]",
+        "workers": "Parallel parts of a batch on a CPU; divides --threads.  [default: measured]",
         "attention": "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
         "compile": "Let torch compile the model.  [default: if it pays within the run]",
-        "shard": "Under torchrun, let each process keep only a share of the weights.  "
-        "[default: if the whole does not fit]",
+        "shard": "Under torchrun, shard the weights.  [default: if the whole does not fit]",
     },
     "Run": {
-        "evaluations": "Times to validate, save and write a sample.  "
-        "[default: 10, fewer in a hurry]",
+        "evaluations": "Times to validate, save and sample.  [default: 10, fewer in a hurry]",
         "save_every": "Save also every so many steps.  [default: every minute]",
     },
 }
@@ -102,30 +93,17 @@ OVERRIDES = {
     "tokenizer": ("vocab_size",),
 }
 
-NO_CORPUS = "\n".join(
-    [
-        "no text to train on. Name a file, or take one that comes with nanolm:",
-        "  nanolm train my-text.txt",
-        *(f"  nanolm train {SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()),
-    ]
-)
+TEXTS = [f"{SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()]
+NO_CORPUS = "no text to train on. Name a file, or take one that comes with nanolm:"
+NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 
 
 @click.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
-@options_of(TrainSettings, TABLE)
-@run_options(TrainSettings)
-@run_option(
-    "--extend",
-    metavar="RUN",
-    help="Train a finished run for another --minutes, --steps or --tokens.",
-)
+@run_options(TrainSettings, TABLE)
+@run_option("--extend", metavar="RUN", help="Train RUN for more --minutes, --steps or --tokens.")
 @run_option("--plan", "plan_only", is_flag=True, help="Show what would be done, and end.")
-@run_option(
-    "--list-presets",
-    is_flag=True,
-    help="Show the sizes that have names, as the --family has them, and end.",
-)
+@run_option("--list-presets", is_flag=True, help="Show the presets of the --family, and end.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -161,8 +139,7 @@ def command(
     settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()
-        show_presets(settings.family or DEFAULT_FAMILY, as_json)
-        return 0
+        return show_presets(settings.family or DEFAULT_FAMILY, as_json)
     if extend is not None:
         refuse_others(context)
     elif not settings.corpus:
@@ -185,15 +162,13 @@ def command(
             result = extension.extend(extend, budget, notify, started)
         else:
             result = pretraining.train(settings, out, resume, notify, started)
-    if plan_only:
-        if as_json:
-            print_json(plan.as_object())
-        else:
-            width = shutil.get_terminal_size().columns
-            click.echo("\n".join(plan_lines(plan.choices, width)))
-        return 0
+    if plan_only and not as_json:
+        width = shutil.get_terminal_size().columns
+        click.echo("\n".join(plan_lines(plan.choices, width)))
     if as_json:
-        print_json(asdict(result))
+        print_json(plan.as_object() if plan_only else asdict(result))
+    if plan_only:
+        return 0
     if result.stopped == "interrupted":
         return note_interruption(result.steps)
     if result.stopped == TooLittleTime.stopped:
@@ -206,7 +181,6 @@ def command(
 
 
 def outcome(result: "TrainResult") -> str:
-    """What a run came to, in a line."""
     from nanolm.runs.folder import ending
 
     at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
@@ -227,32 +201,27 @@ def refuse_others(context: click.Context) -> None:
         and parameter.name not in ("extend", "report_to", "as_json", "minutes", "steps", "tokens")
     ]
     if given:
-        raise UsageError(
-            f"--extend goes on with a run as it is: leave out {', '.join(given)}, or train from "
-            "its model with --from"
-        )
+        words = ", ".join(given)
+        raise UsageError(f"--extend keeps a run's settings: leave out {words}, or use --from")
 
 
-def show_presets(family: str, as_json: bool) -> None:
+def show_presets(family: str, as_json: bool) -> int:
     from nanolm.model.size import preset_sizes
 
     sizes = preset_sizes(family)
     if as_json:
         for size in sizes:
             print_json(asdict(size))
-        return
-    click.echo("preset       layers  heads  width  context     parameters    memory  for")
+        return 0
+    rows = [["preset", "layers", "heads", "width", "context", "parameters", "memory", "for"]]
     for size in sizes:
-        heads = "-" if family in RECURRENT else size.heads
-        click.echo(
-            f"{size.preset:<12} {size.layers:>6} {heads:>6} {size.dim:>6} {size.context:>8} "
-            f"{size.parameters:>14,} {size.training_bytes / 1e9:>6.2f} GB  {size.purpose}"
-        )
-    note(
-        f"Family {family}. Parameters with a usual vocabulary, from {sizes[0].vocab_size:,} to "
-        f"{sizes[-1].vocab_size:,} tokens; memory is about what a GPU needs to train it in "
-        "bfloat16 with the preset's batch."
-    )
+        heads = "-" if family in RECURRENT else str(size.heads)
+        shape = [str(size.layers), heads, str(size.dim), str(size.context), f"{size.parameters:,}"]
+        rows.append([size.preset, *shape, f"{size.training_bytes / 1e9:.2f} GB", size.purpose])
+    show_table(rows, left=(0, 7))
+    vocabularies = f"{sizes[0].vocab_size:,} to {sizes[-1].vocab_size:,} tokens"
+    note(f"Family {family}, with a vocabulary of {vocabularies}; memory: to train it in bfloat16.")
+    return 0
 
 
 def without_overridden(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
@@ -263,13 +232,10 @@ def without_overridden(context: click.Context, options: dict[str, Any]) -> dict[
         source = context.get_parameter_source(name)
         return order.index(source) if source in order else -1
 
-    overrides = OVERRIDES
-    if options["family"] in RECURRENT:
-        overrides = {**OVERRIDES, "family": (*OVERRIDES["family"], "heads")}
-    overridden = {
-        name
-        for flag, names in overrides.items()
-        for name in names
-        if strength(name) >= 0 and strength(flag) > strength(name)
-    }
-    return {name: value for name, value in options.items() if name not in overridden}
+    recurrent = {"family": (*OVERRIDES["family"], "heads")}
+    overrides = OVERRIDES | (recurrent if options["family"] in RECURRENT else {})
+    for flag, names in overrides.items():
+        for name in names:
+            if strength(flag) > strength(name) >= 0:
+                options.pop(name, None)
+    return options

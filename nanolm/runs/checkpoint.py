@@ -1,11 +1,8 @@
 """The checkpoints of a run: listing, verifying, pruning, and the links `best` and `last`.
 
-    >>> newest_valid(Path("runs/x/checkpoints"), report=print)
-
 `nanolm.files` sees to it that a checkpoint is either whole or not there.
 """
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +16,9 @@ def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
     for folder in reversed(list_checkpoints(parent)):
         try:
             verify(folder)
+            return folder
         except ModelError as error:
             report(f"{error}; using the checkpoint before it")
-            continue
-        return folder
     return None
 
 
@@ -49,8 +45,7 @@ def point(link: Path, target: Path) -> None:
     """Make `link` lead to `target`, atomically; a small file where links cannot be made."""
     relative = os.path.relpath(target, link.parent)
     temporary = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
+    temporary.unlink(missing_ok=True)
     try:
         temporary.symlink_to(relative, target_is_directory=True)
     except OSError:
@@ -59,12 +54,9 @@ def point(link: Path, target: Path) -> None:
 
 
 def follow(link: Path) -> Path | None:
-    """Where `link` leads, if anywhere."""
     try:
-        if link.is_symlink() or not link.is_file():
-            target = link.resolve()
-        else:
-            target = link.parent / link.read_text(encoding="utf-8")
+        written = link.is_file() and not link.is_symlink()
+        target = link.parent / link.read_text(encoding="utf-8") if written else link.resolve()
         return target if target.is_dir() else None
     except (OSError, RuntimeError, ValueError):  # not there, a loop, or no text
         return None

@@ -1,9 +1,6 @@
-"""Is a run whole? Every checkpoint verified, and which one would be used.
+"""Is a run whole? Every checkpoint verified, and which one would be used."""
 
->>> examine(Path("runs/novel")).to_go_on
-'step-00000120'
-"""
-
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +12,6 @@ from nanolm.runs.folder import Run, find_model
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """One checkpoint, or a model folder."""
-
     name: str
     bytes: int
     problem: str  # nothing, if it is whole
@@ -25,8 +20,6 @@ class CheckpointHealth:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `nanolm doctor RUN` shows."""
-
     folder: str
     state: str  # "finished", "unfinished", or "a model folder"
     problems: tuple[str, ...]  # with the run's own files
@@ -46,10 +39,13 @@ def examine(path: Path) -> Diagnosis:
         raise UsageError(f"{path} does not exist, or is no folder")
     run = Run(path)
     folders = checkpoint.list_checkpoints(run.checkpoints)
-    final = run.checkpoints / "final"
-    folders += [final] if final.is_dir() else []
+    folders += [final] if (final := run.checkpoints / "final").is_dir() else []
     if not run.exists() and not folders:
-        return examine_model(path)
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} is neither a run nor a model folder")
+        model = check(path)
+        to_use = None if model.problem else path.name
+        return Diagnosis(str(path), "a model folder", (), (model,), None, to_use, ())
     checked = tuple(check(folder, run) for folder in folders)
     whole = [each.name for each in checked if not each.problem and each.name.startswith("step-")]
     state, problems = "unfinished", []
@@ -61,37 +57,20 @@ def examine(path: Path) -> Diagnosis:
         run.settings()
     except DataError as error:
         problems.append(str(error))
-    try:
-        to_use: str | None = find_model(path, lambda text: None).name
-    except NanolmError:
-        to_use = None
-    left_behind = tuple(
-        entry.name
-        for parent in (path, run.checkpoints)
-        for entry in (sorted(parent.iterdir()) if parent.is_dir() else [])
-        if entry.name.startswith((files.TEMPORARY, files.TRASH))
-    )
+    to_use = None
+    with suppress(NanolmError):
+        to_use = find_model(path, lambda text: None).name
+    names = [each.name for each in (*sorted(path.iterdir()), *sorted(run.checkpoints.glob("*")))]
+    left_behind = tuple(name for name in names if name.startswith((files.TEMPORARY, files.TRASH)))
     to_go_on = whole[-1] if whole and state == "unfinished" else None
     return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
 
 
-def examine_model(path: Path) -> Diagnosis:
-    """A folder that is no run: a checkpoint, or a model from elsewhere, which has no checksums."""
-    if not (path / "config.json").exists():
-        raise ModelError(f"{path} is neither a run nor a model folder")
-    checked = check(path)
-    to_use = None if checked.problem else path.name
-    return Diagnosis(str(path), "a model folder", (), (checked,), None, to_use, ())
-
-
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
-    """A checkpoint of `run`, or a model folder, which may have no manifest."""
+    """A checkpoint of `run`, or a model folder: from elsewhere it has no manifest of checksums."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    links = tuple(
-        name
-        for name in ("best", "last")
-        if run and (target := checkpoint.follow(run.path / name)) and target.samefile(folder)
-    )
+    targets = {name: checkpoint.follow(run.path / name) for name in ("best", "last") if run}
+    links = tuple(name for name, target in targets.items() if target and target.samefile(folder))
     problem = ""
     try:
         if run or (folder / files.MANIFEST).exists():

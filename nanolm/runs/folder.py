@@ -6,8 +6,7 @@ runs/NAME/
   metrics.jsonl   one object a line
   samples.md      what the model wrote as it learned
   log.txt
-  checkpoints/step-00000120/   see checkpoint.py
-  best  last      links into checkpoints
+  checkpoints/step-00000120/, and the links best and last: see checkpoint.py
 """
 
 import contextlib
@@ -55,17 +54,16 @@ class Run:
         """Whether nothing is there, or only what a start that failed before the first step left."""
         if not self.path.is_dir():
             return not self.path.exists()
-        left = {".lock", self.log.name, self.config_file.name}
-        names = [entry.name for entry in self.path.iterdir()]
-        return all(name in left or name.startswith(files.TEMPORARY) for name in names)
+        left = (".lock", self.log.name, self.config_file.name)
+        names = {entry.name for entry in self.path.iterdir()}.difference(left)
+        return all(name.startswith(files.TEMPORARY) for name in names)
 
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
 
     def too_short(self) -> bool:
         """Whether time was up before it could learn anything."""
-        stopped = self.facts().get("result", {}).get("stopped")
-        return bool(stopped == TooLittleTime.stopped)
+        return bool(self.facts().get("result", {}).get("stopped") == TooLittleTime.stopped)
 
     def clear(self) -> None:
         """Remove all but the log, as if the run had not begun."""
@@ -78,25 +76,11 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """What config.toml says."""
-        if not self.config_file.is_file():
-            raise DataError(f"{self.config_file} does not exist, or is no file")
-        try:
-            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{self.config_file} cannot be read: {error}") from None
+        return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says."""
-        if not self.exists():
-            raise DataError(f"{self.facts_file} does not exist, or is no file")
-        try:
-            facts: dict[str, Any] = json.loads(self.facts_file.read_text(encoding="utf-8"))
-            objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
-            if not all(isinstance(part, dict) for part in objects):
-                raise ValueError("not what nanolm writes")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{self.facts_file} cannot be read: {error!r}") from None
-        return facts
+        return read_file(self.facts_file, parse_facts)
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
@@ -134,10 +118,25 @@ class Run:
                         shutil.rmtree(self.path, ignore_errors=True)
                     raise
         except files.InUse as owner:
-            raise DataError(
-                f"{self.path} is being trained by another process ({owner}); "
-                "wait for it, or start another run with --out"
-            ) from None
+            text = f"{self.path} is being trained by another process ({owner})"
+            raise DataError(f"{text}; wait for it, or start another run with --out") from None
+
+
+def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    if not file.is_file():
+        raise DataError(f"{file} does not exist, or is no file")
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read: {error!r}") from None
+
+
+def parse_facts(text: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(text)
+    objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
+    if not all(isinstance(part, dict) for part in objects):
+        raise ValueError("not what nanolm writes")
+    return facts
 
 
 def find_named(name: str | Path, note: Callable[[str], None], progress: Report) -> Path:
@@ -164,29 +163,23 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
 
-    A checkpoint of ours is verified first; a damaged one is reported, and the newest whole one is
-    used instead.
+    Of damaged checkpoints, which are reported, the newest whole one is used instead.
     """
     path = Path(path)
     if not path.is_dir():
         what = "is no folder" if path.exists() else "does not exist"
-        raise UsageError(
-            f"{path} {what}; `ls runs` shows what has been trained, and {HUB}NAME is a model of "
-            "the Hugging Face Hub"
-        )
+        raise UsageError(f"{path} {what}; `nanolm runs` lists runs, {HUB}NAME is on Hugging Face")
     if (path / "config.json").exists():
         if (path / files.MANIFEST).exists():
             files.verify(path)
         return path
-    run = Run(path)
-    best = checkpoint.follow(path / "best") or checkpoint.follow(path / "last")
-    if best is not None:
+    if best := checkpoint.follow(path / "best") or checkpoint.follow(path / "last"):
         try:
             files.verify(best)
             return best
         except ModelError as error:
             report(f"{error}; looking for another checkpoint")
-    newest = checkpoint.newest_valid(run.checkpoints, report)
+    newest = checkpoint.newest_valid(path / "checkpoints", report)
     if newest is None:
         raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
     return newest
@@ -199,9 +192,8 @@ def model_tokenizer(folder: Path) -> "Tokenizer":
     tokenizer, config = load_tokenizer(folder), load_any_config(folder)
     base = config.base if isinstance(config, ClassifierConfig) else config
     if tokenizer.vocab_size > (known := base.vocab_size):
-        raise ModelError(
-            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model {known:,}"
-        )
+        tokens = f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model {known:,}"
+        raise ModelError(f"{folder}: {tokens}")
     return tokenizer
 
 
@@ -239,16 +231,13 @@ def is_classifier(run: Path) -> bool:
 
 
 def ending(result: dict[str, Any]) -> str:
-    """How a run came to its `result`, in words."""
     if result.get("stopped") == TooLittleTime.stopped:
         return f"stopped: {TooLittleTime.stopped}"
     if result.get("stopped") != "enough":
         return FINISHED if result else "not finished"
     what = "accuracy" if "val" in result else "loss"
-    return (
-        f"{STOPPED_EARLY}: validation {what} stopped improving at step {result['best_step']:,} "
-        f"(of {result['steps']:,} done)"
-    )
+    steps = f"at step {result['best_step']:,} (of {result['steps']:,} done)"
+    return f"{STOPPED_EARLY}: validation {what} stopped improving {steps}"
 
 
 def append(file: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """A model of the Hugging Face Hub, as a folder on this machine.
 
-    >>> quiet = lambda what, done, total: None
-    >>> hub_model("gpt2", quiet)            # or "hf://gpt2", "owner/name", "hf://owner/name"
+    >>> hub_model("gpt2", report)  # or "hf://gpt2", "owner/name", "hf://owner/name"
 
 Where the Hugging Face tools have it already, their copy is used. Else what a model needs is
 downloaded once (`nanolm.download`); after that no network is needed.
@@ -24,13 +23,8 @@ REPOSITORY_NAME = re.compile(rf"(?:{HUB})?((?:{PLAIN_NAME}/)?{PLAIN_NAME})/?")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 MODEL_FILES = (
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
+    *(CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt"),
 )
 SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
 OTHER_WEIGHTS = re.compile(rf"{PLAIN_NAME}\.({SUFFIXES})")
@@ -40,21 +34,17 @@ def hub_model(name: str, report: Report) -> Path:
     """The folder of the model `name`, downloaded unless it is on this machine."""
     match = REPOSITORY_NAME.fullmatch(name)
     if match is None:
-        raise UsageError(
-            f"{name} names no model of the Hugging Face Hub; "
-            f"write OWNER/NAME or {HUB}OWNER/NAME, and nothing after it"
-        )
+        how = f"write OWNER/NAME or {HUB}OWNER/NAME, and nothing after it"
+        raise UsageError(f"{name} names no model of the Hugging Face Hub; {how}")
     name = match[1]
-    folder = _of_other_tools(name)
-    if folder is None:
-        repository = Repository("models", name, f"model {name}", cache_folder() / "models")
-        folder = repository.fetch(partial(_choose, name), report, together=True)[0].parent
-        if not _is_model(folder):
-            raise ModelError(
-                f"{name}: its {INDEX} names files that it does not have; "
-                f"if that was mended on the Hub, delete {folder} to fetch it anew"
-            )
-    return folder
+    if folder := _of_other_tools(name):
+        return folder
+    repository = Repository("models", name, f"model {name}", cache_folder() / "models")
+    folder = repository.fetch(partial(_choose, name), report, together=True)[0].parent
+    if _is_model(folder):
+        return folder
+    problem = f"{name}: its {INDEX} names files that it does not have"
+    raise ModelError(f"{problem}; if that was mended on the Hub, delete {folder} to fetch it anew")
 
 
 def _choose(name: str, paths: list[str]) -> list[str]:
@@ -91,7 +81,6 @@ def _of_other_tools(name: str) -> Path | None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether the config and all the weights are in `folder`."""
     weights = {WEIGHTS}
     try:
         if not (folder / WEIGHTS).is_file():

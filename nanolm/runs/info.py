@@ -1,8 +1,4 @@
-"""What a run or model folder is: architecture, parameters, files, history, who can read it.
-
->>> describe("runs/novel", note=print).parameters
-1317632
-"""
+"""What a run or model folder is: architecture, parameters, files, history, who can read it."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import DataError, ModelError
-from nanolm.model.config import ClassifierConfig, ModelConfig
+from nanolm.model.config import ClassifierConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.stored import checked_tensors, load_any_config, parameters_by_part, read_json
 from nanolm.runs.folder import Run, find_model, model_tokenizer
@@ -39,8 +35,6 @@ class History:
 
 @dataclass(frozen=True)
 class Info:
-    """What `nanolm info` shows."""
-
     folder: str
     model_type: str
     architecture: dict[str, Any]
@@ -63,32 +57,25 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         tensors = checked_tensors(folder, config, stack)
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = model_tokenizer(folder)
+    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     kind, why = model_type(config)
-    classifier = isinstance(config, ClassifierConfig)
-    loader = "AutoModelForSequenceClassification" if classifier else "AutoModelForCausalLM"
+    architecture, loader = asdict(config), "AutoModelForCausalLM"
+    if isinstance(config, ClassifierConfig):
+        architecture["labels"], loader = list(config.labels), "AutoModelForSequenceClassification"
+    base = architecture.pop("base", {})
     return Info(
         folder=str(folder),
         model_type=kind,
-        architecture=architecture(config),
+        architecture=architecture | base,
         parameters=sum(parts.values()),
         parts=parts,
         numbers=numbers,
         tokenizer={"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        bytes={
-            file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()
-        },
+        bytes={file.name: file.stat().st_size for file in files},
         history=read_history(Path(name), folder),
         readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
         why_only=why,
     )
-
-
-def architecture(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
-    if isinstance(config, ModelConfig):
-        return asdict(config)
-    values = asdict(config)
-    base = values.pop("base")
-    return {**values, "labels": list(config.labels), **base}
 
 
 def read_history(path: Path, folder: Path) -> History | None:

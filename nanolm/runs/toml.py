@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 def dump_toml(settings: Mapping[str, object]) -> str:
     """One `name = value` a line; None, which TOML has no word for, is left out."""
-    return "".join(
-        f"{name} = {_value(value)}\n" for name, value in settings.items() if value is not None
-    )
+    return "".join(f"{name} = {_value(v)}\n" for name, v in settings.items() if v is not None)
 
 
 def _value(value: object) -> str:

@@ -284,7 +284,7 @@ def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
     [
         (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1: 2 processes share it"),
         (["train", *TINY, "--stepz", "5"], "--steps"),
-        (["sample", "--prompt", "x"], "sample is for one: leave out torchrun"),
+        (["sample", "--prompt", "x"], "sample runs in one process"),
     ],
 )
 def test_what_is_wrong_is_told_once(words: list[str], told: str, tmp_path: Path) -> None:
