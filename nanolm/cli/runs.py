@@ -115,14 +115,13 @@ def compare(run: tuple[str, ...]) -> None:
     if len(run) < 2:
         raise UsageError("give two runs or more")
 
-    from nanolm.report.page import differing, distinct, summary, summary_columns
+    from nanolm.report.page import differing, distinct, side_by_side, summary
     from nanolm.report.run_data import read_run
 
     data = [read_run(existing(name)) for name in run]
-    summaries = [summary(each) for each in data]
-    table = [["", *distinct(list(run))]]
-    table += [[name, *(each.get(name, "") for each in summaries)] for name in summary_columns(data)]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data)]
+    results = side_by_side([summary(each) for each in data])
+    table = [["", *distinct(list(run))], *([name, *values] for name, values in results.items())]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data).items()]
     show_table([[short_name(cell) for cell in row] for row in table], range(len(table[0])))
 
 

@@ -6,7 +6,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError
@@ -29,8 +28,7 @@ class RunSummary:
     val_accuracy: float | None
     test_accuracy: float | None
     minutes: float | None
-    state: str  # "finished", "training" (by some process now), "stopped", "stopped early" or
-    # "stopped: REASON"
+    state: str  # finished, training (by some process now), stopped, stopped early, stopped: REASON
     started: str
 
 
@@ -50,18 +48,18 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
 def summarize(run: Run) -> RunSummary:
     facts, settings = run.facts(), run.settings()
     result = facts.get("result") or {}
-    last: dict[str, Any] = {}  # what the metrics of an unfinished run say last, of each number
-    for row in read_metrics(run.metrics) if not result and run.metrics.exists() else []:
-        last |= row
+    rows = read_metrics(run.metrics) if not result and run.metrics.exists() else []
+    last = {key: value for row in rows for key, value in row.items()}  # of an unfinished run
     texts = settings.get("corpus") or settings.get("data") or []
     val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
     test = (result.get("test") or {}).get("accuracy")
     seconds = result.get("seconds", last.get("seconds"))
-    state = "stopped"
-    if result:
-        state = STOPPED_EARLY if result.get("stopped") == "enough" else ending(result)
     if files.in_use(run.path / ".lock"):
         state = "training"
+    elif result.get("stopped") == "enough":
+        state = STOPPED_EARLY
+    else:
+        state = ending(result) if result else "stopped"
     return RunSummary(
         run=str(run.path),
         corpus=", ".join(Path(str(text)).name for text in texts),

@@ -4,6 +4,7 @@
 >>> data.series("loss", "training")
 """
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -33,8 +34,7 @@ class RunData:
 
     @property
     def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.facts.get("result", {})
-        return result
+        return dict(self.facts.get("result", {}))
 
     @property
     def is_classifier(self) -> bool:
@@ -47,8 +47,7 @@ class RunData:
         return next((row["step"] / row["epoch"] for row in rows), None)
 
     def series(self, key: str, name: str, x: str = "step") -> Series:
-        rows = [row for row in self.metrics if key in row]
-        return Series(name, [(row.get(x), row[key]) for row in rows])
+        return Series(name, [(row.get(x), row.get(key)) for row in self.metrics])
 
 
 def read_run(run: Run) -> RunData:
@@ -62,10 +61,9 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     lines = file.read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
+        row = None
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
@@ -75,12 +73,9 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 def read_samples(text: str) -> list[tuple[str, str]]:
     """The samples written during training, each with a heading that says when."""
-    parts = SAMPLE_HEADING.split(text)[1:]
-    return [
-        (f"step {step}, {bits} bits per byte", unquoted(sample))
-        for step, bits, sample in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    ]
-
-
-def unquoted(text: str) -> str:
-    return "\n".join(line.removeprefix(">").removeprefix(" ") for line in text.strip().splitlines())
+    parts = iter(SAMPLE_HEADING.split(text)[1:])
+    samples = []
+    for step, bits, sample in zip(parts, parts, parts, strict=True):
+        lines = (line.removeprefix(">").removeprefix(" ") for line in sample.strip().splitlines())
+        samples.append((f"step {step}, {bits} bits per byte", "\n".join(lines)))
+    return samples

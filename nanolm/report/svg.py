@@ -40,14 +40,14 @@ class PlotArea:
 def document(width: int, height: int, title: str, left: float, parts: Iterable[str]) -> str:
     """The whole file: a title, then `parts`."""
     heading = shorten(title, 18, width - left - 16)
-    above = (
-        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f"<title>{safe(heading)}</title><style>{STYLE_SHEET}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        text(left, 28, heading, "title"),
-    )
-    return "\n".join((*above, *parts, "</svg>")) + "\n"
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    body = "\n".join((text(left, 28, heading, "title"), *parts))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" {size}>
+<title>{safe(heading)}</title><style>{STYLE_SHEET}</style>
+<rect class="page" width="100%" height="100%"/>
+{body}
+</svg>
+"""
 
 
 def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> Iterator[str]:
@@ -62,14 +62,14 @@ def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> It
         yield line("grid", at, area.top, at, bottom)
         yield text(at, bottom + 17, label, "tick", "middle")
     yield line("frame", area.left, bottom, right, bottom)
-    if not epochs:
+    if epochs:
+        for value, label in epochs:
+            yield text(area.x(value), bottom + 35, label, "tick", "middle")
+        yield text(area.left - 10, bottom + 17, x, "tick", "end")
+        yield text(area.left - 10, bottom + 35, "epoch", "tick", "end")
+    else:
         name = shorten(x, 11, area.width)
         yield text(area.left + area.width / 2, bottom + 36, name, "tick", "middle")
-        return
-    for value, label in epochs:
-        yield text(area.x(value), bottom + 35, label, "tick", "middle")
-    for name, y in ((x, bottom + 17), ("epoch", bottom + 35)):
-        yield text(area.left - 10, y, name, "tick", "end")
 
 
 def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -77,9 +77,8 @@ def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{safe(words)}</text>'
-    )
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{safe(words)}</text>'
 
 
 def safe(words: str) -> str:
