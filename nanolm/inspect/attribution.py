@@ -42,20 +42,17 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
         embedded.append(output.detach().requires_grad_())
         return embedded[0]
 
-    handle = base.token_embedding.register_forward_hook(as_leaf)
     weights: list[Tensor] = []
     inputs = torch.tensor([ids], device=base.device)
     lengths = torch.tensor([len(ids)], device=base.device)
-    try:
-        with base.eval_mode(), torch.enable_grad():
-            x = base.hidden_states(inputs, weights=weights)
-            logits = classifier.score(classifier.pooled(x, lengths))[0]
-            label = int(logits.argmax())
-            # Against the mean of the others: what raises all labels alike decides nothing.
-            others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
-            (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
-    finally:
-        handle.remove()
+    hook = base.token_embedding.register_forward_hook(as_leaf)
+    with hook, base.eval_mode(), torch.enable_grad():
+        x = base.hidden_states(inputs, weights=weights)
+        logits = classifier.score(classifier.pooled(x, lengths))[0]
+        label = int(logits.argmax())
+        # Against the mean of the others: what raises all labels alike decides nothing.
+        others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
+        (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
     attention = torch.cat(weights).detach().float()
     results = (
         logits.float().softmax(dim=0),

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from nanolm.inspect.inspection import Floats
 
 Mask = npt.NDArray[np.bool_]
-CLEAR_SHARE, CLEAR_RATIO = 0.4, 2.0  # of attention, and to what would be chance: named after it
-LEANING_SHARE, LEANING_RATIO = 0.15, 3.0  # less of it, but far from chance: leans to it
+CLEAR = 0.4, 2.0  # share of attention, and ratio to what would be chance: named after it
+LEANING = 0.15, 3.0  # less of it, but far from chance: leans to it
 EVEN_ENTROPY = 0.9  # of the highest that attention can have
 MIXED, SPREAD = "mixed", "spread"
 PATTERNS = {
@@ -44,7 +44,7 @@ class HeadPattern:
         if self.kind in NO_PATTERN:
             return NO_PATTERN[self.kind]
         share, target = self.shares[self.kind], PATTERNS[self.kind]
-        if share >= CLEAR_SHARE:
+        if share >= CLEAR[0]:
             return f"looks at {target} ({share:.0%})"
         return f"leans to {target} ({share:.0%}, by chance {self.chance[self.kind]:.0%})"
 
@@ -91,12 +91,7 @@ def describe_head(weights: Floats, masks: dict[str, Mask]) -> HeadPattern:
 
 def main_pattern(shares: dict[str, float], chance: dict[str, float], spread: float) -> str:
     ratios = {kind: share / max(chance[kind], 1e-12) for kind, share in shares.items()}
-    clear = [kind for kind in shares if shares[kind] >= CLEAR_SHARE and ratios[kind] >= CLEAR_RATIO]
-    if clear:
-        return max(clear, key=lambda kind: shares[kind])
-    leaning = [
-        kind for kind in shares if shares[kind] >= LEANING_SHARE and ratios[kind] >= LEANING_RATIO
-    ]
-    if leaning:
-        return max(leaning, key=lambda kind: ratios[kind])
+    for (share, ratio), by in ((CLEAR, shares), (LEANING, ratios)):
+        if kinds := [kind for kind in shares if shares[kind] >= share and ratios[kind] >= ratio]:
+            return max(kinds, key=by.__getitem__)
     return SPREAD if spread >= EVEN_ENTROPY else MIXED

@@ -4,6 +4,7 @@
 >>> inspection.attention.shape  # (layers, heads, time, time)
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,18 +53,12 @@ def residual_stream(
 ) -> list[Tensor]:
     """The vectors (time, dim) after the embedding and after each layer."""
     stream: list[Tensor] = []
-    handles = [
-        block.register_forward_pre_hook(lambda _, inputs: stream.append(inputs[0][0]))
-        for block in model.blocks
-    ]
-    last = model.blocks[-1]
-    handles.append(last.register_forward_hook(lambda _, inputs, y: stream.append(y[0])))
-    try:
-        with model.eval_mode():
-            model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
-    finally:
-        for handle in handles:
-            handle.remove()
+    first = model.blocks[0].register_forward_pre_hook(lambda _, x: stream.append(x[0][0]))
+    with model.eval_mode(), first, contextlib.ExitStack() as hooks:
+        for block in model.blocks:
+            hook = block.register_forward_hook(lambda _, inputs, y: stream.append(y[0]))
+            hooks.enter_context(hook)
+        model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
     return stream
 
 

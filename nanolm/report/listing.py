@@ -48,7 +48,7 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
 def summarize(run: Run) -> RunSummary:
     facts, settings = run.facts(), run.settings()
     result = facts.get("result") or {}
-    rows = read_metrics(run.metrics) if not result and run.metrics.exists() else []
+    rows = [] if result else read_metrics(run.metrics)
     last = {key: value for row in rows for key, value in row.items()}  # of an unfinished run
     texts = settings.get("corpus") or settings.get("data") or []
     val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))

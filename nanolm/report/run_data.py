@@ -51,14 +51,13 @@ class RunData:
 
 
 def read_run(run: Run) -> RunData:
-    metrics = read_metrics(run.metrics) if run.metrics.exists() else []
     samples = read_samples(run.samples.read_text(encoding="utf-8")) if run.samples.exists() else []
-    return RunData(run, run.settings(), run.facts(), metrics, samples)
+    return RunData(run, run.settings(), run.facts(), read_metrics(run.metrics), samples)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The objects of a metrics.jsonl; a last line that is incomplete is skipped."""
-    lines = file.read_bytes().splitlines()
+    lines = file.read_bytes().splitlines() if file.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
         row = None

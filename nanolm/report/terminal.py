@@ -7,6 +7,7 @@ series of few points is drawn as single points, so that the two can be told apar
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 
 from nanolm.report.axes import linear_axis
@@ -18,8 +19,7 @@ MARKED_POINTS = 40  # with so few, they are drawn one by one
 
 
 def plot(series: Sequence[Series], width: int, height: int, plain: bool = False) -> list[str]:
-    """Rows of text: the curves with their axes, and a legend. `plain` is for where there is no
-    Unicode."""
+    """Rows of text: the curves with their axes, and a legend; with `plain` all of it ASCII."""
     curves = {each.name: each.finite for each in series if each.finite}
     if not curves:
         return ["no data yet"]
@@ -27,7 +27,7 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
     y_axis = linear_axis([y for points in curves.values() for _, y in points], 4)
     margin = max(len(label) for _, label in y_axis.ticks)
     inner = max(10, width - margin - 2)
-    dots = [[0] * inner for _ in range(height)]
+    dots: dict[tuple[int, int], int] = defaultdict(int)  # by row and column of characters
     marks: dict[tuple[int, int], str] = {}
     line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
     legend: list[str] = []
@@ -45,16 +45,14 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
             if single or plain:
                 marks[row, column] = mark
             else:
-                dots[row // 4][column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
+                dots[row // 4, column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
     ticks = {round((1 - y_axis.fraction(y)) * (height - 1)): label for y, label in y_axis.ticks}
     wall, corner, floor = "|+-" if plain else "│└─"
+    chars = {place: chr(BRAILLE + dot) for place, dot in dots.items()} | marks
     lines = []
     for row in range(height):
-        cells = (
-            marks.get((row, column)) or (chr(BRAILLE + dot) if dot else " ")
-            for column, dot in enumerate(dots[row])
-        )
-        lines.append(f"{ticks.get(row, ''):>{margin}} {wall}{''.join(cells)}".rstrip())
+        cells = "".join(chars.get((row, column), " ") for column in range(inner))
+        lines.append(f"{ticks.get(row, ''):>{margin}} {wall}{cells}".rstrip())
     labels = [" "] * inner
     for x, label in x_axis.ticks:
         start = round(x_axis.fraction(x) * (inner - 1)) - len(label) // 2
