@@ -14,21 +14,13 @@ const unpack = async text => {
 
 // A point for each number from -1 to 1.
 const draw = (canvas, width, height, numberAt) => {
-  canvas.width = width;
-  canvas.height = height;
+  Object.assign(canvas, {width, height});
   const context = canvas.getContext("2d"), image = context.createImageData(width, height);
   for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
     const number = numberAt(y, x);
     image.data.set([...(number < 0 ? against : ink), 255 * Math.abs(number)], 4 * (y * width + x));
   }
   context.putImageData(image, 0, 0);
-};
-
-const pictures = async () => {
-  for (const canvas of all("canvas.heat")) {
-    const {width, height, packed} = canvas.dataset, numbers = new Int8Array(await unpack(packed));
-    draw(canvas, +width, +height, (y, x) => numbers[y * width + x] / 127);
-  }
 };
 
 // Attention is kept as the lower half of each head's map, row by row, by the root of its shares.
@@ -80,9 +72,11 @@ const attention = async ({time, heads, levels, packed, first}) => {
   choose(chosen);
 };
 
-const start = async () => {
-  await pictures();
+(async () => {
+  for (const canvas of all("canvas.heat")) {
+    const {width, height, packed} = canvas.dataset, numbers = new Int8Array(await unpack(packed));
+    draw(canvas, +width, +height, (y, x) => numbers[y * width + x] / 127);
+  }
   if (find("data")) await attention(JSON.parse(find("data").textContent));
   document.body.dataset.ready = "yes";
-};
-start();
+})();
