@@ -3,9 +3,8 @@
     >>> describe_heads(inspection.attention, inspection.ids)[1][2].words
     "looks at the token before (83%)"
 
-A head is named after the pattern that gets most of its attention, in the mean over all positions
-that have a choice, or after one that gets far more than by chance. Attention to the first token is
-mostly a way to attend to nothing.
+A head is named after the pattern that gets most of its attention, in the mean over positions that
+have a choice, or far more than by chance. Attending to the first token mostly means to nothing.
 """
 
 from dataclasses import dataclass
@@ -32,10 +31,8 @@ NO_PATTERN = {SPREAD: "looks at everything about alike", MIXED: "looks here and 
 
 @dataclass(frozen=True)
 class HeadPattern:
-    """What a head does with a text: the share of its attention that each pattern gets."""
-
     kind: str
-    shares: dict[str, float]
+    shares: dict[str, float]  # of its attention, that each pattern gets
     chance: dict[str, float]  # the same, if it attended to the same tokens from everywhere
     spread: float  # 0: all to one position; 1: to all alike
 
@@ -50,7 +47,6 @@ class HeadPattern:
 
 
 def describe_heads(attention: Floats, ids: list[int]) -> list[list[HeadPattern]]:
-    """Of every layer, every head."""
     masks = pattern_masks(ids)
     return [[describe_head(head, masks) for head in layer] for layer in attention]
 

@@ -32,8 +32,6 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Of one text."""
-
     ids: list[int]
     attention: Floats  # (layers, heads, time, time): from each position to those before it
     layers: list[Predictions]  # after the embedding and after each layer; none of a classifier

@@ -36,25 +36,20 @@ def inspection_page(
     first: tuple[int, int] | None = None,
     attribution: tuple[Attribution, tuple[str, ...]] | None = None,
 ) -> str:
-    """Tokens, attention, layers and predictions of one text; for a classifier (with its labels)
-    which tokens decided instead of predictions. `first` is the head that is shown large at first.
-    """
+    """Tokens, attention, and what each layer predicts, or (with labels) what decided a classifier;
+    `first` is the head that is shown large at first."""
     tokens = [named(tokenizer, id) for id in inspection.ids]
-    levels, attention = packed_attention(inspection)
-    data = {
-        "time": len(tokens),
-        "heads": len(heads[0]),
-        "levels": levels,
-        "packed": attention,
-        "first": 0 if first is None else 2 + first[0] * (len(heads[0]) + 1) + first[1],
-    }
+    levels, packed = packed_attention(inspection)
+    columns = len(heads[0])
+    shown = 0 if first is None else 2 + first[0] * (columns + 1) + first[1]  # after the means
+    sizes = {"time": len(tokens), "heads": columns, "levels": levels}
     body = attribution_section(*attribution, tokens) if attribution else ""
     body += filled(
         "attention",
         tokens="".join(f"<button>{token}</button>" for token in tokens),
         grid=head_grid(heads),
         patterns=pattern_table(heads),
-        data=json.dumps(data),
+        data=json.dumps({**sizes, "packed": packed, "first": shown}),
     )
     if inspection.layers:
         scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "less")
@@ -71,8 +66,7 @@ def filled(template: str, **parts: str) -> str:
 
 
 def packed_attention(inspection: Inspection) -> tuple[int, str]:
-    """The lower triangles as whole numbers up to a level, of the square root, since most attention
-    is near 0."""
+    """The lower triangles as whole numbers up to a level: of roots, since most shares are small."""
     roots = np.sqrt(inspection.attention[:, :, *np.tril_indices(len(inspection.ids))])
     for levels in ATTENTION_LEVELS:
         text = compressed(np.rint(levels * roots).astype(np.uint8))
@@ -86,7 +80,6 @@ def compressed(array: np.ndarray) -> str:
 
 
 def attribution_section(result: Attribution, labels: tuple[str, ...], tokens: list[str]) -> str:
-    """Which tokens decided, by both measures."""
     ranked = sorted(zip(result.probabilities.tolist(), labels, strict=True), reverse=True)
     return filled(
         "attribution",
@@ -98,7 +91,6 @@ def attribution_section(result: Attribution, labels: tuple[str, ...], tokens: li
 
 
 def tinted_tokens(tokens: list[str], values: Floats) -> str:
-    """The tokens, coloured by a number each."""
     largest = float(np.abs(values).max()) or 1.0
     spans = "".join(
         f'<span class="{tint(value / largest)}" title="{value:+.4f}">{token}</span>'
@@ -132,7 +124,6 @@ def head_button(layer: int, head: int, title: str, label: str) -> str:
 
 
 def pattern_table(heads: list[list[HeadPattern]]) -> str:
-    """The heads that have a pattern, in words."""
     rows = [
         f"<td>{layer}.{number}</td><td>{head.words}</td>"
         for layer, row in enumerate(heads, start=1)
@@ -147,11 +138,11 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
 def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[str]) -> str:
     """The likeliest next token by each layer, coloured by its probability; the last layer first."""
     rows = []
-    for number, layer in reversed(list(enumerate(layers))):
+    for number, layer in enumerate(layers):
         best = zip(layer.ids[:, 0], layer.probabilities[:, 0], strict=True)
         cells = (f'<td class="{shade_of(p)}">{named(tokenizer, int(id))}</td>' for id, p in best)
         rows.append(f"<th>{f'layer {number}' if number else 'embedding'}</th>{''.join(cells)}")
-    return webpage.table(["", *tokens], rows, "lens")
+    return webpage.table(["", *tokens], rows[::-1], "lens")
 
 
 def prediction_table(tokenizer: Tokenizer, predictions: Predictions, tokens: list[str]) -> str:

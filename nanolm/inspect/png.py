@@ -32,9 +32,8 @@ def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
     picture.colorbar(axis.imshow(weights, vmax=1, **BLUES), shrink=0.7)
     axis.set_title(title, fontsize=10)
     if len(names) <= MAX_LABELS:
-        labels = [literal(name) for name in names]
-        axis.set_xticks(range(len(names)), labels, rotation=90, fontsize=7)
-        axis.set_yticks(range(len(names)), labels, fontsize=7)
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
+        axis.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
     picture.savefig(file)
 
 
@@ -47,14 +46,15 @@ def predictions_png(
     picture = figure(1.6 + 1.3 * columns, 0.6 + 0.24 * rows)
     axis = picture.subplots()
     axis.imshow(predictions.probabilities**0.5, vmax=1.4, aspect="auto", **BLUES)
+    middle = {"ha": "center", "va": "center", "fontsize": 6.5, "parse_math": False}
     for row in range(rows):
         next_id = inspection.ids[row + 1] if row + 1 < rows else None
         for column, name in enumerate(spelled(predictions.ids[row].tolist())):
-            text = literal(f"{name}  {predictions.probabilities[row, column]:.2f}")
+            text = f"{name}  {predictions.probabilities[row, column]:.2f}"
             weight = "bold" if predictions.ids[row, column] == next_id else "normal"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6.5, weight=weight)
-    axis.set_xticks(range(columns), [str(number + 1) for number in range(columns)], fontsize=7)
-    axis.set_yticks(range(rows), [literal(name) for name in spelled(inspection.ids)], fontsize=6.5)
+            axis.text(column, row, text, weight=weight, **middle)
+    axis.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
+    axis.set_yticks(range(rows), spelled(inspection.ids), fontsize=6.5, parse_math=False)
     axis.set_title("after each token, the likeliest next ones", fontsize=9)
     picture.savefig(file)
 
@@ -71,8 +71,3 @@ def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "
         axis.imshow(matrix, cmap="RdBu", vmin=-1, vmax=1, aspect=aspect)
         axis.set_title(title, fontsize=8)
     picture.savefig(file)
-
-
-def literal(text: str) -> str:
-    """Without formulas, which matplotlib would make of dollar signs."""
-    return text.replace("$", r"\$")

@@ -24,8 +24,6 @@ MAX_POSITIONS = 512
 
 @dataclass(frozen=True)
 class Occurrences:
-    """A word wherever it occurs in some texts."""
-
     word: str
     contexts: list[str]  # the text around each occurrence, the word itself between []
     vectors: Floats  # (layers + 1, occurrences, dim): after the embedding and after each layer
@@ -42,15 +40,13 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
             continue
         ids = tokenizer.encode_prompt(text)
         if len(ids) > model.config.context:
-            raise UsageError(
-                f"--word: a text has {len(ids):,} tokens and the model looks back on "
-                f"{model.config.context:,}; give a shorter one"
-            )
+            limit = f"the model looks back on {model.config.context:,}; give a shorter one"
+            raise UsageError(f"--word: a text has {len(ids):,} tokens and {limit}")
         ends = np.cumsum([len(tokenizer.tokens[id]) for id in ids])
         layers = torch.stack(residual_stream(model, ids))  # (layers + 1, time, dim)
         for match in matches:
-            end = len(text[: match.end()].encode())
-            vectors.append(layers[:, int(np.searchsorted(ends, end))].float().cpu().numpy())
+            last = int(np.searchsorted(ends, len(text[: match.end()].encode())))
+            vectors.append(layers[:, last].float().cpu().numpy())
             contexts.append(context(match))
     if not vectors:
         raise UsageError(f"--word {word}: no text has it; they are compared where it stands")
@@ -58,7 +54,6 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
 
 
 def context(match: re.Match[str]) -> str:
-    """The matched word with some of the text around it."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     left, right = ("…" * (len(part) > CONTEXT_LETTERS) for part in (before, after))
     before, after = before[-CONTEXT_LETTERS:], after[:CONTEXT_LETTERS]
