@@ -46,9 +46,8 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     refuse(problems)
 
     from nanolm.files import write_atomically
-    from nanolm.report.listing import UNREADABLE
     from nanolm.report.page import comparison_page, report_page, write_report
-    from nanolm.report.run_data import read_run
+    from nanolm.report.run_data import UNREADABLE, read_run
     from nanolm.runs.folder import Run
 
     runs = [Run(Path(name)) for name in run]

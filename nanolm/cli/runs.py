@@ -15,7 +15,7 @@ from nanolm.cli.tables import one_line, show_table
 from nanolm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from nanolm.report.listing import RunSummary
+    from nanolm.report.run_data import RunSummary
     from nanolm.runs.folder import Run
 
 # The heading of each column, and how it is written.
@@ -64,7 +64,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     if sort not in keys:
         raise UsageError(f"--sort {sort}: there is {', '.join(SORT_KEYS)}")
 
-    from nanolm.report.listing import list_runs
+    from nanolm.report.run_data import list_runs
 
     rows = sorted_by(list_runs(Path(folder), note), keys[sort])
     if as_json:

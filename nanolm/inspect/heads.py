@@ -82,12 +82,9 @@ def describe_head(weights: Floats, masks: dict[str, Mask]) -> HeadPattern:
             chance[kind] = float((expected * mask)[some].sum(axis=1).mean())
     entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(axis=1)[rows]
     spread = float((entropy / np.log(np.flatnonzero(rows) + 1)).mean()) if rows.any() else 1.0
-    return HeadPattern(main_pattern(shares, chance, spread), shares, chance, spread)
-
-
-def main_pattern(shares: dict[str, float], chance: dict[str, float], spread: float) -> str:
+    main = SPREAD if spread >= EVEN_ENTROPY else MIXED
     ratios = {kind: share / max(chance[kind], 1e-12) for kind, share in shares.items()}
-    for (share, ratio), by in ((CLEAR, shares), (LEANING, ratios)):
-        if kinds := [kind for kind in shares if shares[kind] >= share and ratios[kind] >= ratio]:
-            return max(kinds, key=by.__getitem__)
-    return SPREAD if spread >= EVEN_ENTROPY else MIXED
+    for (share, ratio), by in ((LEANING, ratios), (CLEAR, shares)):  # what is clear counts more
+        kinds = [kind for kind in shares if shares[kind] >= share and ratios[kind] >= ratio]
+        main = max(kinds, key=by.__getitem__, default=main)
+    return HeadPattern(main, shares, chance, spread)

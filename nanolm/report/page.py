@@ -69,7 +69,7 @@ def report_page(data: RunData) -> str:
         "Reproduce this run": f"<pre>{escape(command)}</pre>",
     }
     body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items() if part)
-    return webpage.page(f"{data.name}: report", summary(data), body, STYLE_SHEET)
+    return webpage.page(f"{data.run.path.name}: report", summary(data), body, STYLE_SHEET)
 
 
 def summary(data: RunData) -> dict[str, str]:
@@ -96,10 +96,10 @@ def run_charts(data: RunData) -> dict[str, Chart]:
     """The curves that are files of their own, by their names without a suffix: by step, and for a
     classifier by epoch too, where training values are means over the epoch."""
     panels = progress_panels(data, "step", "")
-    charts = {"loss": Chart(data.name, panels, steps_per_epoch=data.steps_per_epoch)}
+    charts = {"loss": Chart(data.run.path.name, panels, steps_per_epoch=data.steps_per_epoch)}
     if data.is_classifier and (epochs := by_epoch(data)):
         panels = progress_panels(replace(data, metrics=epochs), "epoch", "train_")
-        charts["epochs"] = Chart(f"{data.name}: by epoch", panels, "epoch")
+        charts["epochs"] = Chart(f"{data.run.path.name}: by epoch", panels, "epoch")
     return charts
 
 

@@ -1,21 +1,24 @@
-"""What a run folder says about its run.
+"""What run folders say about their runs.
 
->>> data = read_run(Run(Path("runs/novel")))
->>> data.series("loss", "training")
+>>> read_run(Run(Path("runs/novel"))).series("loss", "training")
+>>> [run.state for run in list_runs(Path("runs"), note=print)]
 """
 
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanolm import files
 from nanolm.errors import DataError
 from nanolm.report.curves import Series
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # raised by files edited by hand
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,6 @@ class RunData:
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
     samples: list[tuple[str, str]] = field(default_factory=list)  # heading and text
-
-    @property
-    def name(self) -> str:
-        return self.run.path.name
 
     @property
     def result(self) -> dict[str, Any]:
@@ -51,7 +50,12 @@ class RunData:
 
 
 def read_run(run: Run) -> RunData:
-    samples = read_samples(run.samples.read_text(encoding="utf-8")) if run.samples.exists() else []
+    text = run.samples.read_text(encoding="utf-8") if run.samples.exists() else ""
+    parts = iter(SAMPLE_HEADING.split(text)[1:])
+    samples = []
+    for step, bits, sample in zip(parts, parts, parts, strict=True):
+        lines = (line.removeprefix(">").removeprefix(" ") for line in sample.strip().splitlines())
+        samples.append((f"step {step}, {bits} bits per byte", "\n".join(lines)))
     return RunData(run, run.settings(), run.facts(), read_metrics(run.metrics), samples)
 
 
@@ -70,11 +74,61 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_samples(text: str) -> list[tuple[str, str]]:
-    """The samples written during training, each with a heading that says when."""
-    parts = iter(SAMPLE_HEADING.split(text)[1:])
-    samples = []
-    for step, bits, sample in zip(parts, parts, parts, strict=True):
-        lines = (line.removeprefix(">").removeprefix(" ") for line in sample.strip().splitlines())
-        samples.append((f"step {step}, {bits} bits per byte", "\n".join(lines)))
-    return samples
+@dataclass(frozen=True)
+class RunSummary:
+    """One run; what is not known, or not yet, is None."""
+
+    run: str
+    corpus: str  # what it was trained on
+    parameters: int | None
+    steps: int | None
+    bits_per_byte: float | None
+    accuracy: float | None  # on the test set where there is one, else on the validation set
+    val_accuracy: float | None
+    test_accuracy: float | None
+    minutes: float | None
+    state: str  # finished, training (by some process now), stopped, stopped early, stopped: REASON
+    started: str
+
+
+def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
+    """Of the runs right under `root`; what cannot be read is noted and skipped."""
+    summaries = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        run = Run(folder)
+        if run.exists():
+            try:
+                summaries.append(summarize(run))
+            except (DataError, *UNREADABLE) as error:
+                note(f"{folder} is passed over: {error}")
+    return summaries
+
+
+def summarize(run: Run) -> RunSummary:
+    facts, settings = run.facts(), run.settings()
+    result = facts.get("result") or {}
+    rows = [] if result else read_metrics(run.metrics)
+    last = {key: value for row in rows for key, value in row.items()}  # of an unfinished run
+    texts = settings.get("corpus") or settings.get("data") or []
+    val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
+    test = (result.get("test") or {}).get("accuracy")
+    seconds = result.get("seconds", last.get("seconds"))
+    if files.in_use(run.path / ".lock"):
+        state = "training"
+    elif result.get("stopped") == "enough":
+        state = STOPPED_EARLY
+    else:
+        state = ending(result) if result else "stopped"
+    return RunSummary(
+        run=str(run.path),
+        corpus=", ".join(Path(str(text)).name for text in texts),
+        parameters=facts.get("parameters"),
+        steps=result.get("steps", last.get("step", 0)),
+        bits_per_byte=result.get("val_bits_per_byte", last.get("val_bits_per_byte")),
+        accuracy=val if test is None else test,
+        val_accuracy=val,
+        test_accuracy=test,
+        minutes=None if seconds is None else float(seconds) / 60,
+        state=state,
+        started=str(facts.get("started", "")),
+    )
