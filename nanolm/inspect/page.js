@@ -28,19 +28,16 @@ const attention = async ({time, heads, levels, packed, first}) => {
   const half = time * (time + 1) / 2, packedLevels = new Uint8Array(await unpack(packed));
   const row = (shares, y) => shares.subarray(y * (y + 1) / 2, (y + 1) * (y + 2) / 2);
   const rootAt = shares => (y, x) => x > y ? 0 : Math.sqrt(row(shares, y)[x]);
-  const mean = chosen => {
-    const shares = new Float32Array(half);
-    for (const head of chosen) for (let i = 0; i < half; i++)
-      shares[i] += (packedLevels[head * half + i] / levels) ** 2 / chosen.length;
-    return shares;
-  };
 
   const tokens = all("#tokens button"), names = tokens.map(token => token.textContent);
   const numbers = [...Array(packedLevels.length / half).keys()];
   const maps = all(".grid button").map(button => {
-    const {layer, head} = button.dataset;  // -1: all of them
-    const shares = mean(numbers.filter(number => (+layer < 0 || Math.floor(number / heads) === +layer)
-      && (+head < 0 || number % heads === +head)));
+    const {layer, head} = button.dataset;  // -1: all of them, in the mean
+    const chosen = numbers.filter(number => (+layer < 0 || Math.floor(number / heads) === +layer)
+      && (+head < 0 || number % heads === +head));
+    const shares = new Float32Array(half);
+    for (const number of chosen) for (let i = 0; i < half; i++)
+      shares[i] += (packedLevels[number * half + i] / levels) ** 2 / chosen.length;
     draw(button.querySelector("canvas"), time, time, rootAt(shares));
     return {button, shares};
   });
@@ -64,10 +61,9 @@ const attention = async ({time, heads, levels, packed, first}) => {
     draw(find("large"), time, time, rootAt(map.shares));
     show();
   };
-  for (const map of maps) map.button.addEventListener("click", () => choose(map));
+  for (const map of maps) map.button.onclick = () => choose(map);
   tokens.forEach((token, place) => {
-    for (const event of ["mouseenter", "focus", "click"])
-      token.addEventListener(event, () => { here = place; show(); });
+    token.onmouseenter = token.onfocus = token.onclick = () => { here = place; show(); };
   });
   choose(chosen);
 };

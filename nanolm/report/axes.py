@@ -19,10 +19,27 @@ class Axis:
     logarithmic: bool = False
 
     def fraction(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class PlotArea:
+    """Where in a picture data is drawn."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    x_axis: Axis
+    y_axis: Axis
+
+    def x(self, value: float) -> float:
+        return self.left + self.width * self.x_axis.fraction(value)
+
+    def y(self, value: float) -> float:
+        return self.top + self.height * (1 - self.y_axis.fraction(value))
 
 
 def linear_axis(values: Sequence[float], ticks: int, extend: bool = True) -> Axis:

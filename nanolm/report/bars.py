@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nanolm.report import svg
-from nanolm.report.axes import Axis, linear_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import Axis, PlotArea, linear_axis
+from nanolm.report.svg import shorten, text_width
 
 WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 52, 30, 16  # pixels
 MAX_NAME_WIDTH = 230  # pixels

@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import TypeGuard, cast
 
 from nanolm.report import svg
-from nanolm.report.axes import MAX_VALUE, epoch_ticks, linear_axis, log_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import MAX_VALUE, PlotArea, epoch_ticks, linear_axis, log_axis
+from nanolm.report.svg import shorten, text_width
 
 SERIES_POINTS = 500  # drawn of a series, at most: more than a curve has pixels
 CHART_POINTS = 4000  # drawn of a chart: about 80 kB
@@ -106,8 +106,12 @@ def curves_svg(chart: Chart) -> str:
         area = PlotArea(left, top + above, inner, height, x_axis, y_axes[number])
         parts.append(f'<g transform="translate({left:g} {top + 12})">{legends[number][0]}</g>')
         parts += svg.axes(area, chart.x, epoch_ticks(x_axis, chart.steps_per_epoch))
-        if panel.mark and is_finite(panel.mark[0]):
-            parts += mark(area, *panel.mark)
+        if panel.mark and is_finite(panel.mark[0]):  # its word is not beyond the sides
+            at, word = area.x(panel.mark[0]), shorten(panel.mark[1], 11, inner)
+            half = text_width(word, 11) / 2
+            centre = min(max(at, left + half), left + inner - half)
+            parts.append(svg.line("mark", at, area.top, at, area.top + height))
+            parts.append(svg.text(centre, area.top - 5, word, "tick", "middle"))
         if not panel.drawn:
             middle = left + inner / 2, area.top + height / 2
             parts.append(svg.text(*middle, "no data yet", "tick", "middle"))
@@ -119,15 +123,6 @@ def curves_svg(chart: Chart) -> str:
 
 def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and abs(cast(float, value)) < MAX_VALUE
-
-
-def mark(area: PlotArea, x: float, word: str) -> Iterator[str]:
-    """A dashed line from bottom to top, its word above the curves and not beyond their sides."""
-    at, word = area.x(x), shorten(word, 11, area.width)
-    half = text_width(word, 11) / 2
-    yield svg.line("mark", at, area.top, at, area.top + area.height)
-    centre = min(max(at, area.left + half), area.left + area.width - half)
-    yield svg.text(centre, area.top - 5, word, "tick", "middle")
 
 
 def curve(area: PlotArea, points: list[Point], max_points: int, style: str) -> Iterator[str]:

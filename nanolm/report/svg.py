@@ -6,10 +6,9 @@ A picture is light or dark as its reader's screen is, and needs nothing installe
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 
-from nanolm.report.axes import Axis
+from nanolm.report.axes import PlotArea
 from nanolm.webpage import beside
 
 STYLE_SHEET = beside(__file__, "svg.css")
@@ -19,26 +18,7 @@ FORBIDDEN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class PlotArea:
-    """Where in the picture a panel's data is drawn."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    x_axis: Axis
-    y_axis: Axis
-
-    def x(self, value: float) -> float:
-        return self.left + self.width * self.x_axis.fraction(value)
-
-    def y(self, value: float) -> float:
-        return self.top + self.height * (1 - self.y_axis.fraction(value))
-
-
 def document(width: int, height: int, title: str, left: float, parts: Iterable[str]) -> str:
-    """The whole file: a title, then `parts`."""
     heading = shorten(title, 18, width - left - 16)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     body = "\n".join((text(left, 28, heading, "title"), *parts))
@@ -54,12 +34,10 @@ def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> It
     """Grid, axes and their numbers; a second row of `epochs` where there are any."""
     right, bottom = area.left + area.width, area.top + area.height
     for value, label in area.y_axis.ticks:
-        y = area.y(value)
-        yield line("grid", area.left, y, right, y)
+        yield line("grid", area.left, y := area.y(value), right, y)
         yield text(area.left - 8, y + 4, label, "tick", "end")
     for value, label in area.x_axis.ticks:
-        at = area.x(value)
-        yield line("grid", at, area.top, at, bottom)
+        yield line("grid", at := area.x(value), area.top, at, bottom)
         yield text(at, bottom + 17, label, "tick", "middle")
     yield line("frame", area.left, bottom, right, bottom)
     if epochs:
@@ -94,8 +72,8 @@ def text_width(words: str, size: float) -> float:
 def shorten(words: str, size: float, width: float) -> str:
     """As much of a text as fits into a width, in pixels."""
     words = " ".join(words[: int(width)].split())  # no letter is narrower than a pixel
-    if text_width(words, size) <= width:
-        return words
-    while words and text_width(words + "…", size) > width:
-        words = words[:-1]
-    return words + "…"
+    if text_width(words, size) > width:
+        while words and text_width(words + "…", size) > width:
+            words = words[:-1]
+        words += "…"
+    return words

@@ -10,8 +10,8 @@ from typing import Any
 
 from nanolm.formats import readable
 from nanolm.report import svg
-from nanolm.report.axes import Axis, linear_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import Axis, PlotArea, linear_axis
+from nanolm.report.svg import shorten, text_width
 
 LOG_RATIO = 8  # between the largest and the smallest value, from which an axis is logarithmic
 MAX_RATIO = 2  # to the best: bits per byte above that are drawn at the top

@@ -8,9 +8,9 @@ series of few points is drawn as single points, so that the two can be told apar
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from nanolm.report.axes import linear_axis
+from nanolm.report.axes import PlotArea, linear_axis
 from nanolm.report.curves import Point, Series
 
 BRAILLE = 0x2800
@@ -36,17 +36,16 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
         mark = point_mark if single else line_mark
         legend.append(f"{mark} {name}")
         columns, rows = (inner, height) if single or plain else (2 * inner, 4 * height)
-        places = [
-            (x_axis.fraction(x) * (columns - 1), (1 - y_axis.fraction(y)) * (rows - 1))
-            for x, y in points
-        ]
+        area = PlotArea(0, 0, columns - 1, rows - 1, x_axis, y_axis)
+        places = [(area.x(x), area.y(y)) for x, y in points]
         for x, y in places if single else joined(places):
             column, row = round(x), round(y)
             if single or plain:
                 marks[row, column] = mark
             else:
                 dots[row // 4, column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
-    ticks = {round((1 - y_axis.fraction(y)) * (height - 1)): label for y, label in y_axis.ticks}
+    area = PlotArea(0, 0, inner - 1, height - 1, x_axis, y_axis)
+    ticks = {round(area.y(y)): label for y, label in y_axis.ticks}
     wall, corner, floor = "|+-" if plain else "│└─"
     chars = {place: chr(BRAILLE + dot) for place, dot in dots.items()} | marks
     lines = []
@@ -55,19 +54,16 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
         lines.append(f"{ticks.get(row, ''):>{margin}} {wall}{cells}".rstrip())
     labels = [" "] * inner
     for x, label in x_axis.ticks:
-        start = round(x_axis.fraction(x) * (inner - 1)) - len(label) // 2
-        start = min(max(0, start), inner - len(label))
+        start = min(max(0, round(area.x(x)) - len(label) // 2), inner - len(label))
         labels[start : start + len(label)] = label
     indent = " " * (margin + 1)
     below = [f"{indent}{corner}{floor * inner}", f"{indent} {''.join(labels)}".rstrip()]
     return [*lines, *below, f"{indent} {'   '.join(legend)}"]
 
 
-def joined(places: list[Point]) -> list[Point]:
+def joined(places: list[Point]) -> Iterator[Point]:
     """The places, and enough between them to make a line."""
-    line = places[:1]
-    for (x1, y1), (x2, y2) in itertools.pairwise(places):
+    for (x1, y1), (x2, y2) in itertools.pairwise([places[0], *places]):
         steps = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
         for step in range(1, steps + 1):
-            line.append((x1 + step / steps * (x2 - x1), y1 + step / steps * (y2 - y1)))
-    return line
+            yield x1 + step / steps * (x2 - x1), y1 + step / steps * (y2 - y1)
