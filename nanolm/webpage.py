@@ -32,10 +32,8 @@ def page(title: str, facts: dict[str, str], body: str, style: str = "", script: 
     if script:
         policy += f"; script-src {csp_hash(script)}"
         body += f"\n<script>{script}</script>"
-    rows = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
-    )
+    escaped = (map(escape, fact) for fact in facts.items())
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in escaped)
     return PAGE.substitute(policy=policy, title=escape(title), style=style, facts=rows, body=body)
 
 

@@ -46,17 +46,15 @@ def inspect_text(model: Model, ids: list[int], top: int = 6) -> Inspection:
 
 
 @torch.inference_mode()
-def residual_stream(
-    model: GPT, ids: list[int], weights: list[Tensor] | None = None
-) -> list[Tensor]:
+def residual_stream(gpt: GPT, ids: list[int], weights: list[Tensor] | None = None) -> list[Tensor]:
     """The vectors (time, dim) after the embedding and after each layer."""
     stream: list[Tensor] = []
-    first = model.blocks[0].register_forward_pre_hook(lambda _, x: stream.append(x[0][0]))
-    with model.eval_mode(), first, contextlib.ExitStack() as hooks:
-        for block in model.blocks:
+    first = gpt.blocks[0].register_forward_pre_hook(lambda _, x: stream.append(x[0][0]))
+    with gpt.eval_mode(), first, contextlib.ExitStack() as hooks:
+        for block in gpt.blocks:
             hook = block.register_forward_hook(lambda _, inputs, y: stream.append(y[0]))
             hooks.enter_context(hook)
-        model.hidden_states(torch.tensor([ids], device=model.device), weights=weights)
+        gpt.hidden_states(torch.tensor([ids], device=gpt.device), weights=weights)
     return stream
 
 

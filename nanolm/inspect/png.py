@@ -9,16 +9,15 @@ from nanolm.report.png import figure
 
 MAX_LABELS = 40  # tokens at an axis; more would overlap
 BLUES = {"cmap": "Blues", "vmin": 0}
+Spelling = Callable[[list[int]], list[str]]  # of tokens
 
 
 def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPattern]]) -> None:
     """A map for each head, the layers below each other."""
-    layers, columns = len(heads), len(heads[0])
-    picture = figure(1 + 1.6 * columns, 0.5 + 1.8 * layers)
-    axes = picture.subplots(layers, columns, squeeze=False)
+    picture = figure(1 + 1.6 * len(heads[0]), 0.5 + 1.8 * len(heads))
+    axes = picture.subplots(len(heads), len(heads[0]), squeeze=False)
     for layer, row in enumerate(heads):
-        for number, head in enumerate(row):
-            axis = axes[layer][number]
+        for number, (head, axis) in enumerate(zip(row, axes[layer], strict=True)):
             axis.imshow(inspection.attention[layer, number] ** 0.5, vmax=1, **BLUES)
             axis.set_title(f"{layer + 1}.{number + 1} {head.kind}", fontsize=7)
             axis.set(xticks=[], yticks=[])
@@ -37,9 +36,7 @@ def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
     picture.savefig(file)
 
 
-def predictions_png(
-    file: Path, inspection: Inspection, spelled: Callable[[list[int]], list[str]]
-) -> None:
+def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> None:
     """After each token the most probable ones, those that came in bold."""
     predictions = inspection.layers[-1]
     rows, columns = predictions.ids.shape
@@ -64,10 +61,8 @@ def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "
     columns = min(4, len(matrices))
     rows = -(-len(matrices) // columns)
     picture = figure(3.2 * columns, 3.2 * rows)
-    axes = picture.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes[len(matrices) :]:
-        axis.set_visible(False)
-    for axis, (title, matrix) in zip(axes, matrices, strict=False):
+    for number, (title, matrix) in enumerate(matrices, start=1):
+        axis = picture.add_subplot(rows, columns, number)
         axis.imshow(matrix, cmap="RdBu", vmin=-1, vmax=1, aspect=aspect)
         axis.set_title(title, fontsize=8)
     picture.savefig(file)

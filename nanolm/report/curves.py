@@ -54,17 +54,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels with the same x axis, to be drawn as SVG here or as PNG by `nanolm.report.png`.
-
-    With `steps_per_epoch` the axis of steps has a second row of ticks, for epochs. With
-    `logarithmic`, for numbers above 0, what grows as a power of x is a straight line.
-    """
+    """Panels with the same x axis, to be drawn as SVG here or as PNG by `nanolm.report.png`."""
 
     title: str
     panels: Sequence[Panel]
     x: str = "step"
-    steps_per_epoch: float | None = None
-    logarithmic: bool = False
+    steps_per_epoch: float | None = None  # for a second row of ticks
+    logarithmic: bool = False  # both axes, for numbers above 0: powers are straight lines
 
     @property
     def names(self) -> list[str]:
@@ -72,10 +68,8 @@ class Chart:
 
 
 def curves_svg(chart: Chart) -> str:
-    """One or two panels side by side, more of them one below the other.
-
-    Long noisy curves are faint behind their trend, and curves of many points are thinned.
-    """
+    """One or two panels side by side, more of them one below the other. Long noisy curves are faint
+    behind their trend, and curves of many points are thinned."""
     panels = chart.panels
     styles = {name: f"c{number % LINE_STYLES}" for number, name in enumerate(chart.names)}
     points = [[point for each in panel.drawn for point in each.finite] for panel in panels]
@@ -152,28 +146,26 @@ def mean(points: list[Point]) -> Point:
 
 
 def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
-    """The trend of a long curve that is noise around it, on an axis so high; else nothing."""
+    """The trend of a long curve that is noise around it, on an axis so high; else nothing.
+
+    Local linear regression, each point on the line that fits its neighbours best: without lag, and
+    true at the ends.
+    """
     count = sum(map(len, buckets))
     if count < TREND_POINTS:
         return []
-    trend = smooth([mean(bucket) for bucket in buckets])
-    pairs = zip(buckets, trend, strict=True)
-    distance = sum(abs(y - level) for bucket, (_, level) in pairs for _, y in bucket)
-    return trend if distance / count > NOISE * height else []
-
-
-def smooth(points: list[Point]) -> list[Point]:
-    """Local linear regression: each point on the line that fits its neighbours best, without lag
-    and true at the ends."""
-    reach = max(3, len(points) // 25)
-    smoothed = []
-    for number, (at, _) in enumerate(points):
-        near = points[max(0, number - reach) : number + reach + 1]
+    means = [mean(bucket) for bucket in buckets]
+    reach = max(3, len(means) // 25)
+    trend, distance = [], 0.0
+    for number, (at, _) in enumerate(means):
+        near = means[max(0, number - reach) : number + reach + 1]
         centre, level = mean(near)
         variance = sum((x - centre) ** 2 for x, _ in near)
         slope = sum((x - centre) * (y - level) for x, y in near) / variance if variance else 0.0
-        smoothed.append((at, level + slope * (at - centre)))
-    return smoothed
+        level += slope * (at - centre)
+        trend.append((at, level))
+        distance += sum(abs(y - level) for _, y in buckets[number])
+    return trend if distance / count > NOISE * height else []
 
 
 def legend(panel: Panel, styles: dict[str, str], width: float) -> tuple[str, int]:

@@ -119,10 +119,8 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
 
 
 def by_epoch(data: RunData) -> list[dict[str, Any]]:
-    """The last evaluation of each epoch, with training values averaged over the whole epoch.
-
-    Where evaluations are further apart than epochs, a row for each evaluation.
-    """
+    """The last evaluation of each epoch, with training values averaged over the whole epoch; every
+    evaluation where they are further apart than epochs."""
     per_epoch = data.steps_per_epoch or math.inf  # without epochs there are no rows
     epochs: dict[int, list[tuple[int, dict[str, Any]]]] = {}  # steps since the one before, and it
     evaluations = [row for row in data.metrics if "val_loss" in row and row.get("epoch")]
@@ -170,16 +168,15 @@ def curves(data: RunData) -> str:
 def planned(data: RunData) -> str:
     result, rows, parts = data.result, [], []
     if result and (forecast := data.facts.get("forecast")):
-        planned, actual = forecast["bits_per_byte"], result["val_bits_per_byte"]
-        rows.append(("bits per byte", f"{planned:.3f}", f"{actual:.3f}"))
+        bits = forecast["bits_per_byte"], result["val_bits_per_byte"]
+        rows.append(("bits per byte", *(f"{each:.3f}" for each in bits)))
     if result and (minutes := data.settings.get("minutes")):
         rows.append(("seconds in all", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:
         parts.append(text_table(["", "planned", "actual"], rows))
     if choices := data.facts.get("choices"):
         cells = [(each["what"], setting_text(each["value"]), each["reason"]) for each in choices]
-        table = text_table(["", "chosen", "because"], cells)
-        parts.append(f"<h3>Choices and reasons</h3>\n{table}")
+        parts += ["<h3>Choices and reasons</h3>", text_table(["", "chosen", "because"], cells)]
     return "\n".join(parts)
 
 
@@ -205,7 +202,7 @@ def confusion(data: RunData) -> str:
                 cells += [f"<td>{each[score]:.3f}</td>" for score in ("precision", "recall", "f1")]
                 rows.append(f"<th>{labels[number]}</th>{''.join(cells)}")
             header = ["true \\ predicted", *labels, "precision", "recall", "F1"]
-            parts.append(f"<h3>{name}</h3>\n{webpage.table(header, rows, 'confusion')}")
+            parts += [f"<h3>{name}</h3>", webpage.table(header, rows, "confusion")]
     return "\n".join(parts)
 
 
@@ -215,10 +212,9 @@ def calibration(data: RunData) -> str:
     for key, name in (("uncalibrated", "uncalibrated"), ("val", "calibrated (as saved)")):
         bins = (data.result.get(key) or {}).get("bins") or []
         points = [(each["confidence"], each["accuracy"]) for each in bins if each["count"]]
-        series += [Series(name, points)] if points else []
-    if not series:
+        series.append(Series(name, points))
+    if not (ends := [x for each in series for x, _ in each.finite]):
         return ""
-    ends = [x for each in series for x, _ in each.points if x is not None]
     perfect = Series("perfect", [(end, end) for end in (min(ends), max(ends))])
     title = "Confidence and accuracy (reliability diagram)"
     return curves_svg(Chart(title, [Panel("accuracy", [*series, perfect])], "confidence"))
@@ -233,7 +229,7 @@ def mistakes(data: RunData) -> str:
             for each in (data.result.get(key) or [])[:MAX_MISTAKES]
         ]
         if rows:
-            parts.append(f"<h3>{name}</h3>\n{text_table(header, rows)}")
+            parts += [f"<h3>{name}</h3>", text_table(header, rows)]
         if (data.run.path / f"{key}.csv").exists():
             parts.append(f"<p>All misclassified {name} texts are in <code>{key}.csv</code>.</p>")
     return "\n".join(parts)
@@ -264,7 +260,6 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Several runs on one page."""
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
     what = "accuracy" if data[0].is_classifier else "bits per byte"

@@ -27,8 +27,7 @@ def figure(width: float, height: float) -> Any:
 
 
 def chart_png(chart: Chart, file: Path) -> None:
-    """The same panels, curves and colours as in the SVG: noise is faint behind its trend, and few
-    points have dots."""
+    """The same panels, curves and colours as in the SVG."""
     drawing = figure(4.6 * len(chart.panels), 3.6)
     drawing.suptitle(chart.title, parse_math=False)
     axes = drawing.subplots(1, len(chart.panels), squeeze=False)[0]

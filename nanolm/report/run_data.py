@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class RunData:
     settings: dict[str, Any]
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
-    samples: list[tuple[str, str]] = field(default_factory=list)  # heading and text
+    samples: list[tuple[str, str]]  # heading and text
 
     @property
     def result(self) -> dict[str, Any]:
@@ -94,13 +94,12 @@ class RunSummary:
 def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
     """Of the runs right under `root`; what cannot be read is noted and skipped."""
     summaries = []
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        run = Run(folder)
+    for run in map(Run, sorted(root.iterdir()) if root.is_dir() else []):
         if run.exists():
             try:
                 summaries.append(summarize(run))
             except (DataError, *UNREADABLE) as error:
-                note(f"{folder} is passed over: {error}")
+                note(f"{run.path} is passed over: {error}")
     return summaries
 
 

@@ -1,7 +1,5 @@
-"""The parts that SVG pictures are made of: text that fits, lines, axes, and the file around them.
-
-A picture is light or dark as its reader's screen is, and needs nothing installed.
-"""
+"""The parts of SVG pictures, which are light or dark as their reader's screen is: text that fits,
+lines, axes, and the file around them."""
 
 import re
 import unicodedata
@@ -13,9 +11,7 @@ from nanolm.webpage import beside
 
 STYLE_SHEET = beside(__file__, "svg.css")
 # What XML cannot hold, and what would change the direction of the text around it.
-FORBIDDEN = re.compile(
-    "[^\t\n\r -\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-)
+FORBIDDEN = re.compile("[\0-\x08\v\f\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def document(width: int, height: int, title: str, left: float, parts: Iterable[str]) -> str:

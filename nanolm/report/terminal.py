@@ -1,9 +1,6 @@
-"""Curves made of characters, for where there is no browser.
+"""Curves made of characters, each with two columns and four rows of dots (Unicode's Braille).
 
 >>> print("\\n".join(plot([Series("training", points)], width=70, height=16)))
-
-Every character holds two columns and four rows of dots (the Braille patterns of Unicode). A further
-series of few points is drawn as single points, so that the two can be told apart.
 """
 
 import itertools
@@ -32,7 +29,7 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
     line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
     legend: list[str] = []
     for name, points in curves.items():
-        single = len(points) <= MARKED_POINTS and bool(legend)  # the first is a line
+        single = len(points) <= MARKED_POINTS and bool(legend)  # not the first: to tell them apart
         mark = point_mark if single else line_mark
         legend.append(f"{mark} {name}")
         columns, rows = (inner, height) if single or plain else (2 * inner, 4 * height)
