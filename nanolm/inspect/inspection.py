@@ -1,4 +1,4 @@
-"""What a model does with a text: its predictions, its attention, and what each layer would predict.
+"""What a model does with a text: its attention, and what it and each of its layers predict.
 
 >>> inspection = inspect_text(model, [0, 17, 4, 98])
 >>> inspection.attention.shape  # (layers, heads, time, time)

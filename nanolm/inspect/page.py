@@ -187,7 +187,6 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
 
 
 def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
-    """The vectors of positions, and how alike they are."""
     scaled = vectors / (float(np.abs(vectors).max()) or 1.0)
     cosines = heat_map(similarities(vectors))
     body = filled("positions", kind=kind, vectors=heat_map(scaled), cosines=cosines)

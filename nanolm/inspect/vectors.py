@@ -35,16 +35,14 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
         raise UsageError("--word: a recurrent model has no layers of vectors to compare")
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
     contexts, vectors = [], []
-    for text in texts:
-        if not (matches := list(pattern.finditer(text))):
-            continue
+    for text in filter(pattern.search, texts):
         ids = tokenizer.encode_prompt(text)
         if len(ids) > model.config.context:
             limit = f"the model looks back on {model.config.context:,}; give a shorter one"
             raise UsageError(f"--word: a text has {len(ids):,} tokens and {limit}")
         ends = np.cumsum([len(tokenizer.tokens[id]) for id in ids])
         layers = torch.stack(residual_stream(model, ids))  # (layers + 1, time, dim)
-        for match in matches:
+        for match in pattern.finditer(text):
             last = int(np.searchsorted(ends, len(text[: match.end()].encode())))
             vectors.append(layers[:, last].float().cpu().numpy())
             contexts.append(context(match))
@@ -69,9 +67,8 @@ def similarities(vectors: Floats) -> Floats:
 
 def mean_similarities(cosines: Floats) -> list[float]:
     """The mean over pairs of different occurrences, for each layer."""
-    count = cosines.shape[-1]
-    rows, columns = np.triu_indices(count, 1)
-    return [float(layer[rows, columns].mean()) if count > 1 else 1.0 for layer in cosines]
+    pairs = np.triu_indices(cosines.shape[-1], 1)
+    return [float(layer[pairs].mean()) if len(pairs[0]) else 1.0 for layer in cosines]
 
 
 def token_of(tokenizer: Tokenizer, word: str) -> int:

@@ -26,8 +26,6 @@ class Axis:
 
 @dataclass(frozen=True)
 class PlotArea:
-    """Where in a picture data is drawn."""
-
     left: float
     top: float
     width: float
@@ -98,8 +96,7 @@ def epoch_ticks(steps: Axis, steps_per_epoch: float | None) -> list[tuple[float,
         return []
     low, high = steps.low / steps_per_epoch, steps.high / steps_per_epoch
     step = round_step((high - low) / 6)
-    # The last epoch may end within the last step.
-    near = 0.02 * (high - low) / step
+    near = 0.02 * (high - low) / step  # the last epoch may end within the last step
     numbers = range(math.ceil(low / step - near), math.floor(high / step + near) + 1)
     places = [max(steps.low, min(steps.high, n * step * steps_per_epoch)) for n in numbers]
     return [(x, tick_label(n * step, step, high)) for x, n in zip(places, numbers, strict=True)]

@@ -11,8 +11,7 @@ from nanolm.report import svg
 from nanolm.report.axes import Axis, PlotArea, linear_axis
 from nanolm.report.svg import shorten, text_width
 
-WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 52, 30, 16  # pixels
-MAX_NAME_WIDTH = 230  # pixels
+WIDTH, MAX_NAME_WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 230, 52, 30, 16  # pixels
 
 
 @dataclass(frozen=True)

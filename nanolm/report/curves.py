@@ -107,8 +107,8 @@ def curves_svg(chart: Chart) -> str:
             parts.append(svg.line("mark", at, area.top, at, area.top + height))
             parts.append(svg.text(centre, area.top - 5, word, "tick", "middle"))
         if not panel.drawn:
-            middle = left + inner / 2, area.top + height / 2
-            parts.append(svg.text(*middle, "no data yet", "tick", "middle"))
+            y = area.top + height / 2
+            parts.append(svg.text(left + inner / 2, y, "no data yet", "tick", "middle"))
         for series in panel.drawn:
             parts += curve(area, series.finite, max_points, styles[series.name])
     whole = TITLE_HEIGHT + panel_height * -(-len(panels) // columns)

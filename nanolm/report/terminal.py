@@ -45,10 +45,8 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
     ticks = {round(area.y(y)): label for y, label in y_axis.ticks}
     wall, corner, floor = "|+-" if plain else "│└─"
     chars = {place: chr(BRAILLE + dot) for place, dot in dots.items()} | marks
-    lines = []
-    for row in range(height):
-        cells = "".join(chars.get((row, column), " ") for column in range(inner))
-        lines.append(f"{ticks.get(row, ''):>{margin}} {wall}{cells}".rstrip())
+    cells = ("".join(chars.get((y, x), " ") for x in range(inner)) for y in range(height))
+    lines = [f"{ticks.get(y, ''):>{margin}} {wall}{row}".rstrip() for y, row in enumerate(cells)]
     labels = [" "] * inner
     for x, label in x_axis.ticks:
         start = min(max(0, round(area.x(x)) - len(label) // 2), inner - len(label))
