@@ -4,7 +4,7 @@
     "looks at the token before (83%)"
 
 A head is named after the pattern that gets most of its attention, in the mean over positions that
-have a choice, or far more than by chance. Attending to the first token mostly means to nothing.
+have a choice, or far more than by chance. Attention to the first is mostly to nothing.
 """
 
 from dataclasses import dataclass

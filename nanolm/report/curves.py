@@ -15,7 +15,6 @@ from typing import TypeGuard, cast
 
 from nanolm.report import svg
 from nanolm.report.axes import MAX_VALUE, PlotArea, epoch_ticks, linear_axis, log_axis
-from nanolm.report.svg import shorten, text_width
 
 SERIES_POINTS = 500  # drawn of a series, at most: more than a curve has pixels
 CHART_POINTS = 4000  # drawn of a chart: about 80 kB
@@ -84,9 +83,9 @@ def curves_svg(chart: Chart) -> str:
     columns = 2 if len(panels) == 2 else 1
     width, height = (460, 270) if columns == 2 else (720, 330 if len(panels) == 1 else 200)
     labels = [label for axis in y_axes for _, label in axis.ticks]
-    margin = 22 + max((text_width(label, 11) for label in labels), default=0)
+    margin = 22 + max((svg.text_width(label, 11) for label in labels), default=0)
     if chart.steps_per_epoch:
-        margin = max(margin, 16 + text_width("epoch", 11))
+        margin = max(margin, 16 + svg.text_width("epoch", 11))
     inner = width - margin - 16
     legends = [legend(panel, styles, inner) for panel in panels]
     above = max((rows for _, rows in legends), default=0) * ROW_HEIGHT
@@ -101,8 +100,8 @@ def curves_svg(chart: Chart) -> str:
         parts.append(f'<g transform="translate({left:g} {top + 12})">{legends[number][0]}</g>')
         parts += svg.axes(area, chart.x, epoch_ticks(x_axis, chart.steps_per_epoch))
         if panel.mark and is_finite(panel.mark[0]):  # its word is not beyond the sides
-            at, word = area.x(panel.mark[0]), shorten(panel.mark[1], 11, inner)
-            half = text_width(word, 11) / 2
+            at, word = area.x(panel.mark[0]), svg.shorten(panel.mark[1], 11, inner)
+            half = svg.text_width(word, 11) / 2
             centre = min(max(at, left + half), left + inner - half)
             parts.append(svg.line("mark", at, area.top, at, area.top + height))
             parts.append(svg.text(centre, area.top - 5, word, "tick", "middle"))
@@ -170,11 +169,11 @@ def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
 
 def legend(panel: Panel, styles: dict[str, str], width: float) -> tuple[str, int]:
     """A panel's title and the names of its series, in as many rows as they need; and how many."""
-    heading = shorten(panel.title, 12, width)
-    parts, at, row = [svg.text(0, 0, heading, "panel")], text_width(heading, 13) + 18, 0
+    heading = svg.shorten(panel.title, 12, width)
+    parts, at, row = [svg.text(0, 0, heading, "panel")], svg.text_width(heading, 13) + 18, 0
     for name in [series.name for series in panel.drawn if series.name != panel.title]:
-        label = shorten(name, 12, min(200, width - 30))
-        room = text_width(label, 12) + 28
+        label = svg.shorten(name, 12, min(200, width - 30))
+        room = svg.text_width(label, 12) + 28
         if at + room > width:
             at, row = 0, row + 1
         y = row * ROW_HEIGHT

@@ -11,7 +11,6 @@ from typing import Any
 from nanolm.formats import readable
 from nanolm.report import svg
 from nanolm.report.axes import Axis, PlotArea, linear_axis
-from nanolm.report.svg import shorten, text_width
 
 LOG_RATIO = 8  # between the largest and the smallest value, from which an axis is logarithmic
 MAX_RATIO = 2  # to the best: bits per byte above that are drawn at the top
@@ -42,14 +41,14 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     bits = [min(dot.bits_per_byte, limit) for dot in dots]
     padding = 0.06 * (max(bits) - min(bits))  # room for a ring
     y_axis = linear_axis([min(bits) - padding, max(bits) + padding], 5)
-    margin = 22 + max(text_width(label, 11) for _, label in y_axis.ticks)
+    margin = 22 + max(svg.text_width(label, 11) for _, label in y_axis.ticks)
     inner, panel_height = width - margin - 16, HEIGHT + TICKS_HEIGHT
     legend = {"a trial": (False, False), "trained for longer": (True, False)}
     legend["the best at the end"] = (dots[-1].kept, dots[-1].best)
     parts, x = [], margin
     for label, kind in legend.items():
         parts += [*circles(x + RING, 46, *kind), svg.text(x + 2 * RING + 6, 50, label)]
-        x += 2 * RING + 24 + text_width(label, 12)
+        x += 2 * RING + 24 + svg.text_width(label, 12)
     for number, name in enumerate(names):
         left, top = number % columns * width + margin, TOP + number // columns * panel_height
         places, x_axis = place_values([dot.values[name] for dot in dots], inner)
@@ -81,8 +80,8 @@ def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis
     axis = Axis(low - padding, high + padding)
     ticks, free = [], -math.inf
     for value, place in places.items():  # as many labels as there is room for
-        label = shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
-        at, half = width * axis.fraction(place), text_width(label, 11) / 2 + 3
+        label = svg.shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
+        at, half = width * axis.fraction(place), svg.text_width(label, 11) / 2 + 3
         fits = at - half >= free
         ticks.append((place, label if fits else ""))
         free = at + half if fits else free
