@@ -20,27 +20,21 @@ def beside(module: str, name: str) -> str:
 
 
 BASE_STYLE = beside(__file__, "webpage.css")
-TEMPLATE = Template(beside(__file__, "webpage.html"))
+PAGE = Template(beside(__file__, "webpage.html"))
 
 
 def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
-    """A whole page: heading, a row of facts, then `body`, which must be safe HTML.
-
-    Pictures in it may have a <style> of their own.
-    """
+    """A whole page: heading, a row of facts, then `body`, which must be safe HTML and may have
+    pictures with a <style> of their own."""
     style = BASE_STYLE + style
     styles = " ".join(dict.fromkeys(map(csp_hash, [style, *INNER_STYLE.findall(body)])))
     policy = f"default-src 'none'; style-src {styles}"
     if script:
         policy += f"; script-src {csp_hash(script)}"
         body += f"\n<script>{script}</script>"
-    rows = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
-    )
-    return TEMPLATE.substitute(
-        policy=policy, title=escape(title), style=style, facts=rows, body=body
-    )
+    escaped = (map(escape, fact) for fact in facts.items())
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in escaped)
+    return PAGE.substitute(policy=policy, title=escape(title), style=style, facts=rows, body=body)
 
 
 def csp_hash(text: str) -> str:

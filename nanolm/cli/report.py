@@ -38,9 +38,8 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
         problems.append("--png draws the curves of one run into its folder; omit --out, --terminal")
     refuse(problems)
 
-    from nanolm.report.listing import UNREADABLE
     from nanolm.report.page import comparison_page, report_page, write_report
-    from nanolm.report.run_data import read_run
+    from nanolm.report.run_data import UNREADABLE, read_run
     from nanolm.report.terminal import plot
 
     runs = [existing(name) for name in run]

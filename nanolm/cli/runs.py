@@ -16,7 +16,7 @@ from nanolm.cli.tables import one_line, show_table
 from nanolm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from nanolm.report.listing import RunSummary
+    from nanolm.report.run_data import RunSummary
     from nanolm.runs.folder import Run
 
 # The heading of each column, and how it is written.
@@ -58,7 +58,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     if sort not in keys:
         raise UsageError(f"--sort {sort}: there is {', '.join(SORT_KEYS)}")
 
-    from nanolm.report.listing import list_runs
+    from nanolm.report.run_data import list_runs
 
     runs, key = list_runs(Path(folder), note), keys[sort]
     rows = [row for row in runs if getattr(row, key) is not None]
@@ -103,14 +103,13 @@ def compare(run: tuple[str, ...]) -> None:
     if len(run) < 2:
         raise UsageError("give two runs or more")
 
-    from nanolm.report.page import differing, distinct, summary, summary_columns
+    from nanolm.report.page import differing, distinct, side_by_side, summary
     from nanolm.report.run_data import read_run
 
     data = [read_run(existing(name)) for name in run]
-    summaries = [summary(each) for each in data]
-    table = [["", *distinct(list(run))]]
-    table += [[name, *(each.get(name, "") for each in summaries)] for name in summary_columns(data)]
-    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data)]
+    results = side_by_side([summary(each) for each in data])
+    table = [["", *distinct(list(run))], *([name, *values] for name, values in results.items())]
+    table += [["--" + name.replace("_", "-"), *values] for name, values in differing(data).items()]
     show_table([[short_name(cell) for cell in row] for row in table], range(len(table[0])))
 
 

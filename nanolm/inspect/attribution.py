@@ -3,10 +3,9 @@
     >>> result = attribute(classifier, ids)
     >>> result.label, result.rollout, result.gradient
 
-Attention rollout follows attention back through all layers: how much of the vector that the label
-is read from came from each token, if attention were all that layers do. Gradient times input asks
-how the label's score would change if a token's vector were a little longer: above 0 the token
-speaks for the label, below 0 against it.
+Attention rollout: how much of the vector that the label is read from came from each token, if
+attention were all that layers do. Gradient times input: how the label's score would change if a
+token's vector were a little longer; above 0 the token speaks for the label, below 0 against it.
 """
 
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from nanolm.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of one text; both measures have a number for each token."""
-
     label: int
     probabilities: Floats  # of every label
     rollout: Floats  # shares that sum to 1
@@ -37,32 +34,25 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
         raise UsageError("a recurrent classifier has no attention to look at")
     embedded: list[Tensor] = []
 
-    def as_leaf(_module: object, _inputs: object, output: Tensor) -> Tensor:
-        """Let the gradient end at the token embeddings."""
+    def end_gradient_here(_module: object, _inputs: object, output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[0]
 
-    handle = base.token_embedding.register_forward_hook(as_leaf)
     weights: list[Tensor] = []
     inputs = torch.tensor([ids], device=base.device)
     lengths = torch.tensor([len(ids)], device=base.device)
-    try:
-        with base.eval_mode(), torch.enable_grad():
-            x = base.hidden_states(inputs, attn_weights=weights)
-            logits = classifier.score(classifier.pooled(x, lengths))[0]
-            label = int(logits.argmax())
-            # Against the mean of the others: what raises all labels alike decides nothing.
-            others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
-            (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
-    finally:
-        handle.remove()
+    hook = base.token_embedding.register_forward_hook(end_gradient_here)
+    with hook, base.eval_mode(), torch.enable_grad():
+        x = base.hidden_states(inputs, attn_weights=weights)
+        logits = classifier.score(classifier.pooled(x, lengths))[0]
+        label = int(logits.argmax())
+        # Against the mean of the others: what raises all labels alike decides nothing.
+        others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
+        (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
     attention = torch.cat(weights).detach().float()
-    results = (
-        logits.float().softmax(dim=0),
-        attention_rollout(attention, classifier.config.pool),
-        (gradient * embedded[0]).sum(dim=-1)[0].float(),
-        attention,
-    )
+    rollout = attention_rollout(attention, classifier.config.pool)
+    gradient = (gradient * embedded[0]).sum(dim=-1)[0].float()
+    results = (logits.float().softmax(dim=0), rollout, gradient, attention)
     return Attribution(label, *(each.detach().cpu().numpy() for each in results))
 
 

@@ -3,9 +3,8 @@
     >>> describe_heads(inspection.attention, inspection.ids)[1][2].words
     "looks at the token before (83%)"
 
-A head is named after the pattern that gets most of its attention, in the mean over all positions
-that have a choice, or after one that gets far more than by chance. Attention to the first token is
-mostly a way to attend to nothing.
+A head is named after the pattern that gets most of its attention, in the mean over positions that
+have a choice, or far more than by chance. Attention to the first is mostly to nothing.
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from nanolm.inspect.inspection import Floats
 
 Mask = npt.NDArray[np.bool_]
-CLEAR_SHARE, CLEAR_RATIO = 0.4, 2.0  # of attention, and to what would be chance: named after it
-LEANING_SHARE, LEANING_RATIO = 0.15, 3.0  # less of it, but far from chance: leans to it
+CLEAR = 0.4, 2.0  # share of attention, and ratio to what would be chance: named after it
+LEANING = 0.15, 3.0  # less of it, but far from chance: leans to it
 EVEN_ENTROPY = 0.9  # of the highest that attention can have
 MIXED, SPREAD = "mixed", "spread"
 PATTERNS = {
@@ -32,10 +31,8 @@ NO_PATTERN = {SPREAD: "looks at everything about alike", MIXED: "looks here and 
 
 @dataclass(frozen=True)
 class HeadPattern:
-    """What a head does with a text: the share of its attention that each pattern gets."""
-
     kind: str
-    shares: dict[str, float]
+    shares: dict[str, float]  # of its attention, that each pattern gets
     chance: dict[str, float]  # the same, if it attended to the same tokens from everywhere
     spread: float  # 0: all to one position; 1: to all alike
 
@@ -44,13 +41,12 @@ class HeadPattern:
         if self.kind in NO_PATTERN:
             return NO_PATTERN[self.kind]
         share, target = self.shares[self.kind], PATTERNS[self.kind]
-        if share >= CLEAR_SHARE:
+        if share >= CLEAR[0]:
             return f"looks at {target} ({share:.0%})"
         return f"leans to {target} ({share:.0%}, by chance {self.chance[self.kind]:.0%})"
 
 
 def describe_heads(attention: Floats, ids: list[int]) -> list[list[HeadPattern]]:
-    """Of every layer, every head."""
     masks = pattern_masks(ids)
     return [[describe_head(head, masks) for head in layer] for layer in attention]
 
@@ -86,17 +82,9 @@ def describe_head(weights: Floats, masks: dict[str, Mask]) -> HeadPattern:
             chance[kind] = float((expected * mask)[some].sum(axis=1).mean())
     entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(axis=1)[rows]
     spread = float((entropy / np.log(np.flatnonzero(rows) + 1)).mean()) if rows.any() else 1.0
-    return HeadPattern(main_pattern(shares, chance, spread), shares, chance, spread)
-
-
-def main_pattern(shares: dict[str, float], chance: dict[str, float], spread: float) -> str:
+    main = SPREAD if spread >= EVEN_ENTROPY else MIXED
     ratios = {kind: share / max(chance[kind], 1e-12) for kind, share in shares.items()}
-    clear = [kind for kind in shares if shares[kind] >= CLEAR_SHARE and ratios[kind] >= CLEAR_RATIO]
-    if clear:
-        return max(clear, key=lambda kind: shares[kind])
-    leaning = [
-        kind for kind in shares if shares[kind] >= LEANING_SHARE and ratios[kind] >= LEANING_RATIO
-    ]
-    if leaning:
-        return max(leaning, key=lambda kind: ratios[kind])
-    return SPREAD if spread >= EVEN_ENTROPY else MIXED
+    for (share, ratio), by in ((LEANING, ratios), (CLEAR, shares)):  # what is clear counts more
+        kinds = [kind for kind in shares if shares[kind] >= share and ratios[kind] >= ratio]
+        main = max(kinds, key=by.__getitem__, default=main)
+    return HeadPattern(main, shares, chance, spread)

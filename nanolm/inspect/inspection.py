@@ -1,9 +1,10 @@
-"""What a model does with a text: its predictions, its attention, and what each layer would predict.
+"""What a model does with a text: its attention, and what it and each of its layers predict.
 
 >>> inspection = inspect_text(model, [0, 17, 4, 98])
 >>> inspection.attention.shape  # (layers, heads, time, time)
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +32,6 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Of one text."""
-
     ids: list[int]
     attention: Floats  # (layers, heads, time, time): from each position to those before it
     layers: list[Predictions]  # after the embedding and after each layer; none of a classifier
@@ -47,23 +46,15 @@ def inspect_text(model: Model, ids: list[int], top: int = 6) -> Inspection:
 
 
 @torch.inference_mode()
-def residual_stream(
-    model: GPT, ids: list[int], weights: list[Tensor] | None = None
-) -> list[Tensor]:
+def residual_stream(gpt: GPT, ids: list[int], weights: list[Tensor] | None = None) -> list[Tensor]:
     """The vectors (time, dim) after the embedding and after each layer."""
     stream: list[Tensor] = []
-    handles = [
-        block.register_forward_pre_hook(lambda _, inputs: stream.append(inputs[0][0]))
-        for block in model.blocks
-    ]
-    last = model.blocks[-1]
-    handles.append(last.register_forward_hook(lambda _, inputs, y: stream.append(y[0])))
-    try:
-        with model.eval_mode():
-            model.hidden_states(torch.tensor([ids], device=model.device), attn_weights=weights)
-    finally:
-        for handle in handles:
-            handle.remove()
+    first = gpt.blocks[0].register_forward_pre_hook(lambda _, x: stream.append(x[0][0]))
+    with gpt.eval_mode(), first, contextlib.ExitStack() as hooks:
+        for block in gpt.blocks:
+            hook = block.register_forward_hook(lambda _, inputs, y: stream.append(y[0]))
+            hooks.enter_context(hook)
+        gpt.hidden_states(torch.tensor([ids], device=gpt.device), attn_weights=weights)
     return stream
 
 

@@ -14,8 +14,7 @@ const unpack = async text => {
 
 // A point for each number from -1 to 1.
 const draw = (canvas, width, height, numberAt) => {
-  canvas.width = width;
-  canvas.height = height;
+  Object.assign(canvas, {width, height});
   const context = canvas.getContext("2d"), image = context.createImageData(width, height);
   for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
     const number = numberAt(y, x);
@@ -24,31 +23,21 @@ const draw = (canvas, width, height, numberAt) => {
   context.putImageData(image, 0, 0);
 };
 
-const pictures = async () => {
-  for (const canvas of all("canvas.heat")) {
-    const {width, height, packed} = canvas.dataset, numbers = new Int8Array(await unpack(packed));
-    draw(canvas, +width, +height, (y, x) => numbers[y * width + x] / 127);
-  }
-};
-
 // Attention is kept as the lower half of each head's map, row by row, by the root of its shares.
 const attention = async ({time, heads, levels, packed, first}) => {
   const half = time * (time + 1) / 2, packedLevels = new Uint8Array(await unpack(packed));
   const row = (shares, y) => shares.subarray(y * (y + 1) / 2, (y + 1) * (y + 2) / 2);
   const rootAt = shares => (y, x) => x > y ? 0 : Math.sqrt(row(shares, y)[x]);
-  const mean = chosen => {
-    const shares = new Float32Array(half);
-    for (const head of chosen) for (let i = 0; i < half; i++)
-      shares[i] += (packedLevels[head * half + i] / levels) ** 2 / chosen.length;
-    return shares;
-  };
 
   const tokens = all("#tokens button"), names = tokens.map(token => token.textContent);
   const numbers = [...Array(packedLevels.length / half).keys()];
   const maps = all(".grid button").map(button => {
-    const {layer, head} = button.dataset;  // -1: all of them
-    const shares = mean(numbers.filter(number => (+layer < 0 || Math.floor(number / heads) === +layer)
-      && (+head < 0 || number % heads === +head)));
+    const {layer, head} = button.dataset;  // -1: all of them, in the mean
+    const chosen = numbers.filter(number => (+layer < 0 || Math.floor(number / heads) === +layer)
+      && (+head < 0 || number % heads === +head));
+    const shares = new Float32Array(half);
+    for (const number of chosen) for (let i = 0; i < half; i++)
+      shares[i] += (packedLevels[number * half + i] / levels) ** 2 / chosen.length;
     draw(button.querySelector("canvas"), time, time, rootAt(shares));
     return {button, shares};
   });
@@ -72,17 +61,18 @@ const attention = async ({time, heads, levels, packed, first}) => {
     draw(find("large"), time, time, rootAt(map.shares));
     show();
   };
-  for (const map of maps) map.button.addEventListener("click", () => choose(map));
+  for (const map of maps) map.button.onclick = () => choose(map);
   tokens.forEach((token, place) => {
-    for (const event of ["mouseenter", "focus", "click"])
-      token.addEventListener(event, () => { here = place; show(); });
+    token.onmouseenter = token.onfocus = token.onclick = () => { here = place; show(); };
   });
   choose(chosen);
 };
 
-const start = async () => {
-  await pictures();
+(async () => {
+  for (const canvas of all("canvas.heat")) {
+    const {width, height, packed} = canvas.dataset, numbers = new Int8Array(await unpack(packed));
+    draw(canvas, +width, +height, (y, x) => numbers[y * width + x] / 127);
+  }
   if (find("data")) await attention(JSON.parse(find("data").textContent));
   document.body.dataset.ready = "yes";
-};
-start();
+})();

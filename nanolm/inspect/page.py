@@ -36,25 +36,20 @@ def inspection_page(
     first: tuple[int, int] | None = None,
     attribution: tuple[Attribution, tuple[str, ...]] | None = None,
 ) -> str:
-    """Tokens, attention, layers and predictions of one text; for a classifier (with its labels)
-    which tokens decided instead of predictions. `first` is the head that is shown large at first.
-    """
+    """Tokens, attention, and what each layer predicts, or (with labels) what decided a classifier;
+    `first` is the head that is shown large at first."""
     tokens = [named(tokenizer, id) for id in inspection.ids]
-    levels, attention = packed_attention(inspection)
-    data = {
-        "time": len(tokens),
-        "heads": len(heads[0]),
-        "levels": levels,
-        "packed": attention,
-        "first": 0 if first is None else 2 + first[0] * (len(heads[0]) + 1) + first[1],
-    }
+    levels, packed = packed_attention(inspection)
+    columns = len(heads[0])
+    shown = 0 if first is None else 2 + first[0] * (columns + 1) + first[1]  # after the means
+    sizes = {"time": len(tokens), "heads": columns, "levels": levels}
     body = attribution_section(*attribution, tokens) if attribution else ""
     body += filled(
         "attention",
         tokens="".join(f"<button>{token}</button>" for token in tokens),
         grid=head_grid(heads),
         patterns=pattern_table(heads),
-        data=json.dumps(data),
+        data=json.dumps({**sizes, "packed": packed, "first": shown}),
     )
     if inspection.layers:
         scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "less")
@@ -63,8 +58,7 @@ def inspection_page(
             layers=scale + layer_table(tokenizer, inspection.layers, tokens),
             predictions=prediction_table(tokenizer, inspection.layers[-1], tokens),
         )
-    style = SURPRISE_STYLE + STYLE_SHEET
-    return webpage.page("What the model sees", facts, body, style, SCRIPT)
+    return webpage.page("What the model sees", facts, body, SURPRISE_STYLE + STYLE_SHEET, SCRIPT)
 
 
 def filled(template: str, **parts: str) -> str:
@@ -72,10 +66,8 @@ def filled(template: str, **parts: str) -> str:
 
 
 def packed_attention(inspection: Inspection) -> tuple[int, str]:
-    """The lower triangles as whole numbers up to a level, of the square root, since most attention
-    is near 0."""
-    rows, columns = np.tril_indices(len(inspection.ids))
-    roots = np.sqrt(inspection.attention[:, :, rows, columns])
+    """The lower triangles as whole numbers up to a level: of roots, since most shares are small."""
+    roots = np.sqrt(inspection.attention[:, :, *np.tril_indices(len(inspection.ids))])
     for levels in ATTENTION_LEVELS:
         text = compressed(np.rint(levels * roots).astype(np.uint8))
         if len(text) <= MAX_ATTENTION_BYTES:
@@ -87,28 +79,24 @@ def compressed(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
 
 
-def attribution_section(
-    attribution: Attribution, labels: tuple[str, ...], tokens: list[str]
-) -> str:
-    """Which tokens decided, by both measures."""
-    ranked = sorted(zip(attribution.probabilities.tolist(), labels, strict=True), reverse=True)
+def attribution_section(result: Attribution, labels: tuple[str, ...], tokens: list[str]) -> str:
+    ranked = sorted(zip(result.probabilities.tolist(), labels, strict=True), reverse=True)
     return filled(
         "attribution",
         probabilities=", ".join(f"{escape(label)} {share:.1%}" for share, label in ranked[:6]),
-        label=escape(labels[attribution.label]),
-        rollout=tinted_tokens(tokens, attribution.rollout),
-        gradient=tinted_tokens(tokens, attribution.gradient),
+        label=escape(labels[result.label]),
+        rollout=tinted_tokens(tokens, result.rollout),
+        gradient=tinted_tokens(tokens, result.gradient),
     )
 
 
 def tinted_tokens(tokens: list[str], values: Floats) -> str:
-    """The tokens, coloured by a number each."""
     largest = float(np.abs(values).max()) or 1.0
-    spans = (
+    spans = "".join(
         f'<span class="{tint(value / largest)}" title="{value:+.4f}">{token}</span>'
         for token, value in zip(tokens, values.tolist(), strict=True)
     )
-    return f'<div class="tokens">{"".join(spans)}</div>'
+    return f'<div class="tokens">{spans}</div>'
 
 
 def tint(value: float) -> str:
@@ -130,14 +118,12 @@ def head_grid(heads: list[list[HeadPattern]]) -> str:
 
 
 def head_button(layer: int, head: int, title: str, label: str) -> str:
-    return (
-        f'<td><button data-layer="{layer}" data-head="{head}" title="{title}">'
-        f'<canvas></canvas><span>{label}</span><span class="looks"></span></button></td>'
-    )
+    data = f'data-layer="{layer}" data-head="{head}" title="{title}"'
+    inside = f'<canvas></canvas><span>{label}</span><span class="looks"></span>'
+    return f"<td><button {data}>{inside}</button></td>"
 
 
 def pattern_table(heads: list[list[HeadPattern]]) -> str:
-    """The heads that have a pattern, in words."""
     rows = [
         f"<td>{layer}.{number}</td><td>{head.words}</td>"
         for layer, row in enumerate(heads, start=1)
@@ -152,33 +138,27 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
 def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[str]) -> str:
     """The likeliest next token by each layer, coloured by its probability; the last layer first."""
     rows = []
-    for number, layer in reversed(list(enumerate(layers))):
+    for number, layer in enumerate(layers):
         best = zip(layer.ids[:, 0], layer.probabilities[:, 0], strict=True)
         cells = (f'<td class="{shade_of(p)}">{named(tokenizer, int(id))}</td>' for id, p in best)
         rows.append(f"<th>{f'layer {number}' if number else 'embedding'}</th>{''.join(cells)}")
-    return webpage.table(["", *tokens], rows, "lens")
+    return webpage.table(["", *tokens], rows[::-1], "lens")
 
 
 def prediction_table(tokenizer: Tokenizer, predictions: Predictions, tokens: list[str]) -> str:
     """After each token, the likeliest ones, and the one that came."""
+    came = zip(tokens[1:], predictions.actual, predictions.rank, strict=True)
+    actual = [f"{token} <small>{p:.3f}, rank {rank:,}</small>" for token, p, rank in came] + [""]
     rows = []
     for place, (token, following) in enumerate(zip(tokens, [*tokens[1:], None], strict=True)):
-        cells = [f"<th>{place + 1}</th><td>{token}</td><td>"]
-        if following is not None:
-            actual = f"{predictions.actual[place]:.3f}, rank {predictions.rank[place]:,}"
-            cells.append(f"{following} <small>{actual}</small>")
-        cells.append("</td>")
-        top = zip(predictions.ids[place], predictions.probabilities[place], strict=True)
-        for id, probability in top:
+        row = f"<th>{place + 1}</th><td>{token}</td><td>{actual[place]}</td>"
+        for id, p in zip(predictions.ids[place], predictions.probabilities[place], strict=True):
             shown = named(tokenizer, int(id))
-            kinds = shade_of(probability) + " came" * (shown == following)
-            cells.append(f'<td class="{kinds}">{shown} <small>{probability:.3f}</small></td>')
-        rows.append("".join(cells))
-    return webpage.table(["", "after", "came", *numbers(predictions.ids.shape[1])], rows)
-
-
-def numbers(count: int) -> list[str]:
-    return [str(number) for number in range(1, count + 1)]
+            kinds = shade_of(p) + " came" * (shown == following)
+            row += f'<td class="{kinds}">{shown} <small>{p:.3f}</small></td>'
+        rows.append(row)
+    ranks = map(str, range(1, predictions.ids.shape[1] + 1))
+    return webpage.table(["", "after", "came", *ranks], rows)
 
 
 def shade_of(probability: float) -> str:
@@ -192,28 +172,21 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     name = "mean of all pairs"
     panel = Panel(name, [Series(name, list(enumerate(mean_similarities(cosines))))])
     chart = Chart("Similarity by layer", [panel], "layer; 0 is the embedding")
-    body = filled(
-        "word",
-        contexts="".join(f"<li>{escape(text)}</li>" for text in word.contexts),
-        chart=curves_svg(chart) if count > 1 else "",
-        layers="".join(
-            f"<h2>{f'After layer {number}' if number else 'Embedding'}</h2>{cosine_table(matrix)}"
-            for number, matrix in enumerate(cosines)
-        ),
-    )
+    layers = ""
+    for layer, matrix in enumerate(cosines.tolist()):
+        rows = []
+        for number, row in enumerate(matrix, start=1):
+            cells = "".join(f'<td class="{tint(value)}">{value:.2f}</td>' for value in row)
+            rows.append(f"<th>{number}</th>{cells}")
+        layers += f"<h2>{f'After layer {layer}' if layer else 'Embedding'}</h2>"
+        layers += webpage.table(["", *map(str, range(1, count + 1))], rows)
+    contexts = "".join(f"<li>{escape(text)}</li>" for text in word.contexts)
+    picture = curves_svg(chart) if count > 1 else ""
+    body = filled("word", contexts=contexts, chart=picture, layers=layers)
     return webpage.page(f"“{word.word}” in {count:,} places", facts, body, STYLE_SHEET)
 
 
-def cosine_table(matrix: Floats) -> str:
-    rows = []
-    for number, row in enumerate(matrix.tolist(), start=1):
-        cells = "".join(f'<td class="{tint(value)}">{value:.2f}</td>' for value in row)
-        rows.append(f"<th>{number}</th>{cells}")
-    return webpage.table(["", *numbers(len(matrix))], rows)
-
-
 def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
-    """The vectors of positions, and how alike they are."""
     scaled = vectors / (float(np.abs(vectors).max()) or 1.0)
     cosines = heat_map(similarities(vectors))
     body = filled("positions", kind=kind, vectors=heat_map(scaled), cosines=cosines)
@@ -223,8 +196,6 @@ def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
 def heat_map(matrix: Floats) -> str:
     """A picture of numbers between -1 and 1."""
     height, width = matrix.shape
-    levels = np.rint(127 * np.clip(np.nan_to_num(matrix), -1, 1)).astype(np.int8)
-    return (
-        f'<canvas class="heat" data-width="{width}" data-height="{height}" '
-        f'data-packed="{compressed(levels)}"></canvas>'
-    )
+    packed = compressed(np.rint(127 * np.clip(np.nan_to_num(matrix), -1, 1)).astype(np.int8))
+    data = f'data-width="{width}" data-height="{height}" data-packed="{packed}"'
+    return f'<canvas class="heat" {data}></canvas>'

@@ -9,16 +9,15 @@ from nanolm.report.png import figure
 
 MAX_LABELS = 40  # tokens at an axis; more would overlap
 BLUES = {"cmap": "Blues", "vmin": 0}
+Spelling = Callable[[list[int]], list[str]]  # of tokens
 
 
 def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPattern]]) -> None:
     """A map for each head, the layers below each other."""
-    layers, columns = len(heads), len(heads[0])
-    picture = figure(1 + 1.6 * columns, 0.5 + 1.8 * layers)
-    axes = picture.subplots(layers, columns, squeeze=False)
+    picture = figure(1 + 1.6 * len(heads[0]), 0.5 + 1.8 * len(heads))
+    axes = picture.subplots(len(heads), len(heads[0]), squeeze=False)
     for layer, row in enumerate(heads):
-        for number, head in enumerate(row):
-            axis = axes[layer][number]
+        for number, (head, axis) in enumerate(zip(row, axes[layer], strict=True)):
             axis.imshow(inspection.attention[layer, number] ** 0.5, vmax=1, **BLUES)
             axis.set_title(f"{layer + 1}.{number + 1} {head.kind}", fontsize=7)
             axis.set(xticks=[], yticks=[])
@@ -32,29 +31,27 @@ def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
     picture.colorbar(axis.imshow(weights, vmax=1, **BLUES), shrink=0.7)
     axis.set_title(title, fontsize=10)
     if len(names) <= MAX_LABELS:
-        labels = [literal(name) for name in names]
-        axis.set_xticks(range(len(names)), labels, rotation=90, fontsize=7)
-        axis.set_yticks(range(len(names)), labels, fontsize=7)
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
+        axis.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
     picture.savefig(file)
 
 
-def predictions_png(
-    file: Path, inspection: Inspection, spelled: Callable[[list[int]], list[str]]
-) -> None:
+def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> None:
     """After each token the most probable ones, those that came in bold."""
     predictions = inspection.layers[-1]
     rows, columns = predictions.ids.shape
     picture = figure(1.6 + 1.3 * columns, 0.6 + 0.24 * rows)
     axis = picture.subplots()
     axis.imshow(predictions.probabilities**0.5, vmax=1.4, aspect="auto", **BLUES)
+    middle = {"ha": "center", "va": "center", "fontsize": 6.5, "parse_math": False}
     for row in range(rows):
         next_id = inspection.ids[row + 1] if row + 1 < rows else None
         for column, name in enumerate(spelled(predictions.ids[row].tolist())):
-            text = literal(f"{name}  {predictions.probabilities[row, column]:.2f}")
+            text = f"{name}  {predictions.probabilities[row, column]:.2f}"
             weight = "bold" if predictions.ids[row, column] == next_id else "normal"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6.5, weight=weight)
-    axis.set_xticks(range(columns), [str(number + 1) for number in range(columns)], fontsize=7)
-    axis.set_yticks(range(rows), [literal(name) for name in spelled(inspection.ids)], fontsize=6.5)
+            axis.text(column, row, text, weight=weight, **middle)
+    axis.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
+    axis.set_yticks(range(rows), spelled(inspection.ids), fontsize=6.5, parse_math=False)
     axis.set_title("after each token, the likeliest next ones", fontsize=9)
     picture.savefig(file)
 
@@ -64,15 +61,8 @@ def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "
     columns = min(4, len(matrices))
     rows = -(-len(matrices) // columns)
     picture = figure(3.2 * columns, 3.2 * rows)
-    axes = picture.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes[len(matrices) :]:
-        axis.set_visible(False)
-    for axis, (title, matrix) in zip(axes, matrices, strict=False):
+    for number, (title, matrix) in enumerate(matrices, start=1):
+        axis = picture.add_subplot(rows, columns, number)
         axis.imshow(matrix, cmap="RdBu", vmin=-1, vmax=1, aspect=aspect)
         axis.set_title(title, fontsize=8)
     picture.savefig(file)
-
-
-def literal(text: str) -> str:
-    """Without formulas, which matplotlib would make of dollar signs."""
-    return text.replace("$", r"\$")

@@ -24,8 +24,6 @@ MAX_POSITIONS = 512
 
 @dataclass(frozen=True)
 class Occurrences:
-    """A word wherever it occurs in some texts."""
-
     word: str
     contexts: list[str]  # the text around each occurrence, the word itself between []
     vectors: Floats  # (layers + 1, occurrences, dim): after the embedding and after each layer
@@ -37,21 +35,16 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
         raise UsageError("--word: a recurrent model has no layers of vectors to compare")
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
     contexts, vectors = [], []
-    for text in texts:
-        matches = list(pattern.finditer(text))
-        if not matches:
-            continue
+    for text in filter(pattern.search, texts):
         ids = tokenizer.encode_prompt(text)
         if len(ids) > model.config.context:
-            raise UsageError(
-                f"--word: a text has {len(ids):,} tokens and the model looks back on "
-                f"{model.config.context:,}; give a shorter one"
-            )
+            limit = f"the model looks back on {model.config.context:,}; give a shorter one"
+            raise UsageError(f"--word: a text has {len(ids):,} tokens and {limit}")
         ends = np.cumsum([len(tokenizer.tokens[id]) for id in ids])
         layers = torch.stack(residual_stream(model, ids))  # (layers + 1, time, dim)
-        for match in matches:
-            end = len(text[: match.end()].encode())
-            vectors.append(layers[:, int(np.searchsorted(ends, end))].float().cpu().numpy())
+        for match in pattern.finditer(text):
+            last = int(np.searchsorted(ends, len(text[: match.end()].encode())))
+            vectors.append(layers[:, last].float().cpu().numpy())
             contexts.append(context(match))
     if not vectors:
         raise UsageError(f"--word {word}: no text has it; they are compared where it stands")
@@ -59,26 +52,23 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
 
 
 def context(match: re.Match[str]) -> str:
-    """The matched word with some of the text around it."""
     before, after = match.string[: match.start()], match.string[match.end() :]
-    shown_before, shown_after = before[-CONTEXT_LETTERS:], after[:CONTEXT_LETTERS]
     left, right = ("…" * (len(part) > CONTEXT_LETTERS) for part in (before, after))
-    return " ".join(f"{left}{shown_before}[{match[0]}]{shown_after}{right}".split())
+    before, after = before[-CONTEXT_LETTERS:], after[:CONTEXT_LETTERS]
+    return " ".join(f"{left}{before}[{match[0]}]{after}{right}".split())
 
 
 def similarities(vectors: Floats) -> Floats:
     """The cosine of every pair: (..., count, dim) to (..., count, count)."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    directions = vectors / np.maximum(lengths, 1e-12)
-    cosines: Floats = directions @ directions.swapaxes(-1, -2)
-    return cosines
+    directions: Floats = vectors / np.maximum(lengths, 1e-12)
+    return directions @ directions.swapaxes(-1, -2)
 
 
 def mean_similarities(cosines: Floats) -> list[float]:
     """The mean over pairs of different occurrences, for each layer."""
-    count = cosines.shape[-1]
-    rows, columns = np.triu_indices(count, 1)
-    return [float(layer[rows, columns].mean()) if count > 1 else 1.0 for layer in cosines]
+    pairs = np.triu_indices(cosines.shape[-1], 1)
+    return [float(layer[pairs].mean()) if len(pairs[0]) else 1.0 for layer in cosines]
 
 
 def token_of(tokenizer: Tokenizer, word: str) -> int:
@@ -87,11 +77,9 @@ def token_of(tokenizer: Tokenizer, word: str) -> int:
         if len(ids := tokenizer.encode(text)) == 1:
             return ids[0]
     pieces = ", ".join(repr(spelled(tokenizer.tokens[id])) for id in tokenizer.encode(word))
-    raise UsageError(
-        f"--neighbours {word}: no token of this model, but {pieces}; try one of these"
-        if pieces
-        else "--neighbours: give a word"
-    )
+    if not pieces:
+        raise UsageError("--neighbours: give a word")
+    raise UsageError(f"--neighbours {word}: no token of this model, but {pieces}; try one of these")
 
 
 def neighbours(model: Model, id: int, count: int = 10) -> list[tuple[int, float]]:
@@ -109,13 +97,13 @@ def position_vectors(model: Model) -> tuple[str, Floats]:
         raise UsageError("--positions: a recurrent model knows where it is by what it has read")
     config = model.config
     length = min(MAX_POSITIONS, config.context)
-    if config.positions == "learned":
-        table = model.position_embedding.weight.detach()[:length]
-        return "learned", table.float().cpu().numpy()
-    if config.positions == "sinusoidal":
-        return "sine and cosine", sinusoidal_table(length, config.dim).numpy()
-    if config.positions == "rope":
-        half = config.head_dim // 2
-        halves = [table[:, :half] for table in rotation_table(length, config)]
-        return "rotary: cosines, then sines", torch.cat(halves, 1).numpy()
+    match config.positions:
+        case "learned":
+            table = model.position_embedding.weight.detach()[:length]
+            return "learned", table.float().cpu().numpy()
+        case "sinusoidal":
+            return "sine and cosine", sinusoidal_table(length, config.dim).numpy()
+        case "rope":
+            tables = [table[:, : config.head_dim // 2] for table in rotation_table(length, config)]
+            return "rotary: cosines, then sines", torch.cat(tables, 1).numpy()
     raise UsageError("--positions: this model has no vectors for them")

@@ -19,10 +19,25 @@ class Axis:
     logarithmic: bool = False
 
     def fraction(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class PlotArea:
+    left: float
+    top: float
+    width: float
+    height: float
+    x_axis: Axis
+    y_axis: Axis
+
+    def x(self, value: float) -> float:
+        return self.left + self.width * self.x_axis.fraction(value)
+
+    def y(self, value: float) -> float:
+        return self.top + self.height * (1 - self.y_axis.fraction(value))
 
 
 def linear_axis(values: Sequence[float], ticks: int, extend: bool = True) -> Axis:
@@ -81,8 +96,7 @@ def epoch_ticks(steps: Axis, steps_per_epoch: float | None) -> list[tuple[float,
         return []
     low, high = steps.low / steps_per_epoch, steps.high / steps_per_epoch
     step = round_step((high - low) / 6)
-    # The last epoch may end within the last step.
-    near = 0.02 * (high - low) / step
+    near = 0.02 * (high - low) / step  # the last epoch may end within the last step
     numbers = range(math.ceil(low / step - near), math.floor(high / step + near) + 1)
     places = [max(steps.low, min(steps.high, n * step * steps_per_epoch)) for n in numbers]
     return [(x, tick_label(n * step, step, high)) for x, n in zip(places, numbers, strict=True)]

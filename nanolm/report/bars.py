@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nanolm.report import svg
-from nanolm.report.axes import Axis, linear_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import Axis, PlotArea, linear_axis
 
-WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 52, 30, 16  # pixels
-MAX_NAME_WIDTH = 230  # pixels
+WIDTH, MAX_NAME_WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 230, 52, 30, 16  # pixels
 
 
 @dataclass(frozen=True)
@@ -24,21 +22,20 @@ class Bar:
 
 def bars_svg(bars: Sequence[Bar], title: str, label: Callable[[float], str]) -> str:
     """The bars one below the other, each with the `label` of its value behind it."""
-    names = min(MAX_NAME_WIDTH, max((text_width(bar.name, 12) for bar in bars), default=0)) + 28
-    labels = max((text_width(label(bar.value), 12) for bar in bars), default=0) + 24
+    left = min(MAX_NAME_WIDTH, max((svg.text_width(bar.name, 12) for bar in bars), default=0)) + 28
+    right = max((svg.text_width(label(bar.value), 12) for bar in bars), default=0) + 24
     x_axis = linear_axis([0.0, *(bar.value + bar.spread for bar in bars)], 5, extend=False)
     height = ROW_HEIGHT * len(bars)
-    area = PlotArea(names, TOP, WIDTH - names - labels, height, x_axis, Axis(0, 1))
+    area = PlotArea(left, TOP, WIDTH - left - right, height, x_axis, Axis(0, 1))
     parts = [*svg.axes(area, "")]
     for number, bar in enumerate(bars):
         middle = TOP + ROW_HEIGHT * number + ROW_HEIGHT / 2
         end, high = area.x(bar.value), area.x(bar.value + bar.spread)
-        parts.append(
-            f'<rect class="bar" x="{names:.1f}" y="{middle - BAR_HEIGHT / 2:.1f}" '
-            f'width="{max(0.0, end - names):.1f}" height="{BAR_HEIGHT}"/>'
-        )
-        name = shorten(bar.name, 12, MAX_NAME_WIDTH)
-        parts.append(svg.text(names - 10, middle + 4, name, "", "end"))
+        place = f'x="{left:.1f}" y="{middle - BAR_HEIGHT / 2:.1f}"'
+        size = f'width="{max(0.0, end - left):.1f}" height="{BAR_HEIGHT}"'
+        name = svg.shorten(bar.name, 12, MAX_NAME_WIDTH)
+        parts.append(f'<rect class="bar" {place} {size}/>')
+        parts.append(svg.text(left - 10, middle + 4, name, "", "end"))
         if bar.spread:
             low = area.x(max(0.0, bar.value - bar.spread))
             parts.append(svg.line("spread", low, middle, high, middle))

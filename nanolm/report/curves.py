@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
+from operator import itemgetter
 from typing import TypeGuard, cast
 
 from nanolm.report import svg
-from nanolm.report.axes import MAX_VALUE, Axis, epoch_ticks, linear_axis, log_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import MAX_VALUE, PlotArea, epoch_ticks, linear_axis, log_axis
 
 SERIES_POINTS = 500  # drawn of a series, at most: more than a curve has pixels
 CHART_POINTS = 4000  # drawn of a chart: about 80 kB
@@ -46,53 +46,48 @@ class Panel:
     series: Sequence[Series]
     mark: tuple[float, str] | None = None  # a word at an x: (1200, "best")
 
+    @property
+    def drawn(self) -> list[Series]:
+        return [series for series in self.series if series.finite]
+
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels with the same x axis, to be drawn as SVG here or as PNG by `nanolm.report.png`.
-
-    With `steps_per_epoch` the axis of steps has a second row of ticks, for epochs. With
-    `logarithmic`, for numbers above 0, what grows as a power of x is a straight line.
-    """
+    """Panels with the same x axis, to be drawn as SVG here or as PNG by `nanolm.report.png`."""
 
     title: str
     panels: Sequence[Panel]
     x: str = "step"
-    steps_per_epoch: float | None = None
-    logarithmic: bool = False
+    steps_per_epoch: float | None = None  # for a second row of ticks
+    logarithmic: bool = False  # both axes, for numbers above 0: powers are straight lines
 
     @property
     def names(self) -> list[str]:
-        """Of the series that have something to draw."""
-        series = [each for panel in self.panels for each in panel.series if each.finite]
-        return list(dict.fromkeys(each.name for each in series))
+        return list(dict.fromkeys(each.name for panel in self.panels for each in panel.drawn))
 
 
 def curves_svg(chart: Chart) -> str:
-    """One or two panels side by side, more of them one below the other.
-
-    Long noisy curves are faint behind their trend, and curves of many points are thinned.
-    """
+    """One or two panels side by side, more of them one below the other. Long noisy curves are faint
+    behind their trend, and curves of many points are thinned."""
     panels = chart.panels
     styles = {name: f"c{number % LINE_STYLES}" for number, name in enumerate(chart.names)}
-    drawn = [[series for series in panel.series if series.finite] for panel in panels]
-    xs = [x for each in drawn for series in each for x, _ in series.finite]
+    points = [[point for each in panel.drawn for point in each.finite] for panel in panels]
+    xs = [x for each in points for x, _ in each]
     xs += [panel.mark[0] for panel in panels if panel.mark and is_finite(panel.mark[0])]
     x_axis = log_axis(xs) if chart.logarithmic else linear_axis(xs, 6, extend=False)
-    y_axes = [y_axis(each, chart.logarithmic) for each in drawn]
-    max_points = min(SERIES_POINTS, CHART_POINTS // max(1, sum(map(len, drawn))))
+    ys = [[y for _, y in each] for each in points]
+    y_axes = [log_axis(each) if chart.logarithmic else linear_axis(each, 5) for each in ys]
+    count = sum(len(panel.drawn) for panel in panels)
+    max_points = min(SERIES_POINTS, CHART_POINTS // max(1, count))
 
     columns = 2 if len(panels) == 2 else 1
     width, height = (460, 270) if columns == 2 else (720, 330 if len(panels) == 1 else 200)
     labels = [label for axis in y_axes for _, label in axis.ticks]
-    margin = 22 + max((text_width(label, 11) for label in labels), default=0)
+    margin = 22 + max((svg.text_width(label, 11) for label in labels), default=0)
     if chart.steps_per_epoch:
-        margin = max(margin, 16 + text_width("epoch", 11))
+        margin = max(margin, 16 + svg.text_width("epoch", 11))
     inner = width - margin - 16
-    legends = [
-        legend(panel.title, [series.name for series in each], styles, inner)
-        for panel, each in zip(panels, drawn, strict=True)
-    ]
+    legends = [legend(panel, styles, inner) for panel in panels]
     above = max((rows for _, rows in legends), default=0) * ROW_HEIGHT
     above += 16 if any(panel.mark for panel in panels) else 6
     panel_height = above + height + TICKS_HEIGHT
@@ -104,12 +99,16 @@ def curves_svg(chart: Chart) -> str:
         area = PlotArea(left, top + above, inner, height, x_axis, y_axes[number])
         parts.append(f'<g transform="translate({left:g} {top + 12})">{legends[number][0]}</g>')
         parts += svg.axes(area, chart.x, epoch_ticks(x_axis, chart.steps_per_epoch))
-        if panel.mark and is_finite(panel.mark[0]):
-            parts += mark(area, *panel.mark)
-        if not drawn[number]:
-            middle = left + inner / 2, area.top + height / 2
-            parts.append(svg.text(*middle, "no data yet", "tick", "middle"))
-        for series in drawn[number]:
+        if panel.mark and is_finite(panel.mark[0]):  # its word is not beyond the sides
+            at, word = area.x(panel.mark[0]), svg.shorten(panel.mark[1], 11, inner)
+            half = svg.text_width(word, 11) / 2
+            centre = min(max(at, left + half), left + inner - half)
+            parts.append(svg.line("mark", at, area.top, at, area.top + height))
+            parts.append(svg.text(centre, area.top - 5, word, "tick", "middle"))
+        if not panel.drawn:
+            y = area.top + height / 2
+            parts.append(svg.text(left + inner / 2, y, "no data yet", "tick", "middle"))
+        for series in panel.drawn:
             parts += curve(area, series.finite, max_points, styles[series.name])
     whole = TITLE_HEIGHT + panel_height * -(-len(panels) // columns)
     return svg.document(columns * width, whole, chart.title, margin, parts)
@@ -119,37 +118,20 @@ def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and abs(cast(float, value)) < MAX_VALUE
 
 
-def y_axis(drawn: Sequence[Series], logarithmic: bool) -> Axis:
-    ys = [y for series in drawn for _, y in series.finite]
-    return log_axis(ys) if logarithmic else linear_axis(ys, 5)
-
-
-def mark(area: PlotArea, x: float, word: str) -> Iterator[str]:
-    """A dashed line from bottom to top, its word above the curves and not beyond their sides."""
-    at, word = area.x(x), shorten(word, 11, area.width)
-    half = text_width(word, 11) / 2
-    yield svg.line("mark", at, area.top, at, area.top + area.height)
-    centre = min(max(at, area.left + half), area.left + area.width - half)
-    yield svg.text(centre, area.top - 5, word, "tick", "middle")
-
-
 def curve(area: PlotArea, points: list[Point], max_points: int, style: str) -> Iterator[str]:
     """A line, with dots where points are few, or faint behind its trend where it is noise."""
-    buckets = in_buckets(points, max(1, max_points // 2))
-    thinned = [point for bucket in buckets for point in extremes(bucket)]
-    line = points if len(points) <= max_points else thinned
+    buckets, line = in_buckets(points, max(1, max_points // 2)), points
+    if len(points) > max_points:  # the lowest and the highest of each bucket: peaks are kept
+        ends = [(min(each, key=itemgetter(1)), max(each, key=itemgetter(1))) for each in buckets]
+        line = [point for pair in ends for point in sorted(set(pair))]
     trend = noisy_trend(buckets, area.y_axis.high - area.y_axis.low)
-    if trend:
-        yield path(area, line, f"{style} faint")
-    yield path(area, trend or line, style)
+    paths = {f"{style} faint": line, style: trend} if trend else {style: line}
+    for kind, each in paths.items():
+        places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in each)
+        yield f'<path class="{kind}" d="M{places}"/>'
     if len(points) <= DOTTED_POINTS:  # strokes without a length, but with round ends
         dots = "".join(f"M{area.x(x):.1f},{area.y(y):.1f}h.01" for x, y in points)
         yield f'<path class="{style} dots" d="{dots}"/>'
-
-
-def path(area: PlotArea, points: list[Point], style: str) -> str:
-    places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
-    return f'<path class="{style}" d="M{places}"/>'
 
 
 def in_buckets(points: list[Point], count: int) -> list[list[Point]]:
@@ -158,51 +140,40 @@ def in_buckets(points: list[Point], count: int) -> list[list[Point]]:
     return [points[start : start + size] for start in range(0, len(points), size)]
 
 
-def extremes(bucket: list[Point]) -> list[Point]:
-    """The lowest and the highest point, in their order: a curve thinned to them keeps its peaks."""
-    return sorted({choose(bucket, key=lambda point: point[1]) for choose in (min, max)})
-
-
 def mean(points: list[Point]) -> Point:
     return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
 
 def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
-    """The trend of a long curve that is noise around it, on an axis so high; else nothing."""
+    """The trend of a long curve that is noise around it, on an axis so high; else nothing.
+
+    Local linear regression, each point on the line that fits its neighbours best: without lag, and
+    true at the ends.
+    """
     count = sum(map(len, buckets))
     if count < TREND_POINTS:
         return []
-    trend = smooth([mean(bucket) for bucket in buckets])
-    pairs = zip(buckets, trend, strict=True)
-    distance = sum(abs(y - level) for bucket, (_, level) in pairs for _, y in bucket)
-    return trend if distance / count > NOISE * height else []
-
-
-def smooth(points: list[Point]) -> list[Point]:
-    """Local linear regression: each point on the line that fits its neighbours best, without lag
-    and true at the ends."""
-    reach = max(3, len(points) // 25)
-    smoothed = []
-    for number, (at, _) in enumerate(points):
-        near = points[max(0, number - reach) : number + reach + 1]
+    means = [mean(bucket) for bucket in buckets]
+    reach = max(3, len(means) // 25)
+    trend, distance = [], 0.0
+    for number, (at, _) in enumerate(means):
+        near = means[max(0, number - reach) : number + reach + 1]
         centre, level = mean(near)
         variance = sum((x - centre) ** 2 for x, _ in near)
         slope = sum((x - centre) * (y - level) for x, y in near) / variance if variance else 0.0
-        smoothed.append((at, level + slope * (at - centre)))
-    return smoothed
+        level += slope * (at - centre)
+        trend.append((at, level))
+        distance += sum(abs(y - level) for _, y in buckets[number])
+    return trend if distance / count > NOISE * height else []
 
 
-def legend(
-    title: str, names: Sequence[str], styles: dict[str, str], width: float
-) -> tuple[str, int]:
+def legend(panel: Panel, styles: dict[str, str], width: float) -> tuple[str, int]:
     """A panel's title and the names of its series, in as many rows as they need; and how many."""
-    heading = shorten(title, 12, width)
-    parts, at, row = [svg.text(0, 0, heading, "panel")], text_width(heading, 13) + 18, 0
-    for name in names:
-        if name == title:
-            continue
-        label = shorten(name, 12, min(200, width - 30))
-        room = text_width(label, 12) + 28
+    heading = svg.shorten(panel.title, 12, width)
+    parts, at, row = [svg.text(0, 0, heading, "panel")], svg.text_width(heading, 13) + 18, 0
+    for name in [series.name for series in panel.drawn if series.name != panel.title]:
+        label = svg.shorten(name, 12, min(200, width - 30))
+        room = svg.text_width(label, 12) + 28
         if at + room > width:
             at, row = 0, row + 1
         y = row * ROW_HEIGHT

@@ -8,13 +8,17 @@ It only reads the run folder. Several runs give one page that compares them.
 import math
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from nanolm import files, webpage
 from nanolm.formats import readable
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.png import chart_png
 from nanolm.report.run_data import RunData, read_run
 from nanolm.runs.folder import Run, ending
 from nanolm.text.page import marked
@@ -22,7 +26,6 @@ from nanolm.text.page import marked
 MAX_SAMPLES = 6  # that are shown: the first, the last, and some between
 MAX_LETTERS = 600  # of a sample, or of a misclassified text
 MAX_MISTAKES = 10
-KEPT_SPACE = " \n\t"  # white space that is shown as it is
 STYLE_SHEET = webpage.beside(__file__, "page.css")
 SPLITS = {"val": "validation", "test": "test"}
 EPOCH_COLUMNS = {
@@ -32,28 +35,26 @@ EPOCH_COLUMNS = {
     "val_accuracy": ("validation accuracy", "{:.1%}"),
     "val_bits_per_byte": ("validation bits per byte", "{:.3f}"),
 }
+as_html = partial(marked, keep=" \n\t")  # only unusual white space is made visible
 
 
 def write_report(run: Run, png: bool = False) -> list[Path]:
     """The page and the curves in the run folder; with `png` the curves as PNG too."""
     data = read_run(run)
-    charts = {run.path / name: chart for name, chart in run_charts(data).items()}
-    written = {run.path / "report.html": report_page(data)}
-    written |= {file.with_suffix(".svg"): curves_svg(chart) for file, chart in charts.items()}
-    for file, text in written.items():
-        files.write_atomically(file, text)
-    if not png:
-        return list(written)
-    from nanolm.report.png import chart_png
-
-    for file, chart in charts.items():
-        chart_png(chart, file.with_suffix(".png"))
-    return [*written, *(file.with_suffix(".png") for file in charts)]
+    charts = run_charts(data)
+    texts = {f"{name}.svg": curves_svg(chart) for name, chart in charts.items()}
+    texts = {"report.html": report_page(data), **texts}
+    for name, text in texts.items():
+        files.write_atomically(run.path / name, text)
+    pictures = {f"{name}.png": chart for name, chart in charts.items() if png}
+    for name, chart in pictures.items():
+        chart_png(chart, run.path / name)
+    return [run.path / name for name in (*texts, *pictures)]
 
 
 def report_page(data: RunData) -> str:
-    command = f"nanolm {'finetune' if data.is_classifier else 'train'} --config "
-    command += shlex.quote(str(data.run.config_file))
+    verb = "finetune" if data.is_classifier else "train"
+    command = f"nanolm {verb} --config {shlex.quote(str(data.run.config_file))}"
     settings = [(name, setting_text(value)) for name, value in data.settings.items()]
     sections = {
         "Curves": curves(data),
@@ -68,17 +69,17 @@ def report_page(data: RunData) -> str:
         "Reproduce this run": f"<pre>{escape(command)}</pre>",
     }
     body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items() if part)
-    return webpage.page(f"{data.name}: report", summary(data), body, STYLE_SHEET)
+    return webpage.page(f"{data.run.path.name}: report", summary(data), body, STYLE_SHEET)
 
 
 def summary(data: RunData) -> dict[str, str]:
     """The row below the heading."""
     result = data.result
+    last = {key: value for row in data.metrics for key, value in row.items()}
+    steps = result.get("steps") or last.get("step", 0)
     facts = {"text": ", ".join(data.settings.get("corpus") or data.settings.get("data") or ())}
     if count := data.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
-    last = {key: value for row in data.metrics for key, value in row.items()}
-    steps = result.get("steps") or last.get("step", 0)
     facts["steps"] = f"{steps:,}"
     if data.steps_per_epoch:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
@@ -94,58 +95,46 @@ def summary(data: RunData) -> dict[str, str]:
 def run_charts(data: RunData) -> dict[str, Chart]:
     """The curves that are files of their own, by their names without a suffix: by step, and for a
     classifier by epoch too, where training values are means over the epoch."""
-    keys = ("loss", "accuracy" if data.is_classifier else "bits_per_byte")
-    panels = progress_panels(data, data.metrics, "step", "", keys)
-    charts = {"loss": Chart(data.name, panels, steps_per_epoch=data.steps_per_epoch)}
+    panels = progress_panels(data, "step", "")
+    charts = {"loss": Chart(data.run.path.name, panels, steps_per_epoch=data.steps_per_epoch)}
     if data.is_classifier and (epochs := by_epoch(data)):
-        panels = progress_panels(data, epochs, "epoch", "train_", keys)
-        charts["epochs"] = Chart(f"{data.name}: by epoch", panels, "epoch")
+        panels = progress_panels(replace(data, metrics=epochs), "epoch", "train_")
+        charts["epochs"] = Chart(f"{data.run.path.name}: by epoch", panels, "epoch")
     return charts
 
 
-def progress_panels(
-    data: RunData, rows: list[dict[str, Any]], x: str, train: str, keys: Iterable[str]
-) -> list[Panel]:
-    """A panel for each key, in training (with `train` before it) and in validation."""
-    best_step = data.result.get("best_step")
-    best = next((row[x] for row in rows if row["step"] == best_step), None)
-    mark = None if best is None else (float(best), "best")
+def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
+    """Two measures in training (with `train` before their keys) and in validation."""
+    best = (row for row in data.metrics if row["step"] == data.result.get("best_step"))
+    mark = next(((float(row[x]), "best") for row in best), None)
+    names = {train: "training", "val_": "validation"}
     return [
         Panel(
             key.replace("_", " "),
-            [
-                Series(name, [(row.get(x), row.get(prefix + key)) for row in rows])
-                for prefix, name in ((train, "training"), ("val_", "validation"))
-            ],
+            [data.series(prefix + key, name, x) for prefix, name in names.items()],
             mark,
         )
-        for key in keys
+        for key in ("loss", "accuracy" if data.is_classifier else "bits_per_byte")
     ]
 
 
 def by_epoch(data: RunData) -> list[dict[str, Any]]:
-    """The last evaluation of each epoch, with training values averaged over the whole epoch.
-
-    Where evaluations are further apart than epochs, a row for each evaluation.
-    """
-    per_epoch = data.steps_per_epoch
-    if per_epoch is None:
-        return []
+    """The last evaluation of each epoch, with training values averaged over the whole epoch; every
+    evaluation where they are further apart than epochs."""
+    per_epoch = data.steps_per_epoch or math.inf  # without epochs there are no rows
     epochs: dict[int, list[tuple[int, dict[str, Any]]]] = {}  # steps since the one before, and it
-    previous = 0
-    for row in data.metrics:
-        if "val_loss" in row and row.get("epoch"):
-            # An evaluation comes after the first step that reaches its place.
-            number = max(1, math.ceil((row["step"] - 1) / per_epoch))
-            epochs.setdefault(number, []).append((row["step"] - previous, row))
-            previous = row["step"]
+    evaluations = [row for row in data.metrics if "val_loss" in row and row.get("epoch")]
+    for before, row in pairwise([{"step": 0}, *evaluations]):
+        # An evaluation comes after the first step that reaches its place.
+        number = max(1, math.ceil((row["step"] - 1) / per_epoch))
+        epochs.setdefault(number, []).append((row["step"] - before["step"], row))
     rows = []
-    for number, evaluations in epochs.items():
-        last = dict(evaluations[-1][1])
-        whole = abs(last["step"] - number * per_epoch) <= 1
-        last["epoch"] = number if whole else last["epoch"]
+    for number, weighted in epochs.items():
+        last = dict(weighted[-1][1])
+        if abs(last["step"] - number * per_epoch) <= 1:  # the whole epoch
+            last["epoch"] = number
         for key in [key for key in last if key.startswith("train_")]:
-            known = [(steps, row[key]) for steps, row in evaluations if row.get(key) is not None]
+            known = [(steps, row[key]) for steps, row in weighted if row.get(key) is not None]
             total = sum(steps for steps, _ in known)
             last[key] = sum(steps * value for steps, value in known) / total if total else None
         rows.append(last)
@@ -153,59 +142,50 @@ def by_epoch(data: RunData) -> list[dict[str, Any]]:
 
 
 def epoch_table(data: RunData) -> str:
-    epochs = by_epoch(data)
-    if not epochs:
+    if not (epochs := by_epoch(data)):
         return ""
-    columns = {
-        key: EPOCH_COLUMNS[key] for key in EPOCH_COLUMNS if any(key in row for row in epochs)
-    }
+    keys = [key for key in EPOCH_COLUMNS if any(key in row for row in epochs)]
     rows = []
     for row in epochs:
         epoch, step = row["epoch"], row["step"]
         cells = [f"{epoch:,.0f}" if epoch == int(epoch) else f"{epoch:,.2f}"]
         cells.append(f"{step:,}" + " (best)" * (step == data.result.get("best_step")))
-        for key, (_, form) in columns.items():
-            cells.append("" if row.get(key) is None else form.format(row[key]))
+        for key in keys:
+            cells.append("" if row.get(key) is None else EPOCH_COLUMNS[key][1].format(row[key]))
         rows.append(cells)
-    header = ["epoch", "step", *(name for name, _ in columns.values())]
+    header = ["epoch", "step", *(EPOCH_COLUMNS[key][0] for key in keys)]
     note = "Training values are means over all steps since the row above, with dropout on."
     return f"{text_table(header, rows)}\n<p>{note}</p>"
 
 
 def curves(data: RunData) -> str:
-    panels = [
-        Panel(name, [data.series(key, name)])
-        for key, name in (("lr", "learning rate"), ("tokens_per_second", "tokens per second"))
-    ]
+    names = {"lr": "learning rate", "tokens_per_second": "tokens per second"}
+    panels = [Panel(name, [data.series(key, name)]) for key, name in names.items()]
     speed = Chart("Learning rate and speed", panels, steps_per_epoch=data.steps_per_epoch)
     return "".join(map(curves_svg, [*reversed(run_charts(data).values()), speed]))
 
 
 def planned(data: RunData) -> str:
-    forecast, result = data.facts.get("forecast"), data.result
-    rows, parts = [], []
-    if forecast and result:
-        bits = result.get("val_bits_per_byte")
-        rows.append(("bits per byte", f"{forecast['bits_per_byte']:.3f}", f"{bits:.3f}"))
-    minutes = data.settings.get("minutes")
-    if minutes and result:
+    result, rows, parts = data.result, [], []
+    if result and (forecast := data.facts.get("forecast")):
+        bits = forecast["bits_per_byte"], result["val_bits_per_byte"]
+        rows.append(("bits per byte", *(f"{each:.3f}" for each in bits)))
+    if result and (minutes := data.settings.get("minutes")):
         rows.append(("seconds in all", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:
         parts.append(text_table(["", "planned", "actual"], rows))
     if choices := data.facts.get("choices"):
         cells = [(each["what"], setting_text(each["value"]), each["reason"]) for each in choices]
-        table = text_table(["", "chosen", "because"], cells)
-        parts.append(f"<h3>Choices and reasons</h3>\n{table}")
+        parts += ["<h3>Choices and reasons</h3>", text_table(["", "chosen", "because"], cells)]
     return "\n".join(parts)
 
 
 def samples(data: RunData) -> str:
-    count = len(data.samples)
-    shown = min(count, MAX_SAMPLES)
-    numbers = sorted({round(place * (count - 1) / max(1, shown - 1)) for place in range(shown)})
+    last = len(data.samples) - 1
+    shown = min(len(data.samples), MAX_SAMPLES)
+    numbers = sorted({round(place * last / max(1, shown - 1)) for place in range(shown)})
     return "\n".join(
-        f"<h3>{escape(heading)}</h3>"
-        f"<blockquote>{marked(text[:MAX_LETTERS], keep=KEPT_SPACE)}</blockquote>"
+        f"<h3>{escape(heading)}</h3><blockquote>{as_html(text[:MAX_LETTERS])}</blockquote>"
         for heading, text in (data.samples[number] for number in numbers)
     )
 
@@ -213,21 +193,16 @@ def samples(data: RunData) -> str:
 def confusion(data: RunData) -> str:
     parts = []
     for key, name in SPLITS.items():
-        if not (scores := data.result.get(key)):
-            continue
-        rows = []
-        for number, (each, counts) in enumerate(
-            zip(scores["classes"], scores["confusion"], strict=True)
-        ):
-            cells = [f"<th>{escape(each['label'])}</th>"]
-            for place, count in enumerate(counts):
-                kind = ' class="right"' if place == number else ""
-                cells.append(f"<td{kind}>{count:,}</td>")
-            cells += [f"<td>{each[score]:.3f}</td>" for score in ("precision", "recall", "f1")]
-            rows.append("".join(cells))
-        labels = [escape(each["label"]) for each in scores["classes"]]
-        header = ["true \\ predicted", *labels, "precision", "recall", "F1"]
-        parts.append(f"<h3>{name}</h3>\n{webpage.table(header, rows, 'confusion')}")
+        if scores := data.result.get(key):
+            labels = [escape(each["label"]) for each in scores["classes"]]
+            rows = []
+            for number, each in enumerate(scores["classes"]):
+                cells = [f"<td>{count:,}</td>" for count in scores["confusion"][number]]
+                cells[number] = cells[number].replace("<td>", '<td class="right">')
+                cells += [f"<td>{each[score]:.3f}</td>" for score in ("precision", "recall", "f1")]
+                rows.append(f"<th>{labels[number]}</th>{''.join(cells)}")
+            header = ["true \\ predicted", *labels, "precision", "recall", "F1"]
+            parts += [f"<h3>{name}</h3>", webpage.table(header, rows, "confusion")]
     return "\n".join(parts)
 
 
@@ -237,28 +212,24 @@ def calibration(data: RunData) -> str:
     for key, name in (("uncalibrated", "uncalibrated"), ("val", "calibrated (as saved)")):
         bins = (data.result.get(key) or {}).get("bins") or []
         points = [(each["confidence"], each["accuracy"]) for each in bins if each["count"]]
-        series += [Series(name, points)] if points else []
-    if not series:
+        series.append(Series(name, points))
+    if not (ends := [x for each in series for x, _ in each.finite]):
         return ""
-    ends = [x for each in series for x, _ in each.points if x is not None]
-    perfect = Series("perfect", [(min(ends), min(ends)), (max(ends), max(ends))])
+    perfect = Series("perfect", [(end, end) for end in (min(ends), max(ends))])
     title = "Confidence and accuracy (reliability diagram)"
     return curves_svg(Chart(title, [Panel("accuracy", [*series, perfect])], "confidence"))
 
 
 def mistakes(data: RunData) -> str:
+    header, columns = ["probability", "predicted", "true", "text"], ("predicted", "label", "text")
     parts = []
     for key, name in (("mistakes", "validation"), ("test_mistakes", "test")):
         rows = [
-            [
-                f"{each['probability']:.3f}",
-                *(each[column][:MAX_LETTERS] for column in ("predicted", "label", "text")),
-            ]
+            [f"{each['probability']:.3f}", *(each[column][:MAX_LETTERS] for column in columns)]
             for each in (data.result.get(key) or [])[:MAX_MISTAKES]
         ]
         if rows:
-            header = ["probability", "predicted", "true", "text"]
-            parts.append(f"<h3>{name}</h3>\n{text_table(header, rows)}")
+            parts += [f"<h3>{name}</h3>", text_table(header, rows)]
         if (data.run.path / f"{key}.csv").exists():
             parts.append(f"<p>All misclassified {name} texts are in <code>{key}.csv</code>.</p>")
     return "\n".join(parts)
@@ -276,62 +247,49 @@ def setting_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    if isinstance(value, float) and math.isfinite(value):
-        return readable(value, 6)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return readable(value, 6) if isinstance(value, int | float) else str(value)
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are text, not HTML; the first of each row is its heading."""
-    return webpage.table(
-        map(escape, header),
-        (
-            f"<th>{escape(first)}</th>"
-            + "".join(f"<td>{marked(cell, keep=KEPT_SPACE)}</td>" for cell in rest)
-            for first, *rest in rows
-        ),
+    lines = (
+        f"<th>{escape(first)}</th>" + "".join(f"<td>{as_html(cell)}</td>" for cell in rest)
+        for first, *rest in rows
     )
+    return webpage.table(map(escape, header), lines)
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Several runs on one page."""
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    key, what = ("val_bits_per_byte", "bits per byte")
-    if data[0].is_classifier:
-        key, what = ("val_accuracy", "accuracy")
+    what = "accuracy" if data[0].is_classifier else "bits per byte"
+    key = f"val_{what.replace(' ', '_')}"
     charts = []
     for x in ("step", "epoch", "seconds"):
         if x != "epoch" or all(each.steps_per_epoch for each in data):
             series = [each.series(key, name, x) for each, name in zip(data, names, strict=True)]
             charts.append(Chart(f"{what}, by {x}", [Panel(f"{what} (validation)", series)], x))
-    columns = summary_columns(data)
-    rows = [
-        (name, *(summary(each).get(column, "") for column in columns))
-        for each, name in zip(data, names, strict=True)
-    ]
-    settings = [(setting, *values) for setting, values in differing(data)]
-    parts = [
-        "<h2>Runs</h2>", text_table(["", *columns], rows),
-        "<h2>Curves</h2>", *map(curves_svg, charts),
-        "<h2>Settings that differ</h2>",
-        text_table(["", *names], settings) if settings else "<p>None.</p>",
-    ]  # fmt: skip
-    return webpage.page(f"{len(data)} runs compared", {}, "\n".join(parts), STYLE_SHEET)
-
-
-def differing(data: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """The settings that are not the same in all runs."""
-    names = dict.fromkeys(name for each in data for name in each.settings)
-    values = {
-        name: [setting_text(each.settings[name]) if name in each.settings else "" for each in data]
-        for name in names
+    columns = side_by_side([summary(each) for each in data])
+    settings = [(setting, *values) for setting, values in differing(data).items()]
+    sections = {
+        "Runs": text_table(["", *columns], zip(names, *columns.values(), strict=True)),
+        "Curves": "\n".join(map(curves_svg, charts)),
+        "Settings that differ": text_table(["", *names], settings) if settings else "<p>None.</p>",
     }
-    return [(name, row) for name, row in values.items() if len(set(row)) > 1]
+    body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items())
+    return webpage.page(f"{len(data)} runs compared", {}, body, STYLE_SHEET)
 
 
-def summary_columns(data: Sequence[RunData]) -> list[str]:
-    return list(dict.fromkeys(name for each in data for name in summary(each)))
+def side_by_side(rows: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """Each key with its values in all rows."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: [row.get(key, "") for row in rows] for key in keys}
+
+
+def differing(data: Sequence[RunData]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs."""
+    settings = [{name: setting_text(v) for name, v in each.settings.items()} for each in data]
+    return {name: row for name, row in side_by_side(settings).items() if len(set(row)) > 1}
 
 
 def distinct(names: list[str]) -> list[str]:

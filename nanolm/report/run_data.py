@@ -1,20 +1,24 @@
-"""What a run folder says about its run.
+"""What run folders say about their runs.
 
->>> data = read_run(Run(Path("runs/novel")))
->>> data.series("loss", "training")
+>>> read_run(Run(Path("runs/novel"))).series("loss", "training")
+>>> [run.state for run in list_runs(Path("runs"), note=print)]
 """
 
+import contextlib
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanolm import files
 from nanolm.errors import DataError
 from nanolm.report.curves import Series
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # raised by files edited by hand
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,11 @@ class RunData:
     settings: dict[str, Any]
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
-    samples: list[tuple[str, str]] = field(default_factory=list)  # heading and text
-
-    @property
-    def name(self) -> str:
-        return self.run.path.name
+    samples: list[tuple[str, str]]  # heading and text
 
     @property
     def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.facts.get("result", {})
-        return result
+        return dict(self.facts.get("result", {}))
 
     @property
     def is_classifier(self) -> bool:
@@ -47,25 +46,27 @@ class RunData:
         return next((row["step"] / row["epoch"] for row in rows), None)
 
     def series(self, key: str, name: str, x: str = "step") -> Series:
-        rows = [row for row in self.metrics if key in row]
-        return Series(name, [(row.get(x), row[key]) for row in rows])
+        return Series(name, [(row.get(x), row.get(key)) for row in self.metrics])
 
 
 def read_run(run: Run) -> RunData:
-    metrics = read_metrics(run.metrics) if run.metrics.exists() else []
-    samples = read_samples(run.samples.read_text(encoding="utf-8")) if run.samples.exists() else []
-    return RunData(run, run.settings(), run.facts(), metrics, samples)
+    text = run.samples.read_text(encoding="utf-8") if run.samples.exists() else ""
+    parts = iter(SAMPLE_HEADING.split(text)[1:])
+    samples = []
+    for step, bits, sample in zip(parts, parts, parts, strict=True):
+        lines = (line.removeprefix(">").removeprefix(" ") for line in sample.strip().splitlines())
+        samples.append((f"step {step}, {bits} bits per byte", "\n".join(lines)))
+    return RunData(run, run.settings(), run.facts(), read_metrics(run.metrics), samples)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The objects of a metrics.jsonl; a last line that is incomplete is skipped."""
-    lines = file.read_bytes().splitlines()
+    lines = file.read_bytes().splitlines() if file.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
+        row = None
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
@@ -73,14 +74,60 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_samples(text: str) -> list[tuple[str, str]]:
-    """The samples written during training, each with a heading that says when."""
-    parts = SAMPLE_HEADING.split(text)[1:]
-    return [
-        (f"step {step}, {bits} bits per byte", unquoted(sample))
-        for step, bits, sample in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    ]
+@dataclass(frozen=True)
+class RunSummary:
+    """One run; what is not known, or not yet, is None."""
+
+    run: str
+    corpus: str  # what it was trained on
+    parameters: int | None
+    steps: int | None
+    bits_per_byte: float | None
+    accuracy: float | None  # on the test set where there is one, else on the validation set
+    val_accuracy: float | None
+    test_accuracy: float | None
+    minutes: float | None
+    state: str  # finished, training (by some process now), stopped, stopped early, stopped: REASON
+    started: str
 
 
-def unquoted(text: str) -> str:
-    return "\n".join(line.removeprefix(">").removeprefix(" ") for line in text.strip().splitlines())
+def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
+    """Of the runs right under `root`; what cannot be read is noted and skipped."""
+    summaries = []
+    for run in map(Run, sorted(root.iterdir()) if root.is_dir() else []):
+        if run.exists():
+            try:
+                summaries.append(summarize(run))
+            except (DataError, *UNREADABLE) as error:
+                note(f"{run.path} is passed over: {error}")
+    return summaries
+
+
+def summarize(run: Run) -> RunSummary:
+    facts, settings = run.facts(), run.settings()
+    result = facts.get("result") or {}
+    rows = [] if result else read_metrics(run.metrics)
+    last = {key: value for row in rows for key, value in row.items()}  # of an unfinished run
+    texts = settings.get("corpus") or settings.get("data") or []
+    val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
+    test = (result.get("test") or {}).get("accuracy")
+    seconds = result.get("seconds", last.get("seconds"))
+    if files.in_use(run.path / ".lock"):
+        state = "training"
+    elif result.get("stopped") == "enough":
+        state = STOPPED_EARLY
+    else:
+        state = ending(result) if result else "stopped"
+    return RunSummary(
+        run=str(run.path),
+        corpus=", ".join(Path(str(text)).name for text in texts),
+        parameters=facts.get("parameters"),
+        steps=result.get("steps", last.get("step", 0)),
+        bits_per_byte=result.get("val_bits_per_byte", last.get("val_bits_per_byte")),
+        accuracy=val if test is None else test,
+        val_accuracy=val,
+        test_accuracy=test,
+        minutes=None if seconds is None else float(seconds) / 60,
+        state=state,
+        started=str(facts.get("started", "")),
+    )

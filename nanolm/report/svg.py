@@ -1,75 +1,49 @@
-"""The parts that SVG pictures are made of: text that fits, lines, axes, and the file around them.
-
-A picture is light or dark as its reader's screen is, and needs nothing installed.
-"""
+"""The parts of SVG pictures, which are light or dark as their reader's screen is: text that fits,
+lines, axes, and the file around them."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 
-from nanolm.report.axes import Axis
+from nanolm.report.axes import PlotArea
 from nanolm.webpage import beside
 
 STYLE_SHEET = beside(__file__, "svg.css")
 # What XML cannot hold, and what would change the direction of the text around it.
-FORBIDDEN = re.compile(
-    "[^\t\n\r -\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-)
-
-
-@dataclass(frozen=True)
-class PlotArea:
-    """Where in the picture a panel's data is drawn."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    x_axis: Axis
-    y_axis: Axis
-
-    def x(self, value: float) -> float:
-        return self.left + self.width * self.x_axis.fraction(value)
-
-    def y(self, value: float) -> float:
-        return self.top + self.height * (1 - self.y_axis.fraction(value))
+FORBIDDEN = re.compile("[\0-\x08\v\f\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def document(width: int, height: int, title: str, left: float, parts: Iterable[str]) -> str:
-    """The whole file: a title, then `parts`."""
     heading = shorten(title, 18, width - left - 16)
-    above = (
-        '<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f"<title>{safe(heading)}</title><style>{STYLE_SHEET}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        text(left, 28, heading, "title"),
-    )
-    return "\n".join((*above, *parts, "</svg>")) + "\n"
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    body = "\n".join((text(left, 28, heading, "title"), *parts))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" {size}>
+<title>{safe(heading)}</title><style>{STYLE_SHEET}</style>
+<rect class="page" width="100%" height="100%"/>
+{body}
+</svg>
+"""
 
 
 def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> Iterator[str]:
     """Grid, axes and their numbers; a second row of `epochs` where there are any."""
     right, bottom = area.left + area.width, area.top + area.height
     for value, label in area.y_axis.ticks:
-        y = area.y(value)
-        yield line("grid", area.left, y, right, y)
+        yield line("grid", area.left, y := area.y(value), right, y)
         yield text(area.left - 8, y + 4, label, "tick", "end")
     for value, label in area.x_axis.ticks:
-        at = area.x(value)
-        yield line("grid", at, area.top, at, bottom)
+        yield line("grid", at := area.x(value), area.top, at, bottom)
         yield text(at, bottom + 17, label, "tick", "middle")
     yield line("frame", area.left, bottom, right, bottom)
-    if not epochs:
+    if epochs:
+        for value, label in epochs:
+            yield text(area.x(value), bottom + 35, label, "tick", "middle")
+        yield text(area.left - 10, bottom + 17, x, "tick", "end")
+        yield text(area.left - 10, bottom + 35, "epoch", "tick", "end")
+    else:
         name = shorten(x, 11, area.width)
         yield text(area.left + area.width / 2, bottom + 36, name, "tick", "middle")
-        return
-    for value, label in epochs:
-        yield text(area.x(value), bottom + 35, label, "tick", "middle")
-    for name, y in ((x, bottom + 17), ("epoch", bottom + 35)):
-        yield text(area.left - 10, y, name, "tick", "end")
 
 
 def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -77,9 +51,8 @@ def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{safe(words)}</text>'
-    )
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{safe(words)}</text>'
 
 
 def safe(words: str) -> str:
@@ -95,8 +68,8 @@ def text_width(words: str, size: float) -> float:
 def shorten(words: str, size: float, width: float) -> str:
     """As much of a text as fits into a width, in pixels."""
     words = " ".join(words[: int(width)].split())  # no letter is narrower than a pixel
-    if text_width(words, size) <= width:
-        return words
-    while words and text_width(words + "…", size) > width:
-        words = words[:-1]
-    return words + "…"
+    if text_width(words, size) > width:
+        while words and text_width(words + "…", size) > width:
+            words = words[:-1]
+        words += "…"
+    return words

@@ -10,8 +10,7 @@ from typing import Any
 
 from nanolm.formats import readable
 from nanolm.report import svg
-from nanolm.report.axes import Axis, linear_axis
-from nanolm.report.svg import PlotArea, shorten, text_width
+from nanolm.report.axes import Axis, PlotArea, linear_axis
 
 LOG_RATIO = 8  # between the largest and the smallest value, from which an axis is logarithmic
 MAX_RATIO = 2  # to the best: bits per byte above that are drawn at the top
@@ -42,9 +41,14 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
     bits = [min(dot.bits_per_byte, limit) for dot in dots]
     padding = 0.06 * (max(bits) - min(bits))  # room for a ring
     y_axis = linear_axis([min(bits) - padding, max(bits) + padding], 5)
-    margin = 22 + max(text_width(label, 11) for _, label in y_axis.ticks)
+    margin = 22 + max(svg.text_width(label, 11) for _, label in y_axis.ticks)
     inner, panel_height = width - margin - 16, HEIGHT + TICKS_HEIGHT
-    parts = [*legend(margin, 50, dots)]
+    legend = {"a trial": (False, False), "trained for longer": (True, False)}
+    legend["the best at the end"] = (dots[-1].kept, dots[-1].best)
+    parts, x = [], margin
+    for label, kind in legend.items():
+        parts += [*circles(x + RING, 46, *kind), svg.text(x + 2 * RING + 6, 50, label)]
+        x += 2 * RING + 24 + svg.text_width(label, 12)
     for number, name in enumerate(names):
         left, top = number % columns * width + margin, TOP + number // columns * panel_height
         places, x_axis = place_values([dot.values[name] for dot in dots], inner)
@@ -53,7 +57,7 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
         for dot, x, y in zip(dots, places, bits, strict=True):
             hint = ", ".join(f"{name} {format_value(value)}" for name, value in dot.values.items())
             parts.append(f"<g><title>{svg.safe(hint)}: {dot.bits_per_byte:.3f}</title>")
-            parts += [*circles(area.x(x), area.y(y), dot), "</g>"]
+            parts += [*circles(area.x(x), area.y(y), dot.kept, dot.best), "</g>"]
     whole = TOP + panel_height * -(-len(names) // columns)
     return svg.document(columns * width, whole, title, margin, parts)
 
@@ -76,8 +80,8 @@ def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis
     axis = Axis(low - padding, high + padding)
     ticks, free = [], -math.inf
     for value, place in places.items():  # as many labels as there is room for
-        label = shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
-        at, half = width * axis.fraction(place), text_width(label, 11) / 2 + 3
+        label = svg.shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
+        at, half = width * axis.fraction(place), svg.text_width(label, 11) / 2 + 3
         fits = at - half >= free
         ticks.append((place, label if fits else ""))
         free = at + half if fits else free
@@ -91,21 +95,8 @@ def format_value(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def circles(x: float, y: float, dot: Dot) -> Iterator[str]:
-    kind, radius = ("kept", LARGE) if dot.kept else ("", SMALL)
+def circles(x: float, y: float, kept: bool, best: bool) -> Iterator[str]:
+    kind, radius = ("kept", LARGE) if kept else ("", SMALL)
     yield f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
-    if dot.best:
+    if best:
         yield f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="{RING}"/>'
-
-
-def legend(x: float, y: float, dots: Sequence[Dot]) -> Iterator[str]:
-    """What the dots are."""
-    kinds = {
-        "a trial": Dot({}, 0, False, False),
-        "trained for longer": Dot({}, 0, True, False),
-        "the best at the end": dots[-1],
-    }
-    for label, dot in kinds.items():
-        yield from circles(x + RING, y - 4, dot)
-        yield svg.text(x + 2 * RING + 6, y, label)
-        x += 2 * RING + 24 + text_width(label, 12)

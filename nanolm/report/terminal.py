@@ -1,15 +1,13 @@
-"""Curves made of characters, for where there is no browser.
+"""Curves made of characters, each with two columns and four rows of dots (Unicode's Braille).
 
 >>> print("\\n".join(plot([Series("training", points)], width=70, height=16)))
-
-Every character holds two columns and four rows of dots (the Braille patterns of Unicode). A further
-series of few points is drawn as single points, so that the two can be told apart.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
-from nanolm.report.axes import linear_axis
+from nanolm.report.axes import PlotArea, linear_axis
 from nanolm.report.curves import Point, Series
 
 BRAILLE = 0x2800
@@ -18,8 +16,7 @@ MARKED_POINTS = 40  # with so few, they are drawn one by one
 
 
 def plot(series: Sequence[Series], width: int, height: int, plain: bool = False) -> list[str]:
-    """Rows of text: the curves with their axes, and a legend. `plain` is for where there is no
-    Unicode."""
+    """Rows of text: the curves with their axes, and a legend; with `plain` all of it ASCII."""
     curves = {each.name: each.finite for each in series if each.finite}
     if not curves:
         return ["no data yet"]
@@ -27,49 +24,41 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
     y_axis = linear_axis([y for points in curves.values() for _, y in points], 4)
     margin = max(len(label) for _, label in y_axis.ticks)
     inner = max(10, width - margin - 2)
-    dots = [[0] * inner for _ in range(height)]
+    dots: dict[tuple[int, int], int] = defaultdict(int)  # by row and column of characters
     marks: dict[tuple[int, int], str] = {}
     line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
     legend: list[str] = []
     for name, points in curves.items():
-        single = len(points) <= MARKED_POINTS and bool(legend)  # the first is a line
+        single = len(points) <= MARKED_POINTS and bool(legend)  # not the first: to tell them apart
         mark = point_mark if single else line_mark
         legend.append(f"{mark} {name}")
         columns, rows = (inner, height) if single or plain else (2 * inner, 4 * height)
-        places = [
-            (x_axis.fraction(x) * (columns - 1), (1 - y_axis.fraction(y)) * (rows - 1))
-            for x, y in points
-        ]
+        area = PlotArea(0, 0, columns - 1, rows - 1, x_axis, y_axis)
+        places = [(area.x(x), area.y(y)) for x, y in points]
         for x, y in places if single else joined(places):
             column, row = round(x), round(y)
             if single or plain:
                 marks[row, column] = mark
             else:
-                dots[row // 4][column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
-    ticks = {round((1 - y_axis.fraction(y)) * (height - 1)): label for y, label in y_axis.ticks}
+                dots[row // 4, column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
+    area = PlotArea(0, 0, inner - 1, height - 1, x_axis, y_axis)
+    ticks = {round(area.y(y)): label for y, label in y_axis.ticks}
     wall, corner, floor = "|+-" if plain else "│└─"
-    lines = []
-    for row in range(height):
-        cells = (
-            marks.get((row, column)) or (chr(BRAILLE + dot) if dot else " ")
-            for column, dot in enumerate(dots[row])
-        )
-        lines.append(f"{ticks.get(row, ''):>{margin}} {wall}{''.join(cells)}".rstrip())
+    chars = {place: chr(BRAILLE + dot) for place, dot in dots.items()} | marks
+    cells = ("".join(chars.get((y, x), " ") for x in range(inner)) for y in range(height))
+    lines = [f"{ticks.get(y, ''):>{margin}} {wall}{row}".rstrip() for y, row in enumerate(cells)]
     labels = [" "] * inner
     for x, label in x_axis.ticks:
-        start = round(x_axis.fraction(x) * (inner - 1)) - len(label) // 2
-        start = min(max(0, start), inner - len(label))
+        start = min(max(0, round(area.x(x)) - len(label) // 2), inner - len(label))
         labels[start : start + len(label)] = label
     indent = " " * (margin + 1)
     below = [f"{indent}{corner}{floor * inner}", f"{indent} {''.join(labels)}".rstrip()]
     return [*lines, *below, f"{indent} {'   '.join(legend)}"]
 
 
-def joined(places: list[Point]) -> list[Point]:
+def joined(places: list[Point]) -> Iterator[Point]:
     """The places, and enough between them to make a line."""
-    line = places[:1]
-    for (x1, y1), (x2, y2) in itertools.pairwise(places):
+    for (x1, y1), (x2, y2) in itertools.pairwise([places[0], *places]):
         steps = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
         for step in range(1, steps + 1):
-            line.append((x1 + step / steps * (x2 - x1), y1 + step / steps * (y2 - y1)))
-    return line
+            yield x1 + step / steps * (x2 - x1), y1 + step / steps * (y2 - y1)

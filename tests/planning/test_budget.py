@@ -19,7 +19,7 @@ from nanolm.planning.sizes import TextStats
 from nanolm.pretraining import prepare
 from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
-from nanolm.report.listing import list_runs
+from nanolm.report.run_data import list_runs
 from nanolm.text import store
 from nanolm.training.budget import MIN_STEPS, Budget
 from nanolm.training.events import Note, Preparing

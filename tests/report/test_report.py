@@ -8,9 +8,8 @@ import pytest
 from journeys import Journey
 
 from nanolm.report.curves import Series
-from nanolm.report.listing import list_runs
 from nanolm.report.page import by_epoch, comparison_page, report_page, write_report
-from nanolm.report.run_data import read_run
+from nanolm.report.run_data import list_runs, read_run
 from nanolm.report.terminal import plot
 from nanolm.runs.folder import Run
 
