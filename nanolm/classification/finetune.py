@@ -43,13 +43,17 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.huggingface import (
     BaseModel,
-    checked,
     load_classifier,
     load_model,
     save_model,
     weights_fingerprint,
 )
-from nanolm.model.stored import load_any_config, load_classifier_config
+from nanolm.model.stored import (
+    checked_tensors,
+    load_any_config,
+    load_classifier_config,
+    parameters_by_part,
+)
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
@@ -160,8 +164,8 @@ def prepare(
     if base:
         loaded = load_any_config(base)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
-        with checked(base, loaded) as (model, _):
-            parameters = model.parameter_count()
+        with checked_tensors(base, loaded):
+            parameters = sum(parameters_by_part(loaded).values())
         check_context(settings, config.context)
         headless = isinstance(loaded, ClassifierConfig) and not config.tied
         if headless and settings.language_loss is None:
