@@ -3,9 +3,8 @@
     >>> config_to_json(configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16))
     {'model_type': 'qwen3', ...}
 
-Three families of theirs are read and written. What none of them has (post-norm, sine positions,
-recurrence, ...) is "model_type": "nanolm", which holds our own config word for word. Reading is
-strict: what would change the numbers and is not understood is refused, by name.
+What none of the families has (post-norm, recurrence, ...) is "model_type": "nanolm", our own config
+word for word. Whatever would change the numbers and is not understood is refused, by name.
 """
 
 import math
@@ -60,13 +59,11 @@ LLAMA_SIZES = {
     "head_dim": "head_dim",
     "intermediate_size": "hidden",
 }
-STRETCHED = ("factor", "original_max_position_embeddings")
-SCALINGS = {  # of rotary positions, with what belongs to each
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (*STRETCHED, "low_freq_factor", "high_freq_factor"),
-    "yarn": (*STRETCHED, "beta_slow", "beta_fast", "attention_factor", "truncate"),
-}
+# What scalings of rotary positions have, by its name there.
+STRETCHED = {"factor": "factor", "original_max_position_embeddings": "original_context"}
+LLAMA3 = {**STRETCHED, "low_freq_factor": "slow", "high_freq_factor": "fast"}
+YARN = {**STRETCHED, "beta_slow": "slow", "beta_fast": "fast", "attention_factor": "gain"}
+SCALINGS = {"default": {}, "linear": {"factor": "factor"}, "llama3": LLAMA3, "yarn": YARN}
 KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
 AROUND = (  # what every config.json may say, and no model depends on
     *("model_type", "kind", "architectures", "dtype", "transformers_version"),
@@ -161,18 +158,9 @@ def own_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_to_json(config: GPTConfig) -> dict[str, Any]:
-    scaling = config.rope_scaling
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_base)}
-    if scaling:
-        rope |= {"rope_type": scaling.kind, "factor": float(scaling.factor)}
-        if scaling.kind != "linear":
-            rope["original_max_position_embeddings"] = scaling.original_context
-        if scaling.kind == "llama3":
-            rope |= {"low_freq_factor": scaling.slow, "high_freq_factor": scaling.fast}
-        if scaling.kind == "yarn":
-            rope |= {"beta_slow": scaling.slow, "beta_fast": scaling.fast}
-            rope["attention_factor"] = scaling.gain
-    return rope
+    kind = config.rope_scaling.kind if config.rope_scaling else "default"
+    parts = {name: getattr(config.rope_scaling, ours) for name, ours in SCALINGS[kind].items()}
+    return {"rope_type": kind, "rope_theta": float(config.rope_base), **parts}
 
 
 def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
@@ -323,25 +311,27 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
     rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of some components alone")
     kind = rope.only("rope_type", SCALINGS, "default", "a scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
+    defaults: dict[str, float] = {"original_max_position_embeddings": context}
+    if kind == "yarn":
+        known.add("truncate")
+        rope.only("truncate", [True], True, "YaRN of another kind")
+        gain = 0.1 * math.log(max(1, rope.number("factor"))) + 1
+        defaults |= {"beta_slow": 1, "beta_fast": 32, "attention_factor": gain}
     for key, value in rope.values.items():
         if value is not None and key not in known:
             raise rope.wrong(key, f"a part of {kind!r} that nanolm does not support")
     base = rope.number("rope_theta", 10_000.0)
     if kind == "default":
         return base, None
-    factor = rope.number("factor")
-    if kind == "linear":
-        return base, RopeScaling("linear", factor)
-    original = rope.count("original_max_position_embeddings", context)
-    if values.get("original_max_position_embeddings", original) != original:
-        raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
-    if kind == "llama3":
-        slow, fast = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        return base, RopeScaling("llama3", factor, original, slow, fast)
-    rope.only("truncate", [True], True, "YaRN of another kind")
-    slow, fast = rope.number("beta_slow", 1), rope.number("beta_fast", 32)
-    gain = rope.number("attention_factor", 0.1 * math.log(max(1, factor)) + 1)
-    return base, RopeScaling("yarn", factor, original, slow, fast, gain)
+    parts: dict[str, Any] = {
+        ours: rope.number(name, defaults.get(name)) for name, ours in SCALINGS[kind].items()
+    }
+    if "original_context" in parts:
+        original = rope.count("original_max_position_embeddings", context)
+        parts["original_context"] = original
+        if values.get("original_max_position_embeddings", original) != original:
+            raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
+    return base, RopeScaling(kind, **parts)
 
 
 def read_labels(values: Values) -> tuple[str, ...]:

@@ -2,14 +2,9 @@
 
     >>> save_model(model, folder, tokenizer); load_model(folder)
 
-`config.json` (see config_json.py), `generation_config.json` and `model.safetensors`, with the
-names and shapes of the model's family (see stored.py). Weights that are fused inside (queries,
-keys and values; gate and up) are split on disk where the family splits them. Loading is strict:
-names and shapes are compared before a number is read, every fault is named, and nothing in a
-folder can run.
-
-A checkpoint of a classifier whose model stays frozen holds only what is trained: `trained` and, for
-LoRA, `adapters.safetensors`, with `base.json` saying where the rest is and what its checksum was.
+Loading is strict: names and shapes are compared before a number is read, every fault is named, and
+nothing in a folder can run. A checkpoint of a classifier whose model stays frozen holds only what
+is trained, with `base.json` saying where the rest is and what its checksum was.
 """
 
 import hashlib

@@ -1,11 +1,9 @@
-"""What a model folder says of itself, read without torch: its config, and the names, shapes and
-types of its tensors.
+"""What a model folder says of itself: its config, and the names, shapes and types of its tensors.
 
     >>> parameters_by_part(load_any_config(folder))
     {'token embedding': 24576, 'norms': 336, 'attention': 27648, ...}
 
-`nanolm runs`, `info` and `report` need no more than this. The weights themselves are read and
-written by huggingface.py.
+Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
@@ -30,10 +28,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # A partial checkpoint of a classifier: where its base model is, and what was trained.
 BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
-# Bytes; the largest models that are read here have a tenth of it. Parsed, JSON takes up to thirty
-# times its size, so what is small is held to that.
+# Bytes of a JSON file, or of the header of a file of tensors: ten times what the largest models
+# have that are read here. Parsed, JSON takes up to thirty times its size.
 LARGEST_JSON = 2_000_000
-LARGEST_HEADER = 2_000_000  # what says which tensors a file has
 HEAD, SCORE = "lm_head.weight", "score.weight"
 PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
 # Tables that older versions of transformers saved beside the weights, and every version ignores.
@@ -118,10 +115,7 @@ def load_classifier_config(folder: Path) -> ClassifierConfig:
 
 
 def parameter_shapes(config: Config) -> dict[str, Shape]:
-    """The shape of each parameter, by the name and in the order that `named_parameters` has them.
-
-    A tied output layer is the token embedding, and not listed again.
-    """
+    """The shape of each parameter, by name and in the order of `named_parameters`."""
     if isinstance(config, ClassifierConfig):
         base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no such layer
         inside = {f"base.{name}": shape for name, shape in base.items()}
@@ -222,7 +216,7 @@ def open_weights(
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
-            if header > LARGEST_HEADER:
+            if header > LARGEST_JSON:
                 raise ModelError(f"{file} is no safetensors file: a header of {header:,} bytes")
             opened = stack.enter_context(safe_open(file, framework=framework))
             for name in opened.keys():  # noqa: SIM118
@@ -294,13 +288,13 @@ def tensor_mappings(config: Config) -> list[TensorMapping]:
 
 
 def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
-    table = []
-    for name, shape in parameter_shapes(config).items():
+    shapes = parameter_shapes(config)
+    if family == "nanolm":
+        return [TensorMapping(name, (name,), shape[:1]) for name, shape in shapes.items()]
+    assert isinstance(config, GPTConfig)
+    kv_rows, table = config.kv_heads * config.head_dim, []
+    for name, shape in shapes.items():
         module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
-        if family == "nanolm":
-            table.append(TensorMapping(name, (name,), shape[:1]))
-            continue
-        assert isinstance(config, GPTConfig)
         layer = ""
         if module.startswith("blocks."):
             _, number, module = module.split(".", 2)
@@ -308,8 +302,7 @@ def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
         outside = tuple(f"{layer}{there}.{kind}" for there in NAMES[family][module])
         sizes = shape[:1]
         if len(outside) == 3:  # queries, keys, values
-            shared = config.kv_heads * config.head_dim
-            sizes = (config.heads * config.head_dim, shared, shared)
+            sizes = (config.heads * config.head_dim, kv_rows, kv_rows)
         elif len(outside) == 2:  # gate, up
             sizes = (config.hidden, config.hidden)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"

@@ -7,7 +7,6 @@ together. So a large batch goes through the last layer in chunks, and of each ch
 gradients stay: with cross-entropy they are known as soon as the logits are.
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanolm.model.fast.training import training_kernels
 from nanolm.model.size import SCORES
 
 MIN_OWN_LOGITS = 1_024  # vocabulary; for a smaller one, no other products pay
@@ -36,8 +36,7 @@ def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     scores: Callable[[Tensor, Tensor], Any] = partial(LogitProducts, turn=turn)
     if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
-    loss: Tensor = ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
-    return loss
+    return ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class LogitProducts:
@@ -95,19 +94,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def kernels_for(x: Tensor) -> Any:
-    """Those for training on a GPU, if they can be had."""
-    if x.is_cuda:
-        with contextlib.suppress(ImportError):  # no Triton
-            from nanolm.model.fast import fused
-
-            return fused if fused.available() else None
-    return None
+    return training_kernels() if x.is_cuda else None
 
 
 def multiply_(x: Tensor, factor: Tensor) -> Tensor:
     kernels = kernels_for(x)
-    product: Tensor = kernels.multiply_(x, factor) if kernels else x.mul_(factor)
-    return product
+    return kernels.multiply_(x, factor) if kernels else x.mul_(factor)
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
