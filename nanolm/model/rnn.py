@@ -157,8 +157,8 @@ class Cell(nn.Module, ABC):
             torch.autocast(x.device.type, enabled=False),
             contextlib.nullcontext() if self.training else exact,
         ):
-            run = (True, 1, 0.0, self.training, False, True)
-            output, *after = self.kernel(x.float(), hidden, weights, *run)
+            flags = (True, 1, 0.0, self.training, False, True)
+            output, *after = self.kernel(x.float(), hidden, weights, *flags)
         return output.to(x.dtype), tuple(part[0] for part in after)
 
 

@@ -6,10 +6,8 @@
 
 from dataclasses import asdict, dataclass
 
-import torch
-
-from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, Preset, RecurrentConfig, configure
+from nanolm.model.stored import parameters_by_part
 
 SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
 
@@ -51,10 +49,7 @@ def preset_sizes(family: str) -> list[Size]:
     for name, preset in PRESETS.items():
         shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim", "context")}
         config = configure(family, vocab_size=preset.vocab_size, **shape)
-        with torch.device("meta"):  # nothing is allocated
-            parameters = build_model(config).parameter_count()
-        needed = training_bytes(config, parameters, preset.batch * preset.context)
-        sizes.append(
-            Size(preset=name, parameters=parameters, training_bytes=needed, **asdict(preset))
-        )
+        count = sum(parameters_by_part(config).values())
+        needed = training_bytes(config, count, preset.batch * preset.context)
+        sizes.append(Size(**asdict(preset), preset=name, parameters=count, training_bytes=needed))
     return sizes

@@ -135,7 +135,7 @@ def parameter_shapes(config: Config) -> dict[str, Shape]:
         for layer in range(config.layers):
             shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
         if config.norm_place == "pre":
-            shapes |= norm_shapes(config, "norm", config.dim)
+            shapes |= with_biases(config, {"norm": (config.dim,)})
     if not config.tied:
         shapes["head.weight"] = (config.vocab_size, config.dim)
     return shapes
@@ -153,27 +153,30 @@ def parameters_by_part(config: Config) -> dict[str, int]:
 
 
 def block_shapes(config: GPTConfig) -> dict[str, Shape]:
-    def linear(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
-        bias: dict[str, Shape] = {f"{name}.bias": (outputs,)} if config.bias else {}
-        return {f"{name}.weight": (outputs, inputs), **bias}
-
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     inner = config.hidden * (2 if config.feed_forward == "swiglu" else 1)
-    shapes = norm_shapes(config, "attention_norm", config.dim)
-    shapes |= linear("attention.qkv", heads + 2 * kv_heads, config.dim)
-    shapes |= linear("attention.out", config.dim, heads)
-    for name in ("query_norm", "key_norm") if config.qk_norm else ():
-        shapes |= norm_shapes(config, f"attention.{name}", config.head_dim)
-    shapes |= norm_shapes(config, "feed_forward_norm", config.dim)
-    shapes |= linear("feed_forward.up", inner, config.dim)
-    shapes |= linear("feed_forward.out", config.dim, config.hidden)
-    return shapes
+    weights: dict[str, Shape] = {
+        "attention_norm": (config.dim,),
+        "attention.qkv": (heads + 2 * kv_heads, config.dim),
+        "attention.out": (config.dim, heads),
+        "attention.query_norm": (config.head_dim,),
+        "attention.key_norm": (config.head_dim,),
+        "feed_forward_norm": (config.dim,),
+        "feed_forward.up": (inner, config.dim),
+        "feed_forward.out": (config.dim, config.hidden),
+    }
+    if not config.qk_norm:
+        del weights["attention.query_norm"], weights["attention.key_norm"]
+    return with_biases(config, weights)
 
 
-def norm_shapes(config: GPTConfig, name: str, dim: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {f"{name}.weight": (dim,)}
-    if config.norm == "layer" and config.bias:
-        shapes[f"{name}.bias"] = (dim,)
+def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape]:
+    """The parameters of linear layers and norms whose weights have these shapes."""
+    shapes = {}
+    for module, shape in weights.items():
+        shapes[f"{module}.weight"] = shape
+        if config.bias and (len(shape) == 2 or config.norm == "layer"):
+            shapes[f"{module}.bias"] = shape[:1]
     return shapes
 
 

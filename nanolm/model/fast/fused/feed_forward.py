@@ -17,46 +17,46 @@ GELU = 2 * math.sqrt(2 / math.pi)  # of the formula with tanh(x), which is 2 * s
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_kernel(  # type: ignore[no-untyped-def]
-    x, out, low, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
+    x, out, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
 ):
     """out (rows, hidden) = silu(gate) * up, with x (rows, 2 * hidden) the gate, then up."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < HIDDEN
-    x += row * 2 * HIDDEN
+    inside = i < WIDTH
+    x += row * 2 * WIDTH
     gate = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     result = gate * tl.sigmoid(gate) * up
-    tl.store(out + row * HIDDEN + i, result, mask=inside)
+    tl.store(out + row * WIDTH + i, result, mask=inside)
     if ROUND:
         scale = row_scale(tl.max(tl.abs(result), 0))
         tl.store(scales + row, scale)
-        tl.store(low + row * HIDDEN + i, in_float8(result, scale), mask=inside)
+        tl.store(low + row * WIDTH + i, in_float8(result, scale), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_backward_kernel(  # type: ignore[no-untyped-def]
-    x, grad, dx, low, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
+    x, grad, dx, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
 ):
     """dx (rows, 2 * hidden) from grad (rows, hidden)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < HIDDEN
-    x += row * 2 * HIDDEN
-    dx += row * 2 * HIDDEN
+    inside = i < WIDTH
+    x += row * 2 * WIDTH
+    dx += row * 2 * WIDTH
     gate = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(grad + row * HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(grad + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
     to_gate, to_up = d * up * share * (1 + gate * (1 - share)), d * gate * share
     tl.store(dx + i, to_gate, mask=inside)
-    tl.store(dx + HIDDEN + i, to_up, mask=inside)
+    tl.store(dx + WIDTH + i, to_up, mask=inside)
     if ROUND:
         scale = row_scale(tl.max(tl.maximum(tl.abs(to_gate), tl.abs(to_up)), 0))
         tl.store(scales + row, scale)
-        low += row * 2 * HIDDEN
+        low += row * 2 * WIDTH
         tl.store(low + i, in_float8(to_gate, scale), mask=inside)
-        tl.store(low + HIDDEN + i, in_float8(to_up, scale), mask=inside)
+        tl.store(low + WIDTH + i, in_float8(to_up, scale), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -104,19 +104,15 @@ def shape_of_rows(x: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, An
     wide = x.shape[-1]
     fits = min(1024, width(wide), max(256, wide & -wide))  # without a rest, where that is possible
     block = width(wide) if whole else fits
-    shape = {"BLOCK": block, "ROUND": whole, "num_warps": for_row(block) if whole else warps(block)}
+    shape = {"WIDTH": wide, "BLOCK": block, "ROUND": whole}
+    shape["num_warps"] = for_row(block) if whole else warps(block)
     return (x.numel() // wide, triton.cdiv(wide, block)), shape
-
-
-def shape_of_swiglu(out: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    grid, shape = shape_of_rows(out, whole)
-    return grid, {"HIDDEN": out.shape[-1], **shape}
 
 
 def shape_of_gelu(out: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
     grid, shape = shape_of_rows(out, False)
-    wide, block = out.shape[-1], shape["BLOCK"]
-    shape |= {"FACTOR": GELU, "WIDTH": wide, "SPAN": wide if whole else block, "ROUND": whole}
+    span = shape["WIDTH"] if whole else shape["BLOCK"]
+    shape |= {"FACTOR": GELU, "SPAN": span, "ROUND": whole}
     return (grid[0], 1 if whole else grid[1]), shape
 
 
@@ -127,7 +123,7 @@ class Nonlinearity(NamedTuple):
     inputs: int  # that one number which comes out is made of
 
 
-SWIGLU = Nonlinearity(swiglu_kernel, swiglu_backward_kernel, shape_of_swiglu, 2)
+SWIGLU = Nonlinearity(swiglu_kernel, swiglu_backward_kernel, shape_of_rows, 2)
 GELU_TANH = Nonlinearity(gelu_kernel, gelu_backward_kernel, shape_of_gelu, 1)
 
 

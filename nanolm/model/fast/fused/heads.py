@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanolm.model.fast.fused import launch
 from nanolm.model.fast.fused.launch import STAGES, warps, width
-from nanolm.model.fast.fused.norms import emptied_sums, empty, room_for_sums
+from nanolm.model.fast.fused.norms import emptied_sums, empty
 from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 
@@ -179,7 +179,7 @@ class QKNormRoPE(torch.autograd.Function):
         qkv, cosines, sines = qkv.contiguous(), cosines.contiguous(), sines.contiguous()
         ctx.save_for_backward(qkv, query_weight, key_weight, cosines, sines)
         batch, time, head_dim = *qkv.shape[:2], cosines.shape[-1]
-        ctx.epsilon, ctx.sums = epsilon, room_for_sums(qkv, head_dim)
+        ctx.epsilon, ctx.sums = epsilon, qkv.new_empty(2, head_dim, dtype=torch.float32)
         q = qkv.new_empty(batch, time, heads, head_dim)
         k = qkv.new_empty(batch, time, kv_heads, head_dim)
         shape = shape_of_heads(head_dim, heads, kv_heads, query_weight is not None)

@@ -20,11 +20,6 @@ def empty(sums, COUNT: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-un
     tl.store(sums + lane, tl.zeros((LANES,), tl.float32), mask=lane < COUNT)
 
 
-def room_for_sums(x: Tensor, dim: int) -> Tensor:
-    """Of the gradients of two weights."""
-    return x.new_empty(2, dim, dtype=torch.float32)
-
-
 def emptied_sums(ctx: Any) -> Tensor:
     """What the way forward has made room for: once, for then it is full."""
     sums: Tensor = ctx.sums
@@ -146,7 +141,7 @@ class AddNorm(torch.autograd.Function):
         x, dim = x.contiguous(), x.shape[-1]
         rows = x.numel() // dim
         total = x if y is None else torch.empty_like(x)
-        out, ctx.sums = torch.empty_like(x), room_for_sums(x, dim)
+        out, ctx.sums = torch.empty_like(x), x.new_empty(2, dim, dtype=torch.float32)
         shape = shape_of_norm(ctx, dim, y is not None)
         together, warps = 2, max(2, min(16, width(dim) // 512))
         # Where there is nothing to add, something must stand in its place.
