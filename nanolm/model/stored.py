@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -180,8 +180,7 @@ def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape
     return shapes
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor in an open file; nothing of it is read yet."""
 
     file: Any

@@ -228,13 +228,9 @@ class OneToken:
 
     @staticmethod
     def supports(model: Any, cache: Any) -> bool:
-        return (
-            isinstance(model, GPT)
-            and isinstance(cache, KVCache)
-            and cache.fixed
-            and not unsupported(model.config, KNOWN)
-            and model.config.head_dim % 2 == 0
-        )
+        if not (isinstance(model, GPT) and isinstance(cache, KVCache) and cache.fixed):
+            return False
+        return model.config.head_dim % 2 == 0 and not unsupported(model.config, KNOWN)
 
     def __call__(self, ids: Tensor) -> Tensor:
         model, cache = self.model, self.cache
