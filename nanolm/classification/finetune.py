@@ -28,7 +28,12 @@ from nanolm.model import huggingface
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig
-from nanolm.model.stored import load_any_config, load_classifier_config
+from nanolm.model.stored import (
+    checked_tensors,
+    load_any_config,
+    load_classifier_config,
+    parameters_by_part,
+)
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
@@ -135,8 +140,8 @@ def prepare(
         loaded = load_any_config(base)
         language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
-        with huggingface.checked(base, loaded) as (stored, _):
-            parameters = stored.parameter_count()
+        with checked_tensors(base, loaded):
+            parameters = sum(parameters_by_part(loaded).values())
         check_context(settings, config.context)
         if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)

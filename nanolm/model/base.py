@@ -24,10 +24,9 @@ class Embedding(nn.Embedding):
 
 
 class StackedLinear(nn.Linear):
-    """Several linear layers of the same input in one product, which is faster."""
+    """Several linear layers of the same input in one product, which is faster: `rows` outputs."""
 
     def __init__(self, inputs: int, rows: list[int], bias: bool) -> None:
-        """`rows` are the outputs of each."""
         super().__init__(inputs, sum(rows), bias)
         self.rows = rows
 
@@ -49,8 +48,7 @@ class Model(nn.Module, ABC):
         """Everything but the head: (batch, time, dim)."""
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
-        """What the first `layers` layers make of the ids: (batch, time, dim). None where a model
-        cannot be cut there."""
+        """What the first `layers` make of the ids, (batch, time, dim); None: it cannot be cut."""
         return None
 
     def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
@@ -60,13 +58,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
         """An empty cache for `batch` rows of up to `length` tokens: a `KVCache`, or one like it.
-
-        With `fixed` it stays in one place, so that one step can be captured and repeated.
-        """
+        With `fixed` it stays in one place, so that a step can be captured and repeated."""
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The matrices that turn hidden vectors into others; each with the rows of those that are
-        stacked in it."""
+        """The matrices between hidden vectors, each with the rows of those stacked in it."""
         return {
             f"{name}.weight": getattr(layer, "rows", [layer.out_features])
             for name, layer in self.named_modules()

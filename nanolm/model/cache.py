@@ -13,10 +13,8 @@ from nanolm.model.config import GPTConfig
 class KVCache:
     """Keys and values of up to `length` tokens a row for every layer, allocated once.
 
-    Rows may be of different lengths; what stands behind the end of one is never looked at. Only
-    the first ones may take part (`use`). With `fixed` every step has tensors of the same size at
-    the same place, whatever the lengths, as a CUDA graph needs it; without, only what is used is
-    looked at.
+    Rows may be of different lengths, and only the first may take part (`use`). With `fixed`, every
+    step has tensors of the same size at the same place, as a CUDA graph needs it.
     """
 
     def __init__(
@@ -80,16 +78,14 @@ class KVCache:
         active = self.active[: self.rows]
         self.lengths[: self.rows] += active if time == 1 else time * active
         if not self.fixed:  # there a graph repeats it, and all of this stands still
-            self.host_lengths[: self.rows] = [
-                length + time for length in self.host_lengths[: self.rows]
-            ]
+            for row in range(self.rows):
+                self.host_lengths[row] += time
             self.longest += time
 
     def put(self, rows: list[int], other: Self, lengths: list[int]) -> None:
         """Let `rows` be what the first so many tokens of the rows of `other` left behind."""
-        places = other.longest
-        self.keys[:, rows, :, :places] = other.keys
-        self.values[:, rows, :, :places] = other.values
+        self.keys[:, rows, :, : other.longest] = other.keys
+        self.values[:, rows, :, : other.longest] = other.values
         self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
         self.active[rows] = 1
         for row, length in zip(rows, lengths, strict=True):
@@ -126,5 +122,4 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     """Which of all keys each of the last `queries` may see: itself and what is behind it."""
-    visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return visible.tril(keys - queries)
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

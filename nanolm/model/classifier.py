@@ -1,10 +1,7 @@
-"""A classifier: a language model whose last layer scores labels instead of tokens.
+"""A classifier: one matrix scores labels from what a language model says of a text's last token.
 
-    >>> config = ClassifierConfig(base=base_config, labels=("negative", "positive"))
-    >>> Classifier(config)(ids, lengths).shape  # (batch, labels)
-
-A language model's vector of the last token has seen the whole text. One matrix without a bias
-turns it into a score for each label, which is what `transformers` has as `score` too.
+>>> config = ClassifierConfig(base=base_config, labels=("negative", "positive"), window=64)
+>>> Classifier(config)(ids, lengths).shape  # (batch, labels)
 """
 
 import torch
@@ -18,10 +15,9 @@ LORA_SCALE = 2.0  # of what LoRA adds, so that the learning rate of other weight
 
 
 class Classifier(nn.Module):
-    """Ids (batch, time), filled up on the right, and the length of each text in; logits out.
+    """Ids (batch, time), filled up on the right, and lengths in; logits (batch, labels) out.
 
-    Where the first `frozen` layers are not trained, their output can be given instead of ids; where
-    none is trained, the pooled vectors can be.
+    Instead of ids, what the `frozen` layers made of them can be given, or the pooled vectors.
     """
 
     frozen = 0  # layers
@@ -41,17 +37,13 @@ class Classifier(nn.Module):
         return self.base.device
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        logits: Tensor = self.score(self.features(ids, lengths))  # (batch, labels)
-        return logits
+        return self.score(self.features(ids, lengths))  # type: ignore[no-any-return]
 
     def hidden(self, x: Tensor) -> Tensor:
-        """The vectors of all tokens, (batch, time, dim), from ids or from what frozen layers made
-        of them."""
-        return (
-            self.base.hidden_states_from(x, self.frozen)
-            if x.is_floating_point()
-            else self.base.hidden_states(x)
-        )
+        """The vectors of all tokens, (batch, time, dim), from ids or from frozen layers' output."""
+        if x.is_floating_point():
+            return self.base.hidden_states_from(x, self.frozen)
+        return self.base.hidden_states(x)
 
     def features(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The input of `score`: (batch, dim)."""

@@ -3,11 +3,11 @@
     >>> configure("modern", vocab_size=1024, layers=3, heads=3, dim=48, context=64).hidden
     128
 
-Importing this costs nothing (no torch), so the command line can show it in its help.
+Imports no torch, so that the command line is quick to show its help.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
@@ -33,11 +33,10 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """What keeps this from being a model, each with what to change."""
-        counts = ("vocab_size", "layers", "dim", "context")
         found = [
-            f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1"
-            for name in counts
-            if getattr(self, name) < 1
+            f"--{field.name.replace('_', '-')} {value}: must be at least 1"
+            for field in fields(self)
+            if field.type is int and (value := getattr(self, field.name)) < 1
         ]
         if self.layers > MOST_LAYERS:
             found.append(f"--layers {self.layers}: must be at most {MOST_LAYERS:,}")
@@ -50,9 +49,8 @@ class ModelConfig:
 class RopeScaling:
     """How rotary positions are stretched to a longer context than they were first trained on.
 
-    Slow rotations, which do not come round within the original context, are slowed down by
-    `factor`; fast ones stay; in between it blends. What is slow and what is fast is said in turns
-    within the original context. "linear" slows all of them down.
+    Slow rotations are slowed down by `factor`, fast ones stay, in between it blends; both are said
+    in turns within the original context. "linear" slows all of them down.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -94,10 +92,6 @@ class GPTConfig(ModelConfig):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        for name in ("heads", "kv_heads", "hidden"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                found.append(f"--{option} {getattr(self, name)}: must be at least 1")
         if self.head_width is not None and self.head_width < 1:
             found.append(f"the width of a head is {self.head_width}")
         if self.norm_epsilon < 0:
@@ -175,14 +169,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {**LLAMA, "qk_norm": True, "norm_epsilon": 1e-6},  # written as Qwen3
     "llama": LLAMA,
     "gpt2": {
+        **LLAMA,
         "positions": "learned",
         "norm": "layer",
-        "norm_place": "pre",
         "feed_forward": "gelu_tanh",
-        "qk_norm": False,
         "bias": True,
         "tied": True,
-        "norm_epsilon": 1e-5,
     },
     "rnn": {"cell": "rnn", "tied": False},
     "lstm": {"cell": "lstm", "tied": False},

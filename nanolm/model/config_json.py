@@ -3,9 +3,8 @@
     >>> config_to_json(configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16))
     {'model_type': 'qwen3', ...}
 
-Three families of theirs are read and written. What none of them has (post-norm, sine positions,
-recurrence, ...) is "model_type": "nanolm", which holds our own config word for word. Reading is
-strict: what would change the numbers and is not understood is refused, by name.
+What none of the families has (post-norm, recurrence, ...) is "model_type": "nanolm", our own config
+word for word. Whatever would change the numbers and is not understood is refused, by name.
 """
 
 import math
@@ -17,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nanolm.errors import ModelError
 from nanolm.model.config import (
+    FAMILIES,
     ClassifierConfig,
     GPTConfig,
     Long,
@@ -28,37 +28,20 @@ from nanolm.model.config import (
     unsupported,
 )
 
-# What each family at Hugging Face can express: the values that a switch may have.
+# What the names of each family's classes at Hugging Face begin with.
+CLASSES = {"gpt2": "GPT2", "llama": "Llama", "qwen3": "Qwen3"}
+CAUSAL = {family: f"{name}ForCausalLM" for family, name in CLASSES.items()}
+CAUSAL["gpt2"] = "GPT2LMHeadModel"
+CLASSIFIERS = {family: f"{name}ForSequenceClassification" for family, name in CLASSES.items()}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
+# What each family can express: the values that a switch may have.
+SWITCHES = ("positions", "norm", "norm_place", "feed_forward", "qk_norm", "bias")
 EXPRESSED: dict[str, Switches] = {
-    "gpt2": {
-        "positions": ("learned",),
-        "norm": ("layer",),
-        "norm_place": ("pre",),
-        "feed_forward": ("relu", "gelu", "gelu_tanh", "relu2"),
-        "qk_norm": (False,),
-        "bias": (True,),
-        "head_width": (None,),
-    },
-    "llama": {
-        "positions": ("rope",),
-        "norm": ("rms",),
-        "norm_place": ("pre",),
-        "feed_forward": ("swiglu",),
-        "qk_norm": (False,),
-    },
+    family: {name: (FAMILIES[ours][name],) for name in SWITCHES}
+    for family, ours in {"gpt2": "gpt2", "llama": "llama", "qwen3": "modern"}.items()
 }
-EXPRESSED["qwen3"] = {**EXPRESSED["llama"], "qk_norm": (True,), "bias": (False,)}
-ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-CLASSIFIERS = {  # how they are called with a score for each label instead of each token
-    "gpt2": "GPT2ForSequenceClassification",
-    "llama": "LlamaForSequenceClassification",
-    "qwen3": "Qwen3ForSequenceClassification",
-}
-BODIES = ("GPT2Model", "LlamaModel", "Qwen3Model")  # how their parts without a head are called
+EXPRESSED["gpt2"] |= {"feed_forward": tuple(ACTIVATIONS.values()), "head_width": (None,)}
+EXPRESSED["llama"]["bias"] = (False, True)
 # Sizes, by their names there.
 GPT2_SIZES = {
     "n_positions": "context",
@@ -76,22 +59,14 @@ LLAMA_SIZES = {
     "head_dim": "head_dim",
     "intermediate_size": "hidden",
 }
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
-SCALINGS = {  # of rotary positions, with what belongs to each
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        *("factor", "original_max_position_embeddings"),
-        *("low_freq_factor", "high_freq_factor"),
-    ),
-    "yarn": (
-        *("factor", "original_max_position_embeddings"),
-        *("beta_slow", "beta_fast", "attention_factor", "truncate"),
-    ),
-}
+# What scalings of rotary positions have, by its name there.
+STRETCHED = {"factor": "factor", "original_max_position_embeddings": "original_context"}
+LLAMA3 = {**STRETCHED, "low_freq_factor": "slow", "high_freq_factor": "fast"}
+YARN = {**STRETCHED, "beta_slow": "slow", "beta_fast": "fast", "attention_factor": "gain"}
+SCALINGS = {"default": {}, "linear": {"factor": "factor"}, "llama3": LLAMA3, "yarn": YARN}
 KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
-AROUND = (  # what a folder says besides, and no model depends on
-    *("architectures", "dtype", "transformers_version"),
+AROUND = (  # what every config.json may say, and no model depends on
+    *("model_type", "kind", "architectures", "dtype", "transformers_version"),
     *(f"{name}_token_id" for name in ("bos", "eos", "pad")),
 )
 LARGEST = 1 << 40  # of any count in the file: far above all there is, far below an overflow
@@ -130,14 +105,8 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
         looked_at = {"window": config.window, "long_texts": config.long}
         names = list(config.labels)
         if family == "nanolm":
-            return {
-                "model_type": family,
-                "kind": "classifier",
-                "labels": names,
-                "pool": config.pool,
-                **looked_at,
-                "base": own_to_json(config.base),
-            }
+            own = {"kind": "classifier", "labels": names, "pool": config.pool, **looked_at}
+            return {"model_type": family, **own, "base": own_to_json(config.base)}
         return {
             **config_to_json(config.base),
             "architectures": [CLASSIFIERS[family]],
@@ -151,21 +120,20 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     assert isinstance(config, GPTConfig)
     shared = {
         "model_type": family,
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [CAUSAL[family]],
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied,
         "dtype": "float32",
     }
     if family == "gpt2":
         activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+        dropouts = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": 0.0}
         return {
             **shared,
             **{theirs: getattr(config, ours) for theirs, ours in GPT2_SIZES.items()},
             "activation_function": activations[config.feed_forward],
             "layer_norm_epsilon": config.norm_epsilon,
-            "resid_pdrop": config.dropout,
-            "embd_pdrop": config.dropout,
-            "attn_pdrop": 0.0,
+            **dropouts,
         }
     rope = rope_to_json(config)
     written = {
@@ -190,39 +158,30 @@ def own_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_to_json(config: GPTConfig) -> dict[str, Any]:
-    scaling = config.rope_scaling
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_base)}
-    if scaling:
-        rope |= {"rope_type": scaling.kind, "factor": float(scaling.factor)}
-        if scaling.kind != "linear":
-            rope["original_max_position_embeddings"] = scaling.original_context
-        if scaling.kind == "llama3":
-            rope |= {"low_freq_factor": scaling.slow, "high_freq_factor": scaling.fast}
-        if scaling.kind == "yarn":
-            rope |= {"beta_slow": scaling.slow, "beta_fast": scaling.fast}
-            rope["attention_factor"] = scaling.gain
-    return rope
+    kind = config.rope_scaling.kind if config.rope_scaling else "default"
+    parts = {name: getattr(config.rope_scaling, ours) for name, ours in SCALINGS[kind].items()}
+    return {"rope_type": kind, "rope_theta": float(config.rope_base), **parts}
 
 
 def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
     """The config that the contents of `file` describe; a ModelError names what is wrong."""
     found = Values(values, str(file))
-    family = values.get("model_type")
-    if family == "nanolm" and values.get("kind") == "classifier":
-        return read_own_classifier(found, file)
-    if family == "gpt2":
-        config: ModelConfig = read_gpt2(found)
-    elif family == "llama" or family == "qwen3":
-        config = read_llama(found, family)
-    elif family == "nanolm":
-        config = read_own(found)
-    else:
-        known = ", ".join([*ARCHITECTURES, "nanolm"])
-        raise ModelError(f"{file}: nanolm reads models of type {known}, and not {family!r:.100}")
+    match family := values.get("model_type"):
+        case "gpt2":
+            config: ModelConfig | ClassifierConfig = read_gpt2(found)
+        case "llama" | "qwen3":
+            config = read_llama(found, family)
+        case "nanolm" if values.get("kind") == "classifier":
+            config = read_own_classifier(found, file)
+        case "nanolm":
+            config = read_own(found)
+        case _:
+            known = ", ".join([*CLASSES, "nanolm"])
+            raise ModelError(f"{file}: nanolm reads models of type {known}, not {family!r:.100}")
+    if isinstance(config, GPTConfig) and CLASSIFIERS.get(family) in found.like("architectures", []):
+        config = read_classifier(found, config, read_labels(found))
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
-    if CLASSIFIERS.get(str(family)) in found.listed("architectures"):
-        return read_classifier(found, config, read_labels(found))
     return config
 
 
@@ -249,16 +208,12 @@ class Values:
             raise self.wrong(name, f"must be a number from 0 to {LARGEST:,}")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
+    def like(self, name: str, default: Any) -> Any:
+        """Of the type that the default has."""
         value = self.get(name, default)
-        if type(value) is not bool:
-            raise self.wrong(name, "must be true or false")
-        return value
-
-    def listed(self, name: str) -> list[Any]:
-        value = self.get(name, [])
-        if not isinstance(value, list):
-            raise self.wrong(name, "must be a list")
+        if type(value) is not type(default):
+            names = {bool: "true or false", list: "a list", dict: "an object"}
+            raise self.wrong(name, f"must be {names[type(default)]}")
         return value
 
     def only(self, name: str, allowed: Iterable[object], default: Any, what: str) -> Any:
@@ -268,6 +223,11 @@ class Values:
             raise self.wrong(name, f"{what}, which nanolm does not support")
         return value
 
+    def check_names(self, *known: str) -> None:
+        for name in self.values:
+            if name not in {*known, *AROUND}:
+                raise self.wrong(name, "this version of nanolm knows no such switch")
+
     def wrong(self, name: str, why: str) -> ModelError:
         shown = repr(self.values[name]) if name in self.values else "missing"
         return ModelError(f"{self.where}: {name} is {shown[:200]}: {why}")
@@ -276,8 +236,9 @@ class Values:
 def read_shared(values: Values, family: str) -> None:
     values.only("quantization_config", [None], None, "quantised weights")
     values.only("add_cross_attention", [False], False, "cross-attention")
-    for name in values.listed("architectures"):
-        if name not in (ARCHITECTURES[family], CLASSIFIERS[family], *BODIES):
+    bodies = [f"{name}Model" for name in CLASSES.values()]  # without a head
+    for name in values.like("architectures", []):
+        if name not in (CAUSAL[family], CLASSIFIERS[family], *bodies):
             raise values.wrong("architectures", "neither a language model nor a classifier")
 
 
@@ -288,53 +249,47 @@ def read_gpt2(values: Values) -> GPTConfig:
     what = "a nonlinearity of its own"
     activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
     defaults = {"n_positions": 1024, "n_inner": 4 * values.count("n_embd")}
-    sizes = read_sizes(values, GPT2_SIZES, defaults)
+    sizes = read_sizes(values, "gpt2", GPT2_SIZES, defaults)
     return GPTConfig(
-        **sizes,
-        **only_values("gpt2") | {"feed_forward": ACTIVATIONS[activation]},
-        vocab_size=values.count("vocab_size"),
+        **sizes | {"feed_forward": ACTIVATIONS[activation]},
         kv_heads=sizes["heads"],
-        tied=values.flag("tie_word_embeddings", True),
+        tied=values.like("tie_word_embeddings", True),
         dropout=values.number("resid_pdrop", 0.1),
         norm_epsilon=values.number("layer_norm_epsilon", 1e-5),
     )
 
 
-def read_sizes(values: Values, names: dict[str, str], defaults: dict[str, int]) -> dict[str, Any]:
-    return {ours: values.count(theirs, defaults.get(theirs)) for theirs, ours in names.items()}
-
-
-def only_values(family: str) -> dict[str, Any]:
-    """Of the switches that a family leaves no choice."""
-    return {name: values[0] for name, values in EXPRESSED[family].items() if len(values) == 1}
+def read_sizes(
+    values: Values, family: str, names: dict[str, str], defaults: dict[str, int]
+) -> dict[str, Any]:
+    """The sizes, and the switches that a family leaves no choice."""
+    fixed = {name: allowed[0] for name, allowed in EXPRESSED[family].items() if len(allowed) == 1}
+    sizes = {ours: values.count(theirs, defaults.get(theirs)) for theirs, ours in names.items()}
+    return {**fixed, **sizes, "vocab_size": values.count("vocab_size")}
 
 
 def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
     read_shared(values, family)
     values.only("hidden_act", ["silu", "swish"], "silu", "a nonlinearity of its own")
-    biases = [False]
-    if family == "llama":
-        biases = [values.flag("mlp_bias", False)]
-    else:
+    bias = family == "llama" and values.like("mlp_bias", False)
+    values.only("attention_bias", [bias], False, "biases in some layers and not in others")
+    if family == "qwen3":
         values.only("use_sliding_window", [False], False, "a sliding window")
-        if any(kind != "full_attention" for kind in values.listed("layer_types")):
+        if any(kind != "full_attention" for kind in values.like("layer_types", [])):
             raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
-    bias = values.only("attention_bias", biases, False, "biases in some layers and not in others")
     dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
     defaults = {  # as transformers has them
         "max_position_embeddings": 2048 if family == "llama" else 32768,
         "num_key_value_heads": heads if family == "llama" else 32,
         "head_dim": max(1, dim // heads) if family == "llama" else 128,
     }
-    sizes = read_sizes(values, LLAMA_SIZES, defaults)
+    sizes = read_sizes(values, family, LLAMA_SIZES, defaults)
     head_dim = sizes.pop("head_dim")
     base, scaling = read_rope(values, sizes["context"])
     return GPTConfig(
-        **sizes,
-        **only_values(family) | {"bias": bool(bias)},
-        vocab_size=values.count("vocab_size"),
+        **sizes | {"bias": bias},
         head_width=None if head_dim * heads == dim else head_dim,
-        tied=values.flag("tie_word_embeddings", False),
+        tied=values.like("tie_word_embeddings", False),
         dropout=values.number("dropout", 0.0),
         norm_epsilon=values.number("rms_norm_eps", 1e-6),
         rope_base=base,
@@ -344,10 +299,7 @@ def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
 
 def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
     """The base and scaling of rotary positions, in the newer or the older spelling, or both."""
-    new, old = values.get("rope_parameters", {}), values.get("rope_scaling", {})
-    for name, part in (("rope_parameters", new), ("rope_scaling", old)):
-        if not isinstance(part, dict):
-            raise values.wrong(name, "must be an object")
+    new, old = values.like("rope_parameters", {}), values.like("rope_scaling", {})
     if "type" in old:
         old = {"rope_type": old["type"]} | {key: old[key] for key in old if key != "type"}
     outside = ("rope_theta", "partial_rotary_factor")  # where older versions had them
@@ -359,36 +311,38 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
     rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of some components alone")
     kind = rope.only("rope_type", SCALINGS, "default", "a scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
+    defaults: dict[str, float] = {"original_max_position_embeddings": context}
+    if kind == "yarn":
+        known.add("truncate")
+        rope.only("truncate", [True], True, "YaRN of another kind")
+        gain = 0.1 * math.log(max(1, rope.number("factor"))) + 1
+        defaults |= {"beta_slow": 1, "beta_fast": 32, "attention_factor": gain}
     for key, value in rope.values.items():
         if value is not None and key not in known:
             raise rope.wrong(key, f"a part of {kind!r} that nanolm does not support")
     base = rope.number("rope_theta", 10_000.0)
     if kind == "default":
         return base, None
-    factor = rope.number("factor")
-    if kind == "linear":
-        return base, RopeScaling("linear", factor)
-    original = rope.count("original_max_position_embeddings", context)
-    if values.get("original_max_position_embeddings", original) != original:
-        raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
-    if kind == "llama3":
-        slow, fast = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        return base, RopeScaling("llama3", factor, original, slow, fast)
-    rope.only("truncate", [True], True, "YaRN of another kind")
-    slow, fast = rope.number("beta_slow", 1), rope.number("beta_fast", 32)
-    gain = rope.number("attention_factor", 0.1 * math.log(max(1, factor)) + 1)
-    return base, RopeScaling("yarn", factor, original, slow, fast, gain)
+    parts: dict[str, Any] = {
+        ours: rope.number(name, defaults.get(name)) for name, ours in SCALINGS[kind].items()
+    }
+    if "original_context" in parts:
+        original = rope.count("original_max_position_embeddings", context)
+        parts["original_context"] = original
+        if values.get("original_max_position_embeddings", original) != original:
+            raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
+    return base, RopeScaling(kind, **parts)
 
 
 def read_labels(values: Values) -> tuple[str, ...]:
     """The names of the labels in order; two without a name is what transformers leaves out."""
-    problem = ["single_label_classification", None]
-    values.only("problem_type", problem, None, "regression, or several labels at once")
+    single = ["single_label_classification", None]
+    values.only("problem_type", single, None, "regression, or several labels at once")
     names = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     order = [str(id) for id in range(len(names))] if isinstance(names, dict) else []
-    if len(order) < 2 or set(names) != set(order) or not distinct_texts(names.values()):
-        raise values.wrong("id2label", "must name two labels or more, from 0 up")
-    return tuple(names[id] for id in order)
+    if order and set(names) == set(order) and are_labels(labels := [names[id] for id in order]):
+        return tuple(labels)
+    raise values.wrong("id2label", "must name two labels or more, from 0 up")
 
 
 def read_classifier(
@@ -396,29 +350,20 @@ def read_classifier(
 ) -> ClassifierConfig:
     window = values.count("window", base.context)
     long = values.only("long_texts", get_args(Long), "head", "a rule for long texts")
-    config = ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
-    if problems := config.problems():
-        raise ModelError(f"{values.where}: {'; '.join(problems)}")
-    return config
+    return ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
 
 
-def distinct_texts(names: Iterable[object]) -> bool:
-    listed = list(names)
-    return all(isinstance(name, str) for name in listed) and len(set(listed)) == len(listed)
+def are_labels(names: list[Any]) -> bool:
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names) >= 2
 
 
 def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
-    labels, base = values.listed("labels"), values.get("base", {})
-    if len(labels) < 2 or not distinct_texts(labels):
+    labels = values.like("labels", [])
+    if not are_labels(labels):
         raise values.wrong("labels", "must name two labels or more")
     pool = values.only("pool", get_args(Pool), None, "a pooling")
-    known = {"model_type", "kind", "labels", "pool", "window", "long_texts", "base", *AROUND}
-    for name in values.values:
-        if name not in known:
-            raise values.wrong(name, "this version of nanolm knows no such switch")
-    if not isinstance(base, dict):
-        raise values.wrong("base", "must be an object")
-    config = config_from_json({**base, "model_type": "nanolm"}, file)
+    values.check_names("labels", "pool", "window", "long_texts", "base")
+    config = config_from_json({**values.like("base", {}), "model_type": "nanolm"}, file)
     if isinstance(config, ClassifierConfig):
         raise values.wrong("base", "must be a language model")
     return read_classifier(values, config, tuple(labels), pool)
@@ -426,12 +371,9 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
 
 def read_own(values: Values) -> ModelConfig:
     """Our own words: every field, nothing else, each of its type."""
-    kind = values.only("kind", KINDS, None, "a kind of model")
-    made = KINDS[kind]
+    made = KINDS[values.only("kind", KINDS, None, "a kind of model")]
     hints = get_type_hints(made)
-    for name in values.values:
-        if name not in hints and name not in {"model_type", "kind", *AROUND}:
-            raise values.wrong(name, "this version of nanolm knows no such switch")
+    values.check_names(*hints)
     taken = {}
     for field in fields(made):
         value = values.values.get(field.name, ...)
@@ -451,15 +393,11 @@ def fits(value: object, hint: Any) -> bool:
         return any(fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(hint))
-    if hint is float:
-        return type(value) in (int, float) and abs(value) <= LARGEST  # type: ignore[arg-type]
-    if hint is int:
-        return type(value) is int and abs(value) <= LARGEST
-    if hint is RopeScaling:
-        inside = get_type_hints(RopeScaling)
-        return isinstance(value, RopeScaling) and all(
-            fits(getattr(value, name), part) for name, part in inside.items()
-        )
+    if hint in (int, float):
+        return type(value) in (int, hint) and abs(value) <= LARGEST  # type: ignore[arg-type]
+    if type(value) is RopeScaling is hint:
+        inside = get_type_hints(RopeScaling).items()
+        return all(fits(getattr(value, name), part) for name, part in inside)
     return type(value) is hint
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
+from nanolm.model.fast.training import training_kernels
 
-# Bytes of weights. Below, a token is computed before a second thread would have helped much
-# (docs/experiments.md).
+# Bytes of weights; below, a second thread hardly helps (docs/experiments.md).
 SMALL = 100_000_000
 
 
@@ -33,10 +33,8 @@ def choose_device(asked: str) -> tuple[str, str]:
 def choose_dtype(asked: str, device: str) -> tuple[str, str]:
     """The numbers of large products and why; those that cannot be had are a UsageError."""
     if asked == "float8" and not (device == "cuda" and has_float8()):
-        raise UsageError(
-            "--dtype float8: needs a GPU of compute capability 8.9 or more, and Triton; "
-            "try --dtype bfloat16"
-        )
+        needs = "needs Triton and a GPU of compute capability 8.9 or more"
+        raise UsageError(f"--dtype float8: {needs}; try --dtype bfloat16")
     if asked != "auto":
         return asked, "as asked"
     if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
@@ -48,20 +46,13 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
 
 def has_float8() -> bool:
     """Whether the GPU multiplies such numbers, and there are kernels for it."""
-    try:
-        from nanolm.model.fast import float8
-    except ImportError:  # no Triton
-        return False
-    return float8.available()
+    return training_kernels(float8=True) is not None
 
 
 @contextmanager
 def graph_capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Record what the GPU is told to do, without doing it.
-
-    Whatever else it is told meanwhile would spoil that: by other threads, and by the collector of
-    garbage, when that holds the graph of a model used before.
-    """
+    """Record what the GPU is told to do, without doing it. Other threads would spoil that, and so
+    would the garbage collector when it frees the graph of an earlier model."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -2,19 +2,13 @@
 
     >>> save_model(model, folder, tokenizer); load_model(folder)
 
-`config.json` (see config_json.py), `generation_config.json` and `model.safetensors`, with the
-names and shapes of the model's family (see stored.py). Weights that are fused inside (queries,
-keys and values; gate and up) are split on disk where the family splits them. Loading is strict:
-names and shapes are compared before a number is read, every fault is named, and nothing in a
-folder can run.
-
-A checkpoint of a classifier whose model stays frozen holds only what is trained: `trained` and, for
-LoRA, `adapters.safetensors`, with `base.json` saying where the rest is and what its checksum was.
+Loading is strict: names and shapes are compared before a number is read, every fault is named, and
+nothing in a folder can run. A checkpoint of a classifier whose model stays frozen holds only what
+is trained, with `base.json` saying where the rest is and what its checksum was.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,32 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanolm.errors import ModelError
+from nanolm.model import stored
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier, merge_adapters
-from nanolm.model.config import ClassifierConfig, ModelConfig
+from nanolm.model.config import ClassifierConfig
 from nanolm.model.config_json import config_to_json, model_type
-from nanolm.model.stored import (
-    ADAPTERS,
-    BASE,
-    HEAD,
-    INDEX,
-    PREFIX,
-    SCORE,
-    TRAINED,
-    WEIGHTS,
-    StoredTensor,
-    TensorMapping,
-    checked_tensors,
-    is_partial,
-    load_any_config,
-    load_classifier_config,
-    load_config,
-    read_json,
-    tensor_mappings,
-    weight_files,
-    write_json,
-)
 from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier)
@@ -84,11 +58,11 @@ def save_partial(
 ) -> None:
     """Write `trained` parameters of the model, and refer to `base` for all others."""
     save_config(model, folder, tokenizer)
-    save_file(trained, folder / TRAINED)
+    save_file(trained, folder / stored.TRAINED)
     if adapters:
-        save_file(adapters, folder / ADAPTERS)
+        save_file(adapters, folder / stored.ADAPTERS)
     reference = {"folder": str(base.folder), "fingerprint": base.fingerprint}
-    write_json(folder / BASE, reference)
+    stored.write_json(folder / stored.BASE, reference)
 
 
 def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -> None:
@@ -100,22 +74,23 @@ def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -
         "eos_token_id": stops if len(stops) > 1 else stops[0],
         "pad_token_id": tokenizer.padding,
     }
-    write_json(folder / "config.json", {**config, **ends})
+    stored.write_json(folder / "config.json", {**config, **ends})
     if isinstance(model, Model):
         # A tokenizer has a token for every byte, most of which never occur in the training text.
         # Their probability is small, but adds up over thousands of tokens of a small model.
         never = {"suppress_tokens": sorted(tokenizer.unseen)} if tokenizer.unseen else {}
-        write_json(folder / "generation_config.json", {"do_sample": True, **ends, **never})
-    tokenizer.save(folder, base_config(model).context)
+        stored.write_json(folder / "generation_config.json", {"do_sample": True, **ends, **never})
+    base = model.config.base if isinstance(model, Classifier) else model.config
+    tokenizer.save(folder, base.context)
 
 
 def suppressed_tokens(folder: Path, vocab_size: int) -> frozenset[int]:
     """The tokens that a model folder says are never to be generated."""
     file = folder / "generation_config.json"
-    listed = (read_json(file) if file.exists() else {}).get("suppress_tokens")
+    listed = (stored.read_json(file) if file.exists() else {}).get("suppress_tokens")
     ids = listed if isinstance(listed, list) else []
-    found = frozenset(id for id in ids if type(id) is int and 0 <= id < vocab_size)
-    return found if len(found) < vocab_size else frozenset()
+    never = frozenset(id for id in ids if type(id) is int and 0 <= id < vocab_size)
+    return never if len(never) < vocab_size else frozenset()
 
 
 def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value.clone()) -> M:
@@ -129,11 +104,6 @@ def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value
     return copy
 
 
-def base_config(model: Model | Classifier) -> ModelConfig:
-    """Of the model, or of the one inside a classifier."""
-    return model.config.base if isinstance(model, Classifier) else model.config
-
-
 def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
     """All tensors in one file, or in several with an index where they exceed `shard` bytes."""
     shards: list[dict[str, Tensor]] = [{}]
@@ -145,43 +115,38 @@ def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
             shards.append({})
             size = tensor.nbytes
         shards[-1][name] = tensor
-    # The key is what transformers looks for to know who wrote the numbers.
-    metadata = {"format": "pt"}
+    metadata = {"format": "pt"}  # by which transformers knows who wrote the numbers
     if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS, metadata)
+        save_file(shards[0], folder / stored.WEIGHTS, metadata)
         return
     places: dict[str, str] = {}
     for number, part in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(part, folder / file, metadata)
         places |= dict.fromkeys(part, file)
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    stored.write_json(folder / stored.INDEX, index)
 
 
 def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
     """Each tensor on disk with its name there."""
-    prefix = PREFIX[model_type(model.config)[0]]
+    prefix = stored.PREFIX[model_type(model.config)[0]]
     parameters = dict(model.named_parameters())
-    for mapping in tensor_mappings(model.config):
+    for mapping in stored.tensor_mappings(model.config):
         parts = parameters[mapping.name].detach().cpu().split(mapping.sizes)
         for name, part in zip(mapping.stored_names, parts, strict=True):
-            there = name if name in (HEAD, SCORE) else prefix + name
+            there = name if name in (stored.HEAD, stored.SCORE) else prefix + name
             yield there, (part.T if mapping.transposed else part).contiguous()
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
     """The model in `folder`, in float32 on the CPU; with another `dropout` if that is given."""
-    config = load_config(folder)
+    config = stored.load_config(folder)
     if dropout is not None:
         config = replace(config, dropout=dropout)
-    with checked(folder, config) as (model, tensors):
-        assert isinstance(model, Model)
-        state = {mapping.name: joined(mapping, tensors) for mapping in tensor_mappings(config)}
-        # Kept from before the weights were tied: transformers passes over it, we make sure.
-        if config.tied and HEAD in tensors:
-            head = read_tensor(tensors[HEAD])
-            if not torch.equal(head, state["token_embedding.weight"]):
-                raise ModelError(f"{folder}: {HEAD} differs from the embedding it is tied to")
+    state = read_state(folder, config)
+    with torch.device("meta"):  # shapes only: nothing is allocated
+        model = build_model(config)
     model.load_state_dict(state, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.token_embedding.weight
@@ -190,14 +155,14 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
 
 def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
     """The classifier in `folder`, in float32 on the CPU."""
-    config = load_classifier_config(folder)
+    config = stored.load_classifier_config(folder)
     if dropout is not None:
         config = replace(config, base=replace(config.base, dropout=dropout))
-    if is_partial(folder):
+    if stored.is_partial(folder):
         return load_partial(folder, config)
-    with checked(folder, config) as (model, tensors):
-        assert isinstance(model, Classifier)
-        state = {mapping.name: joined(mapping, tensors) for mapping in tensor_mappings(config)}
+    state = read_state(folder, config)
+    with torch.device("meta"):
+        model = Classifier(config)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -215,75 +180,62 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
             f"{folder} holds only what was trained; the rest is in {base.folder}, which {problem}. "
             "Put it back there, or fine-tune again."
         )
-    dropout = config.base.dropout
-    found = load_any_config(base.folder)
-    if isinstance(found, ClassifierConfig):
-        inside = load_classifier(base.folder, dropout).base
+    if isinstance(stored.load_any_config(base.folder), ClassifierConfig):
+        inside = load_classifier(base.folder, config.base.dropout).base
     else:
-        inside = load_model(base.folder, dropout)
+        inside = load_model(base.folder, config.base.dropout)
     if inside.config != config.base:
         raise ModelError(f"{folder} does not fit the model it refers to, {base.folder}")
     model = Classifier(config, inside)
-    with checked(folder, config) as (_, tensors):
-        state = {name: read_tensor(stored) for name, stored in tensors.items()}
-    model.load_state_dict(state, strict=False)
-    if (folder / ADAPTERS).exists():
-        merge_adapters(model.base, read_adapters(folder))
+    model.load_state_dict(read_state(folder, config), strict=False)
+    file = folder / stored.ADAPTERS
+    if file.exists():
+        try:
+            merge_adapters(model.base, load_file(file))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
     return model.eval()
 
 
-def read_adapters(folder: Path) -> dict[str, Tensor]:
-    file = folder / ADAPTERS
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
-
-
 def base_of(folder: Path) -> BaseModel:
-    values = read_json(folder / BASE)
-    names = (values.get("folder"), values.get("fingerprint"))
-    if not all(isinstance(name, str) for name in names):
-        raise ModelError(f"{folder / BASE} does not say where the base model is")
-    return BaseModel(Path(str(names[0])), str(names[1]))
+    match stored.read_json(folder / stored.BASE):
+        case {"folder": str(base), "fingerprint": str(fingerprint)}:
+            return BaseModel(Path(base), fingerprint)
+    raise ModelError(f"{folder / stored.BASE} does not say where the base model is")
 
 
 def weights_fingerprint(folder: Path) -> str:
     """Of everything that decides what the model computes, but for its config."""
     digest = hashlib.sha256()
-    parts = [TRAINED, ADAPTERS, BASE]
-    partial = [folder / name for name in parts if (folder / name).exists()]
-    for file in partial if is_partial(folder) else weight_files(folder):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    partial = [folder / name for name in (stored.TRAINED, stored.ADAPTERS, stored.BASE)]
+    for file in partial if stored.is_partial(folder) else stored.weight_files(folder):
+        if file.exists():
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 
 
-@contextmanager
-def checked(
-    folder: Path, config: ModelConfig | ClassifierConfig
-) -> Iterator[tuple[Model | Classifier, dict[str, StoredTensor]]]:
-    """A model of `config` without its numbers, and where in `folder` they are: all that it needs,
-    of the right shape, and nothing else. In a partial checkpoint, those that were trained."""
-    with ExitStack() as stack:
-        tensors = checked_tensors(folder, config, stack, "pt")
-        with torch.device("meta"):  # shapes only: nothing is allocated
-            if isinstance(config, ClassifierConfig):
-                model: Model | Classifier = Classifier(config)
-            else:
-                model = build_model(config)
-        yield model, tensors
+def read_state(folder: Path, config: stored.Config) -> dict[str, Tensor]:
+    """The parameters of `config` by their names here; of a partial checkpoint, the trained ones."""
+    with stored.checked_tensors(folder, config, "pt") as tensors:
+        if stored.is_partial(folder):
+            return {name: read_tensor(each) for name, each in tensors.items()}
+        state = {}
+        for mapping in stored.tensor_mappings(config):
+            parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
+            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            state[mapping.name] = (whole.T if mapping.transposed else whole).contiguous()
+        # Kept from before the weights were tied: transformers passes over it, we make sure.
+        if stored.HEAD in tensors and "head.weight" not in state:
+            head = read_tensor(tensors[stored.HEAD])
+            if not torch.equal(head, state["token_embedding.weight"]):
+                raise ModelError(f"{folder}: {stored.HEAD} differs from the embedding")
+        return state
 
 
-def read_tensor(stored: StoredTensor) -> Tensor:
-    tensor: Tensor = stored.file.get_tensor(stored.name).to(torch.float32)
+def read_tensor(source: stored.StoredTensor) -> Tensor:
+    tensor: Tensor = source.file.get_tensor(source.name).to(torch.float32)
     # The sum is quick to have, and where it is not finite, one of them may be to blame.
     if not tensor.sum().isfinite() and not tensor.isfinite().all():
-        raise ModelError(f"{stored.name}: its numbers are not finite; the model is broken")
+        raise ModelError(f"{source.name}: its numbers are not finite; the model is broken")
     return tensor
-
-
-def joined(mapping: TensorMapping, tensors: dict[str, StoredTensor]) -> Tensor:
-    parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
-    whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return (whole.T if mapping.transposed else whole).contiguous()

@@ -3,10 +3,9 @@
     >>> sinusoidal_table(3, 4).shape
     torch.Size([3, 4])
 
-Attention and feed-forward layers are blind to order. Sine/cosine positions add a pattern of waves
-to each token, one vector per index. Rotary positions turn queries and keys by an angle that grows
-with the index, so that their product depends on how far apart they are. ALiBi (Press et al., 2022)
-subtracts from each attention score what grows with the distance, in each head at another rate.
+Sine/cosine positions add a pattern of waves to each token. Rotary positions turn queries and keys,
+so that their product depends on how far apart they are. ALiBi (Press et al., 2022) subtracts from
+attention scores what grows with the distance, in each head at another rate.
 """
 
 import math

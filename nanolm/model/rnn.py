@@ -4,8 +4,7 @@
     >>> Recurrent(config)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 300])
 
-One state vector a layer is all that a recurrent model keeps of the tokens behind, however many:
-nothing grows with the context, but each step has to wait for the one before.
+One state vector a layer is all that is kept of the tokens behind: nothing grows with the context.
 """
 
 import contextlib
@@ -42,8 +41,7 @@ class Recurrent(Model):
             self.init_weights()
 
     def forward(self, ids: Tensor, cache: "RecurrentState | None" = None) -> Tensor:
-        logits: Tensor = self.head(self.hidden_states(ids, cache))  # (batch, time, vocabulary)
-        return logits
+        return self.head(self.hidden_states(ids, cache))  # type: ignore[no-any-return]
 
     def hidden_states(self, ids: Tensor, cache: "RecurrentState | None" = None) -> Tensor:
         x: Tensor = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
@@ -73,8 +71,8 @@ class Recurrent(Model):
         return RecurrentState(self.config, batch, self.token_embedding.weight)
 
     def cache_bytes(self, length: int) -> int:
-        bytes_each = self.token_embedding.weight.element_size()
-        return 2 * self.config.layers * self.config.dim * bytes_each
+        numbers = 2 * self.config.layers * self.config.dim
+        return numbers * self.token_embedding.weight.element_size()
 
     def window(self) -> int | None:
         return None  # the state goes on for ever
@@ -85,8 +83,8 @@ class RecurrentState:
 
     def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
         parts = 1 if config.cell == "rnn" else 2
-        whole = like.new_zeros(config.layers, parts, batch, config.dim)
-        self.whole = whole  # always in one place, as a CUDA graph needs it
+        # Always in one place, as a CUDA graph needs it.
+        self.whole = like.new_zeros(config.layers, parts, batch, config.dim)
         self.use(batch)
 
     def use(self, rows: int) -> None:
@@ -113,6 +111,7 @@ class Cell(nn.Module, ABC):
     """A recurrent layer: from each input and the state before it, the next state."""
 
     gates: int  # how many vectors of the width of the state each position computes
+    kernel: Any  # torch's for all positions at once
 
     def __init__(self, dim: int, inputs: int | None = None) -> None:
         """`inputs` are as wide as the state unless it is said how wide."""
@@ -123,8 +122,7 @@ class Cell(nn.Module, ABC):
         self.bias = nn.Parameter(torch.empty(rows))
 
     def init_weights(self) -> None:
-        dim = self.input_weight.shape[1]
-        nn.init.normal_(self.input_weight, std=1 / math.sqrt(dim))
+        nn.init.normal_(self.input_weight, std=1 / math.sqrt(self.input_weight.shape[1]))
         for gate in self.state_weight.chunk(self.gates):
             nn.init.orthogonal_(gate)  # turns the state, and neither shrinks nor grows it
         nn.init.zeros_(self.bias)
@@ -142,8 +140,8 @@ class Cell(nn.Module, ABC):
             outputs.append(state[0])
         return torch.stack(outputs, dim=1), state  # (batch, time, dim)
 
-    def fused(self, kernel: Any, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """One of torch's kernels, which write the state as (1, batch, dim) and have two biases."""
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """`x` is (batch, time, dim); torch's kernels have (1, batch, dim) states and two biases."""
         weights = [self.input_weight, self.state_weight, self.bias, torch.zeros_like(self.bias)]
         weights = [weight.float() for weight in weights]
         if x.is_cuda:  # cuDNN wants them in one piece
@@ -159,35 +157,29 @@ class Cell(nn.Module, ABC):
             torch.autocast(x.device.type, enabled=False),
             contextlib.nullcontext() if self.training else exact,
         ):
-            run = (True, 1, 0.0, self.training, False, True)
-            output, *after = kernel(x.float(), hidden, weights, *run)
-        return output.to(x.dtype), *(part[0] for part in after)
+            flags = (True, 1, 0.0, self.training, False, True)
+            output, *after = self.kernel(x.float(), hidden, weights, *flags)
+        return output.to(x.dtype), tuple(part[0] for part in after)
 
 
 class Elman(Cell):
     """h_t = tanh(W_h h_{t-1} + W_x x_t + b)."""
 
-    gates = 1
+    gates, kernel = 1, torch.rnn_tanh
 
     def step(self, x: Tensor, state: State) -> State:
         (h,) = state
         return (torch.tanh(h @ self.state_weight.T + x),)
 
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """(batch, time, dim) in and out."""
-        output, h = self.fused(torch.rnn_tanh, x, *state)
-        return output, (h,)
-
 
 class LSTM(Cell):
     """Long short-term memory: gates say what the cell c takes in, keeps and shows as h."""
 
-    gates = 4
+    gates, kernel = 4, torch.lstm
 
     def init_weights(self) -> None:
         super().init_weights()
-        keep = self.bias.chunk(4)[1]
-        nn.init.ones_(keep)  # begins by keeping what it has
+        nn.init.ones_(self.bias.chunk(4)[1])  # begins by keeping what it has
 
     def step(self, x: Tensor, state: State) -> State:
         h, c = state
@@ -195,8 +187,3 @@ class LSTM(Cell):
         take, keep, new, show = gates.chunk(4, dim=-1)  # (batch, dim) each
         c = keep.sigmoid() * c + take.sigmoid() * new.tanh()
         return show.sigmoid() * c.tanh(), c
-
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """(batch, time, dim) in and out."""
-        output, h, c = self.fused(torch.lstm, x, *state)
-        return output, (h, c)

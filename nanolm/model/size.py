@@ -6,10 +6,8 @@
 
 from dataclasses import asdict, dataclass
 
-import torch
-
-from nanolm.model.build import build_model
-from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, RecurrentConfig, configure
+from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, Preset, RecurrentConfig, configure
+from nanolm.model.stored import parameters_by_part
 
 SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
 
@@ -22,11 +20,9 @@ def non_embedding_parameters(config: GPTConfig) -> int:
 
 
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
-    """About what a GPU needs for steps of `tokens` in bfloat16.
-
-    Weights, their copy in bfloat16 and moments, of which Muon has one, AdamW two; the scores of
-    tokens that are there at a time, and the gradient of the output layer; what each layer keeps for
-    the way back, by the width. Fitted to what an H200 took (docs/performance.md).
+    """About what a GPU needs for steps of `tokens` in bfloat16: weights, their copy in bfloat16 and
+    moments (Muon has one, AdamW two), scores and the gradient of the output layer, and what each
+    layer keeps for the backward pass. Fitted to what an H200 took (docs/performance.md).
     """
     known = 14 * parameters
     if isinstance(config, GPTConfig):
@@ -39,20 +35,13 @@ def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     return round(known + scores + tokens * kept * config.layers * config.dim)
 
 
-@dataclass(frozen=True)
-class Size:
+@dataclass(frozen=True, kw_only=True)
+class Size(Preset):
     """A preset as a table shows it."""
 
     preset: str
-    parameters: int  # with the vocabulary below
-    training_bytes: int  # with the batch below, on a GPU
-    layers: int
-    heads: int
-    dim: int
-    context: int
-    batch: int
-    vocab_size: int
-    purpose: str
+    parameters: int  # with its usual vocabulary
+    training_bytes: int  # with its batch, on a GPU
 
 
 def preset_sizes(family: str) -> list[Size]:
@@ -60,8 +49,7 @@ def preset_sizes(family: str) -> list[Size]:
     for name, preset in PRESETS.items():
         shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim", "context")}
         config = configure(family, vocab_size=preset.vocab_size, **shape)
-        with torch.device("meta"):  # nothing is allocated
-            parameters = build_model(config).parameter_count()
-        needed = training_bytes(config, parameters, preset.batch * preset.context)
-        sizes.append(Size(name, parameters, needed, **asdict(preset)))
+        count = sum(parameters_by_part(config).values())
+        needed = training_bytes(config, count, preset.batch * preset.context)
+        sizes.append(Size(**asdict(preset), preset=name, parameters=count, training_bytes=needed))
     return sizes

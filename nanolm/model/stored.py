@@ -1,20 +1,19 @@
-"""What a model folder says of itself, read without torch: its config, and the names, shapes and
-types of its tensors.
+"""What a model folder says of itself: its config, and the names, shapes and types of its tensors.
 
     >>> parameters_by_part(load_any_config(folder))
     {'token embedding': 24576, 'norms': 336, 'attention': 27648, ...}
 
-`nanolm runs`, `info` and `report` need no more than this. The weights themselves are read and
-written by huggingface.py.
+Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
 import math
 import re
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -29,10 +28,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # A partial checkpoint of a classifier: where its base model is, and what was trained.
 BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
-# Bytes; the largest models that are read here have a tenth of it. Parsed, JSON takes up to thirty
-# times its size, so what is small is held to that.
+# Bytes of a JSON file, or of the header of a file of tensors: ten times what the largest models
+# have that are read here. Parsed, JSON takes up to thirty times its size.
 LARGEST_JSON = 2_000_000
-LARGEST_HEADER = 2_000_000  # what says which tensors a file has
 HEAD, SCORE = "lm_head.weight", "score.weight"
 PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
 # Tables that older versions of transformers saved beside the weights, and every version ignores.
@@ -70,15 +68,9 @@ LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
 READ = {"F64", "F32", "F16", "BF16"}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-PARTS = {
-    "token_embedding": "token embedding",
-    "position_embedding": "position embedding",
-    "attention": "attention",
+PARTS = {  # shown under another name than their own
     "feed_forward": "feed-forward",
     "layers": "recurrent layers",
-    "attention_norm": "norms",
-    "feed_forward_norm": "norms",
-    "norm": "norms",
     "head": "output layer",
     "score": "scores of labels",
 }
@@ -96,7 +88,7 @@ class TensorMapping:
     transposed: bool = False  # GPT-2 stores (in, out)
 
 
-def load_any_config(folder: Path) -> ModelConfig | ClassifierConfig:
+def load_any_config(folder: Path) -> Config:
     file = folder / "config.json"
     try:
         return config_from_json(read_json(file), file)
@@ -108,10 +100,8 @@ def load_config(folder: Path) -> ModelConfig:
     """Of a language model; a classifier is refused."""
     config = load_any_config(folder)
     if isinstance(config, ClassifierConfig):
-        raise ModelError(
-            f"{folder} is a classifier, and this needs a language model; "
-            f'try `nanolm classify {folder} "..."`'
-        )
+        advice = f'try `nanolm classify {folder} "..."`'
+        raise ModelError(f"{folder} is a classifier, and this needs a language model; {advice}")
     return config
 
 
@@ -119,18 +109,13 @@ def load_classifier_config(folder: Path) -> ClassifierConfig:
     """Of a classifier; a language model is refused."""
     config = load_any_config(folder)
     if isinstance(config, ModelConfig):
-        raise ModelError(
-            f"{folder} is a language model, and this needs a classifier; "
-            f"make one with `nanolm finetune DATA --from {folder}`"
-        )
+        advice = f"make one with `nanolm finetune DATA --from {folder}`"
+        raise ModelError(f"{folder} is a language model, and this needs a classifier; {advice}")
     return config
 
 
 def parameter_shapes(config: Config) -> dict[str, Shape]:
-    """The shape of each parameter, by the name and in the order that `named_parameters` has them.
-
-    A tied output layer is the token embedding, and not listed again.
-    """
+    """The shape of each parameter, by name and in the order of `named_parameters`."""
     if isinstance(config, ClassifierConfig):
         base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no such layer
         inside = {f"base.{name}": shape for name, shape in base.items()}
@@ -150,7 +135,7 @@ def parameter_shapes(config: Config) -> dict[str, Shape]:
         for layer in range(config.layers):
             shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
         if config.norm_place == "pre":
-            shapes |= norm_shapes(config, "norm", config.dim)
+            shapes |= with_biases(config, {"norm": (config.dim,)})
     if not config.tied:
         shapes["head.weight"] = (config.vocab_size, config.dim)
     return shapes
@@ -161,41 +146,41 @@ def parameters_by_part(config: Config) -> dict[str, int]:
     parts: dict[str, int] = {}
     for name, shape in parameter_shapes(config).items():
         layer = name.removeprefix("base.").removeprefix("blocks.").lstrip("0123456789.")
-        part = PARTS[layer.partition(".")[0]]
+        layer = layer.partition(".")[0]
+        part = "norms" if layer.endswith("norm") else PARTS.get(layer, layer.replace("_", " "))
         parts[part] = parts.get(part, 0) + math.prod(shape)
     return parts
 
 
 def block_shapes(config: GPTConfig) -> dict[str, Shape]:
-    """Those of one Transformer block."""
-
-    def linear(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
-        bias: dict[str, Shape] = {f"{name}.bias": (outputs,)} if config.bias else {}
-        return {f"{name}.weight": (outputs, inputs), **bias}
-
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     inner = config.hidden * (2 if config.feed_forward == "swiglu" else 1)
-    shapes = norm_shapes(config, "attention_norm", config.dim)
-    shapes |= linear("attention.qkv", heads + 2 * kv_heads, config.dim)
-    shapes |= linear("attention.out", config.dim, heads)
-    if config.qk_norm:
-        shapes |= norm_shapes(config, "attention.query_norm", config.head_dim)
-        shapes |= norm_shapes(config, "attention.key_norm", config.head_dim)
-    shapes |= norm_shapes(config, "feed_forward_norm", config.dim)
-    shapes |= linear("feed_forward.up", inner, config.dim)
-    shapes |= linear("feed_forward.out", config.dim, config.hidden)
+    weights: dict[str, Shape] = {
+        "attention_norm": (config.dim,),
+        "attention.qkv": (heads + 2 * kv_heads, config.dim),
+        "attention.out": (config.dim, heads),
+        "attention.query_norm": (config.head_dim,),
+        "attention.key_norm": (config.head_dim,),
+        "feed_forward_norm": (config.dim,),
+        "feed_forward.up": (inner, config.dim),
+        "feed_forward.out": (config.dim, config.hidden),
+    }
+    if not config.qk_norm:
+        del weights["attention.query_norm"], weights["attention.key_norm"]
+    return with_biases(config, weights)
+
+
+def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape]:
+    """The parameters of linear layers and norms whose weights have these shapes."""
+    shapes = {}
+    for module, shape in weights.items():
+        shapes[f"{module}.weight"] = shape
+        if config.bias and (len(shape) == 2 or config.norm == "layer"):
+            shapes[f"{module}.bias"] = shape[:1]
     return shapes
 
 
-def norm_shapes(config: GPTConfig, name: str, dim: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {f"{name}.weight": (dim,)}
-    if config.norm == "layer" and config.bias:
-        shapes[f"{name}.bias"] = (dim,)
-    return shapes
-
-
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor in an open file; nothing of it is read yet."""
 
     file: Any
@@ -204,22 +189,24 @@ class StoredTensor:
     dtype: str
 
 
+@contextmanager
 def checked_tensors(
-    folder: Path, config: Config, stack: ExitStack, framework: str = "numpy"
-) -> dict[str, StoredTensor]:
+    folder: Path, config: Config, framework: str = "numpy"
+) -> Iterator[dict[str, StoredTensor]]:
     """The tensors in `folder`: all that `config` needs, of the right shape, and nothing else. In a
     partial checkpoint, those that were trained."""
     partial = is_partial(folder)
-    prefix = "" if partial else PREFIX[model_type(config)[0]]
-    tensors = open_weights(folder, stack, prefix, framework)
-    layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
-    if layers > len(tensors) and not partial:  # before anything is built for so many
-        raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
-    if problems := partial_mismatches(config, tensors) if partial else mismatches(config, tensors):
-        shown = [problem[:200] for problem in problems[:20]]
-        shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-        raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
-    return tensors
+    with ExitStack() as stack:
+        prefix = "" if partial else PREFIX[model_type(config)[0]]
+        tensors = open_weights(folder, stack, prefix, framework)
+        layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
+        if layers > len(tensors) and not partial:  # before anything is built for so many
+            raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
+        if problems := mismatches(config, tensors, partial):
+            shown = [problem[:200] for problem in problems[:20]]
+            shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+            raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
+        yield tensors
 
 
 def open_weights(
@@ -231,17 +218,16 @@ def open_weights(
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
-            if header > LARGEST_HEADER:
+            if header > LARGEST_JSON:
                 raise ModelError(f"{file} is no safetensors file: a header of {header:,} bytes")
             opened = stack.enter_context(safe_open(file, framework=framework))
             for name in opened.keys():  # noqa: SIM118
-                part = opened.get_slice(name)
-                stored = StoredTensor(opened, name, tuple(part.get_shape()), part.get_dtype())
-                short = name.removeprefix(prefix)
+                part, short = opened.get_slice(name), name.removeprefix(prefix)
                 if short in tensors:
                     raise ModelError(f"{file}: {name[:200]} is there twice")
                 if not name.endswith(IGNORED) or prefix == "":
-                    tensors[short] = stored
+                    shape = tuple(part.get_shape())
+                    tensors[short] = StoredTensor(opened, name, shape, part.get_dtype())
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
     return tensors
@@ -249,51 +235,39 @@ def open_weights(
 
 def weight_files(folder: Path) -> list[Path]:
     """The one file of weights, or those that the index names."""
-    names = [TRAINED if is_partial(folder) else WEIGHTS]
-    if not is_partial(folder) and not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        places = read_json(folder / INDEX).get("weight_map")
+    names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
+    if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
+        places = read_json(index).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) for name in names):
-            raise ModelError(f"{folder / INDEX}: its weight_map does not say where the weights are")
+            raise ModelError(f"{index}: its weight_map does not say where the weights are")
         names = sorted(set(names))
         for name in names:
             if not SHARD_NAME.fullmatch(name):
-                message = f"{folder / INDEX}: {name[:200]!r} is no weight file of this folder"
-                raise ModelError(message)
-    for name in names:
-        if not (folder / name).is_file():
-            others = sorted(file.name for file in folder.glob("*") if file.suffix in PICKLES)
-            hint = ""
-            if others:
-                hint = f"; {others[0]} can run code when it is loaded, so nanolm does not"
-            raise ModelError(f"{folder / name} does not exist or is no file{hint}")
-    return [folder / name for name in names]
+                raise ModelError(f"{index}: {name[:200]!r} is no weight file of this folder")
+    files = [folder / name for name in names]
+    for file in files:
+        if not file.is_file():
+            pickles = sorted(each.name for each in folder.glob("*") if each.suffix in PICKLES)
+            hints = [f"; {name} can run code when loaded, so nanolm does not" for name in pickles]
+            raise ModelError(f"{file} does not exist or is no file{''.join(hints[:1])}")
+    return files
 
 
 def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
-def partial_mismatches(config: Config, tensors: dict[str, StoredTensor]) -> list[str]:
-    """Tensors that a partial checkpoint has in vain: their names and shapes are those in memory."""
+def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
+    """Tensors that are missing, of another shape or kind of number, or too many. In a partial
+    checkpoint, names and shapes are those in memory, and none is missing."""
     shapes = parameter_shapes(config)
-    return [
-        f"{name}: not a parameter of this model, or of another shape"
-        for name, stored in tensors.items()
-        if stored.shape != shapes.get(name) or stored.dtype not in READ
-    ]
-
-
-def mismatches(config: Config, tensors: dict[str, StoredTensor]) -> list[str]:
-    """Tensors that are missing, of another shape or kind of number, or too many."""
-    shapes = parameter_shapes(config)
-    expected: dict[str, Shape] = {}
-    for mapping in tensor_mappings(config):
-        shape = shapes[mapping.name]
+    expected = dict(shapes) if partial else {}
+    for mapping in [] if partial else tensor_mappings(config):
         for name, size in zip(mapping.stored_names, mapping.sizes, strict=True):
-            part = (size, *shape[1:])
+            part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
-    found = [f"{name}: missing" for name in expected if name not in tensors]
+    found = [f"{name}: missing" for name in expected if name not in tensors and not partial]
     for name, stored in tensors.items():
         if name not in expected:
             if name != HEAD or isinstance(config, ClassifierConfig) or not config.tied:
@@ -310,21 +284,19 @@ def tensor_mappings(config: Config) -> list[TensorMapping]:
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
-        table = [
-            replace(mapping, name=f"base.{mapping.name}") for mapping in base_mappings(base, family)
-        ]
+        table = [replace(each, name=f"base.{each.name}") for each in base_mappings(base, family)]
         return [*table, TensorMapping(SCORE, (SCORE,), (len(config.labels),))]
     return base_mappings(config, family)
 
 
 def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
-    table = []
-    for name, shape in parameter_shapes(config).items():
+    shapes = parameter_shapes(config)
+    if family == "nanolm":
+        return [TensorMapping(name, (name,), shape[:1]) for name, shape in shapes.items()]
+    assert isinstance(config, GPTConfig)
+    kv_rows, table = config.kv_heads * config.head_dim, []
+    for name, shape in shapes.items():
         module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
-        if family == "nanolm":
-            table.append(TensorMapping(name, (name,), shape[:1]))
-            continue
-        assert isinstance(config, GPTConfig)
         layer = ""
         if module.startswith("blocks."):
             _, number, module = module.split(".", 2)
@@ -332,8 +304,7 @@ def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
         outside = tuple(f"{layer}{there}.{kind}" for there in NAMES[family][module])
         sizes = shape[:1]
         if len(outside) == 3:  # queries, keys, values
-            shared = config.kv_heads * config.head_dim
-            sizes = (config.heads * config.head_dim, shared, shared)
+            sizes = (config.heads * config.head_dim, kv_rows, kv_rows)
         elif len(outside) == 2:  # gate, up
             sizes = (config.hidden, config.hidden)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"

@@ -1,7 +1,6 @@
 """What a run or model folder is: architecture, parameters, files, history, who can read it."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     folder = find_model(name, note)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
-    with ExitStack() as stack:
-        tensors = checked_tensors(folder, config, stack)
+    with checked_tensors(folder, config) as tensors:
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = model_tokenizer(folder)
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]

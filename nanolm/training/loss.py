@@ -6,7 +6,6 @@ With a vocabulary of 50,000, the logits of a batch are larger than the rest of t
 through the last layer in chunks, of which only the gradients stay: they are known with the logits.
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanolm.model.fast.training import training_kernels
 from nanolm.model.size import SCORES
 
 MIN_OWN_LOGITS = 1_024  # vocabulary; for a smaller one, no other products pay
@@ -35,8 +35,7 @@ def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     scores: Any = partial(LogitProducts, turn=turn)
     if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
-    loss: Tensor = ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-untyped-call]
-    return loss
+    return ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class LogitProducts:
@@ -90,13 +89,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def kernels_for(x: Tensor) -> Any:
-    """Those for training on a GPU, if they can be had."""
-    if x.is_cuda:
-        with contextlib.suppress(ImportError):  # no Triton
-            from nanolm.model.fast import fused
-
-            return fused if fused.available() else None
-    return None
+    return training_kernels() if x.is_cuda else None
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:

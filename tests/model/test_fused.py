@@ -74,7 +74,7 @@ def test_turned(heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: tor
 
     def ours(qkv: Tensor, *weights: Tensor) -> Any:
         query, key = weights or (None, None)
-        return fused.qk_norm_rope(qkv, query, key, cosines, sines, heads, kv_heads, EPSILON)
+        return fused.qk_norm_rope(qkv, cosines, sines, heads, kv_heads, query, key, EPSILON)
 
     def plain(qkv: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         parts = [heads, kv_heads, kv_heads]
@@ -95,10 +95,10 @@ def test_tables_that_are_views() -> None:
     qkv = some(1, 5, 4 * 8)
     cosines, sines = rotation_table(5, gpt_config(heads=2, kv_heads=1, dim=16))
     both = torch.stack([cosines, sines], dim=1).to(DEVICE)  # (time, 2, head_dim)
-    views = fused.qk_norm_rope(qkv, None, None, both[:, 0], both[:, 1], 2, 1, EPSILON)
+    views = fused.qk_norm_rope(qkv, both[:, 0], both[:, 1], 2, 1, None, None, EPSILON)
     tables = (cosines.to(DEVICE), sines.to(DEVICE))
     for a, b in zip(
-        views, fused.qk_norm_rope(qkv, None, None, *tables, 2, 1, EPSILON), strict=True
+        views, fused.qk_norm_rope(qkv, *tables, 2, 1, None, None, EPSILON), strict=True
     ):
         assert torch.equal(a, b)
 

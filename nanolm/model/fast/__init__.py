@@ -1,5 +1,2 @@
-"""What computes the plain model of `gpt.py` faster, and is put on and taken off from outside.
-
-`training.py` speeds up training, `decoding.py` writes one token at a time, `int8.py` is for
-sampling on a CPU. The plain model is what each of them is tested against.
-"""
+"""Makes the plain model of `gpt.py`, which each part is tested against, faster from outside: for
+training, for decoding one token at a time, and in int8 for sampling on a CPU."""

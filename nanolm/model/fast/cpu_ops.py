@@ -1,9 +1,8 @@
-"""Parts of a layer whose gradient torch would compute in many more steps than it takes.
+"""Parts of a layer with own backward passes: fewer steps than torch's, each a pass over memory.
 
     >>> RMSNormFunction.apply(x, weight, 1e-6), SwiGLUFunction.apply(gate_and_up)
 
-On a CPU each step is a pass over memory. On a GPU `fused` has kernels for the same. torch.compile
-makes its own of the plain ones.
+For a CPU: a GPU has the kernels of `fused`, and torch.compile makes its own of the plain functions.
 """
 
 import math
@@ -27,8 +26,7 @@ class RMSNormFunction(torch.autograd.Function):
         scale = (length.square() / x.shape[-1] + (epsilon or 0.0)).rsqrt()  # (..., 1)
         unit = x * scale
         ctx.save_for_backward(unit, scale, weight)
-        y: Tensor = unit * weight
-        return y
+        return unit * weight  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -85,16 +83,14 @@ def rms_norm(self: RMSNorm, x: Tensor) -> Tensor:
     """In place of `RMSNorm.forward`."""
     if not self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
         return RMSNorm.forward(self, x)
-    y: Tensor = RMSNormFunction.apply(x, self.weight.to(x.dtype), self.eps)  # type: ignore[no-untyped-call]
-    return y
+    return RMSNormFunction.apply(x, self.weight.to(x.dtype), self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(self: Attention, x: Tensor, rotation: Rotation) -> Tensor:
     """In place of `Attention.rotate`, where x is as exact as the table."""
     if x.dtype != rotation[0].dtype or torch.compiler.is_compiling():
         return positions.rotate(x, rotation)
-    y: Tensor = RoPEFunction.apply(x, *rotation)  # type: ignore[no-untyped-call]
-    return y
+    return RoPEFunction.apply(x, *rotation)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def attend(self: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -112,15 +108,13 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     ahead = q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1)  # (time, time)
     scores = (q @ k.transpose(2, 3)) * q.shape[3] ** -0.5 + ahead  # (batch, heads, time, time)
-    y: Tensor = scores.softmax(dim=-1) @ v
-    return y
+    return scores.softmax(dim=-1) @ v  # type: ignore[no-any-return]
 
 
 def fast_swiglu(x: Tensor) -> Tensor:
     if not x.requires_grad or x.device.type != "cpu" or torch.compiler.is_compiling():
         return swiglu(x)
-    y: Tensor = SwiGLUFunction.apply(x)  # type: ignore[no-untyped-call]
-    return y
+    return SwiGLUFunction.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def fast_gelu_tanh(x: Tensor) -> Tensor:

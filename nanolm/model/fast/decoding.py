@@ -1,9 +1,7 @@
 """One token through a Transformer in five kernels a layer, for a GPU that would otherwise wait.
 
-With one row, a step of the model is hardly any arithmetic: its time is that of reading the weights
-once and of starting kernels. So whatever stands between two matrices (norms, biases, adding up,
-nonlinearities) is done by the kernel of the matrix itself, from what it has at hand. `GPT.forward`
-is the plain twin that the tests hold this to. Sums are in float32, whatever the weights are in.
+With one row, time goes into reading the weights and starting kernels. So what stands between two
+matrices (norms, biases, nonlinearities) is done by the kernel of the matrix. Sums are in float32.
 """
 
 from collections.abc import Iterable
@@ -18,20 +16,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from nanolm.model.cache import KVCache
 from nanolm.model.config import Switches, unsupported
 from nanolm.model.fast.fused.heads import halves
+from nanolm.model.fast.training import FUSED_ATTENTION, FUSED_BLOCKS
 from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block
 
 NO_NORM, RMS, LAYER = 0, 1, 2
 NONLINEARITIES = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "swiglu": 5}
 FEW_ROWS = 4  # with more, cuBLAS reads the weights once for all of them and is faster (measured)
 BEHIND = 256  # tokens that attention looks at together
-KNOWN: Switches = {  # a model with others decodes by the plain path
-    "positions": ("learned", "sinusoidal", "rope", "none"),
-    "norm": ("layer", "rms"),
-    "norm_place": ("pre",),
-    "feed_forward": tuple(NONLINEARITIES),
-    "qk_norm": (False, True),
-    "bias": (False, True),
-}
+# A model with others decodes by the plain path.
+KNOWN: Switches = {**FUSED_BLOCKS, **FUSED_ATTENTION, "feed_forward": tuple(NONLINEARITIES)}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -217,16 +210,13 @@ class OneToken:
 
     def __init__(self, model: GPT, cache: KVCache, rows: int) -> None:
         """For the first `rows` of the cache."""
-        self.model, self.cache = model, cache
-        config = model.config
-        like = model.token_embedding.weight
-
-        self.few = rows <= FEW_ROWS
+        self.model, self.cache, self.few = model, cache, rows <= FEW_ROWS
+        config, like = model.config, model.token_embedding.weight
         self.dtype = torch.float32 if self.few else like.dtype
         # Such a GPU can start a kernel while the one before still runs.
         new = torch.version.hip is None and torch.cuda.get_device_capability(like.device)[0] >= 9
-        self.early = self.few and new
-        self.launch = {"launch_pdl": True} if self.early else {}
+        early = self.few and new
+        self.launch = {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
         def room(width: int) -> Tensor:
             return torch.empty(rows, width, dtype=self.dtype, device=like.device)
@@ -238,13 +228,9 @@ class OneToken:
 
     @staticmethod
     def supports(model: Any, cache: Any) -> bool:
-        return (
-            isinstance(model, GPT)
-            and isinstance(cache, KVCache)
-            and cache.fixed
-            and not unsupported(model.config, KNOWN)
-            and model.config.head_dim % 2 == 0
-        )
+        if not (isinstance(model, GPT) and isinstance(cache, KVCache) and cache.fixed):
+            return False
+        return model.config.head_dim % 2 == 0 and not unsupported(model.config, KNOWN)
 
     def __call__(self, ids: Tensor) -> Tensor:
         model, cache = self.model, self.cache
@@ -269,43 +255,24 @@ class OneToken:
         cache.advance(1)
         if self.few:
             return self.linear(x, model.head, self.out, norm=model.norm)
-        logits: Tensor = model.head(model.norm(x))
-        return logits
+        return model.head(model.norm(x))  # type: ignore[no-any-return]
 
     def attend(self, attention: Attention, qkv: Tensor) -> None:
         """Keep the new keys and values, and look back with the new queries."""
         config, cache = self.model.config, self.cache
         rotate = config.positions == "rope"
-        cosines, sines = self.tables if rotate else (None, None)
+        tables = self.tables if rotate else (None, None)
         norms = (attention.query_norm, attention.key_norm) if config.qk_norm else (None, None)
         (norm, query, query_bias), (_, key, key_bias) = map(parts_of_norm, norms)
-        half = config.head_dim // 2
+        half, capacity = config.head_dim // 2, cache.keys.shape[3]
+        block = min(BEHIND, triton.next_power_of_2(capacity))
+        shape = {"HALF": half, "LANES": triton.next_power_of_2(half), "BLOCK": block}
+        shape |= {"NORM": norm, "NORM_BIAS": query_bias is not None, "ROTATE": rotate}
         attention_kernel[(len(qkv), config.heads)](
-            qkv,
-            cache.keys[attention.layer],
-            cache.values[attention.layer],
-            cache.lengths,
-            cosines,
-            sines,
-            query,
-            query_bias,
-            key,
-            key_bias,
-            self.attended,
-            cache.keys.shape[3],
-            config.heads,
-            config.kv_heads,
-            config.norm_epsilon,
-            config.head_dim**-0.5,
-            NORM=norm,
-            NORM_BIAS=query_bias is not None,
-            ROTATE=rotate,
-            HALF=half,
-            LANES=triton.next_power_of_2(half),
-            BLOCK=min(BEHIND, triton.next_power_of_2(cache.keys.shape[3])),
-            EARLY=self.early,
-            num_warps=4,
-            **self.launch,
+            *(qkv, cache.keys[attention.layer], cache.values[attention.layer], cache.lengths),
+            *(*tables, query, query_bias, key, key_bias, self.attended),
+            *(capacity, config.heads, config.kv_heads, config.norm_epsilon, config.head_dim**-0.5),
+            **shape | {"num_warps": 4, **self.launch},
         )
 
     def linear(
@@ -325,26 +292,11 @@ class OneToken:
         # the vocabulary is large enough that each can do more.
         each, turns = (4, 1) if outputs < 16_384 else (8, 2)
         linear_kernel[(triton.cdiv(outputs, each * turns), rows)](
-            x,
-            layer.weight,
-            layer.bias,
-            norm_weight,
-            norm_bias,
-            out,
-            inputs,
-            outputs,
-            self.model.config.norm_epsilon,
-            NORM=kind,
-            NORM_BIAS=norm_bias is not None,
-            BIAS=layer.bias is not None,
-            KIND=NONLINEARITIES[nonlinearity],
-            ADD=add,
-            IN=padded,
-            OUT=each,
-            TURNS=turns,
-            EARLY=self.early,
-            num_warps=max(1, min(16, each * padded // 2048)),
-            **self.launch,
+            *(x, layer.weight, layer.bias, norm_weight, norm_bias, out),
+            *(inputs, outputs, self.model.config.norm_epsilon),
+            **{"NORM": kind, "NORM_BIAS": norm_bias is not None, "BIAS": layer.bias is not None},
+            **{"KIND": NONLINEARITIES[nonlinearity], "ADD": add, "IN": padded, "OUT": each},
+            **{"TURNS": turns, "num_warps": max(1, min(16, each * padded // 2048)), **self.launch},
         )
         return out
 

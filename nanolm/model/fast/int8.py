@@ -2,8 +2,7 @@
 
     >>> to_int8(model)  # in place; for writing, not for training
 
-Each row of a matrix has a scale of its own. Only the matrices that every token goes through are
-changed; the embedding, of which a token reads one row, stays as it is.
+Each row of a matrix has a scale of its own. The embedding, of which a token reads one row, stays.
 """
 
 import torch

@@ -3,14 +3,13 @@
     >>> speed_up(model, recompute=True)  # in place: the same parameters, names and modules
     >>> plain(model)  # as it was built
 
-On single modules another function takes the place of a plain one of `gpt.py`: as an attribute of
-that instance, so deleting it brings the plain one back. Each part declares the switches of a config
-that it knows; a model with others keeps the plain function there.
+On single modules another function takes the place of a plain one of `gpt.py`, as an attribute of
+that instance, wherever the switches of the config are among those that it declares.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from types import MethodType
 from typing import Any, Self
@@ -19,25 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nanolm.model import gpt
 from nanolm.model.base import Model
 from nanolm.model.config import Switches, unsupported
 from nanolm.model.fast import cpu_ops
-from nanolm.model.gpt import (
-    GPT,
-    NONLINEARITIES,
-    Attention,
-    AttentionInputs,
-    Block,
-    FeedForward,
-    RMSNorm,
-)
+from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block, FeedForward, RMSNorm
 
 # What the kernels know. Nonlinearities that have none are the plain ones, between fused products.
 FUSED_BLOCKS: Switches = {"norm_place": ("pre",), "norm": ("layer", "rms")}
 FUSED_ATTENTION: Switches = {
     "positions": ("learned", "sinusoidal", "rope", "none"),
     "norm": ("layer", "rms"),
-    "qk_norm": (False, True),
 }
 FUSED_NONLINEARITIES = ("swiglu", "gelu_tanh")
 ADDED = ("forward", "transform", "rotate", "attend", "scores", "speedups", "compiled_blocks")
@@ -79,7 +70,7 @@ def speed_up(model: Model, **changes: Any) -> Model:
                 override(module, "forward", fused_feed_forward(kernels, module.kind))
     override(model, "transform", fast_transform)
     if kernels := block_kernels(model):
-        override(model.token_embedding, "forward", fused_embedding(kernels))
+        override(model.token_embedding, "forward", kernels.embedding)
         if hasattr(kernels, "Scores"):
             model.head.scores = kernels.Scores
     if speedups.compiled:
@@ -113,15 +104,13 @@ def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None
     setattr(module, name, MethodType(function, module))
 
 
-def training_kernels(float8: bool) -> Any:
-    """Those for training on this machine's GPU, or None."""
-    with contextlib.suppress(ImportError):  # no Triton
-        from nanolm.model.fast import float8 as float8_kernels
-        from nanolm.model.fast import fused
-
-        if fused.available():
-            return float8_kernels if float8 else fused
-    return None
+def training_kernels(float8: bool = False) -> Any:
+    """The module with those for training on this machine's GPU, or None."""
+    try:
+        kernels = import_module("nanolm.model.fast." + ("float8" if float8 else "fused"))
+    except ImportError:  # no Triton
+        return None
+    return kernels if kernels.available() else None
 
 
 def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0) -> Tensor:
@@ -144,8 +133,7 @@ def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0
         layers: Any = getattr(self, "compiled_blocks", self.blocks)
         for layer in islice(layers, first, None):
             x = layer(x, inputs)
-    y: Tensor = self.norm(x)
-    return y
+    return self.norm(x)  # type: ignore[no-any-return]
 
 
 def fused_transform(
@@ -164,10 +152,8 @@ def fused_transform(
 
 def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """x + y, or x, and its norm, in one kernel."""
-    layer = isinstance(norm, nn.LayerNorm)
-    bias = norm.bias if layer else None
-    both: tuple[Tensor, Tensor] = kernels.add_norm(x, y, norm.weight, bias, norm.eps, layer)
-    return both
+    bias, layer = getattr(norm, "bias", None), isinstance(norm, nn.LayerNorm)
+    return kernels.add_norm(x, y, norm.weight, bias, norm.eps, layer)  # type: ignore[no-any-return]
 
 
 def fused_attention(kernels: Any) -> Callable[..., Tensor]:
@@ -175,52 +161,37 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
         if not self.training or inputs.cache or inputs.attn_weights is not None:
             return Attention.forward(self, x, inputs)
         qkv = kernels.linear(self.qkv, x)
-        rotation = inputs.rotation
+        rotation, heads = inputs.rotation, (self.heads, self.kv_heads)
         if rotation and (not self.qk_norm or isinstance(self.query_norm, RMSNorm)):
             norms: tuple[Any, ...] = (None, None, 0.0)
             if self.qk_norm:
                 norms = (self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
-            *gains, epsilon = norms
-            q, k, v = kernels.qk_norm_rope(
-                qkv, *gains, *rotation, self.heads, self.kv_heads, epsilon
-            )  # (batch, time, heads or kv_heads, head_dim)
+            # (batch, time, heads or kv_heads, head_dim)
+            q, k, v = kernels.qk_norm_rope(qkv, *rotation, *heads, *norms)
             rotation = None
         else:
-            q, k, v = kernels.split(qkv, self.heads, self.kv_heads)
+            q, k, v = kernels.split(qkv, *heads)
             if self.qk_norm:
                 q, k = self.query_norm(q), self.key_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
         if rotation:
             q, k = self.rotate(q, rotation), self.rotate(k, rotation)
         y = self.attend(q, k, v, None).transpose(1, 2).flatten(2)  # (batch, time, heads * head_dim)
-        output: Tensor = kernels.linear(self.out, y)
-        return output
+        return kernels.linear(self.out, y)  # type: ignore[no-any-return]
 
     return forward
 
 
 def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
     """By kernels, or without them by a nonlinearity with a backward pass of its own."""
-    nonlinearity: Any = cpu_ops.NONLINEARITIES.get(kind, NONLINEARITIES[kind])
+    linear: Any = kernels.linear if kernels else nn.Module.__call__
+    nonlinearity: Any = cpu_ops.NONLINEARITIES.get(kind, gpt.NONLINEARITIES[kind])
     if kernels and kind in FUSED_NONLINEARITIES:
         nonlinearity = getattr(kernels, kind)
 
     def forward(self: FeedForward, x: Tensor) -> Tensor:
-        if not kernels:
-            output: Tensor = self.out(nonlinearity(self.up(x)))
-            return output
-        if not self.training:
+        if kernels and not self.training:
             return FeedForward.forward(self, x)
-        output = kernels.linear(self.out, nonlinearity(kernels.linear(self.up, x)))
-        return output
-
-    return forward
-
-
-def fused_embedding(kernels: Any) -> Callable[..., Tensor]:
-    def forward(self: nn.Embedding, ids: Tensor) -> Tensor:
-        embed = kernels.embedding if self.training else nn.Embedding.forward
-        x: Tensor = embed(self, ids)
-        return x
+        return linear(self.out, nonlinearity(linear(self.up, x)))  # type: ignore[no-any-return]
 
     return forward

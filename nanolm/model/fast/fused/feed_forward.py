@@ -2,7 +2,7 @@
 # ruff: noqa: N803
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -10,106 +10,53 @@ import triton.language as tl
 from torch import Tensor
 
 from nanolm.model.fast.fused.launch import for_row, warps, width
-from nanolm.model.fast.fused.rounding import (
-    in_float8,
-    room_for_rounded,
-    round_again,
-    row_scale,
-    with_rounded,
-)
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, round_again, row_scale
 
-GELU = 2 * math.sqrt(2 / math.pi)
-
-# SwiGLU
+GELU = 2 * math.sqrt(2 / math.pi)  # of the formula with tanh(x), which is 2 * sigmoid(2 * x) - 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_kernel(  # type: ignore[no-untyped-def]
-    x, out, low, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
+    x, out, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
 ):
     """out (rows, hidden) = silu(gate) * up, with x (rows, 2 * hidden) the gate, then up."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < HIDDEN
-    x += row * 2 * HIDDEN
+    inside = i < WIDTH
+    x += row * 2 * WIDTH
     gate = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     result = gate * tl.sigmoid(gate) * up
-    tl.store(out + row * HIDDEN + i, result, mask=inside)
+    tl.store(out + row * WIDTH + i, result, mask=inside)
     if ROUND:
         scale = row_scale(tl.max(tl.abs(result), 0))
         tl.store(scales + row, scale)
-        tl.store(low + row * HIDDEN + i, in_float8(result, scale), mask=inside)
+        tl.store(low + row * WIDTH + i, in_float8(result, scale), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_backward_kernel(  # type: ignore[no-untyped-def]
-    x, grad, dx, low, scales, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
+    x, grad, dx, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
 ):
     """dx (rows, 2 * hidden) from grad (rows, hidden)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < HIDDEN
-    x += row * 2 * HIDDEN
-    dx += row * 2 * HIDDEN
+    inside = i < WIDTH
+    x += row * 2 * WIDTH
+    dx += row * 2 * WIDTH
     gate = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(grad + row * HIDDEN + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(grad + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
     to_gate, to_up = d * up * share * (1 + gate * (1 - share)), d * gate * share
     tl.store(dx + i, to_gate, mask=inside)
-    tl.store(dx + HIDDEN + i, to_up, mask=inside)
+    tl.store(dx + WIDTH + i, to_up, mask=inside)
     if ROUND:
         scale = row_scale(tl.max(tl.maximum(tl.abs(to_gate), tl.abs(to_up)), 0))
         tl.store(scales + row, scale)
-        low += row * 2 * HIDDEN
+        low += row * 2 * WIDTH
         tl.store(low + i, in_float8(to_gate, scale), mask=inside)
-        tl.store(low + HIDDEN + i, in_float8(to_up, scale), mask=inside)
-
-
-class Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rounding: bool) -> Tensor:
-        x = x.contiguous()
-        ctx.save_for_backward(x)
-        ctx.rounding = rounding
-        hidden = x.shape[-1] // 2
-        out = x.new_empty(*x.shape[:-1], hidden)
-        low = room_for_rounded(out, rounding)
-        grid, shape = shape_of_rows(out, rounding)
-        swiglu_kernel[grid](x, out, *low, HIDDEN=hidden, **shape)
-        return with_rounded(out, low, rounding)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        low = room_for_rounded(dx, ctx.rounding)
-        grid, shape = shape_of_rows(grad, ctx.rounding)
-        swiglu_backward_kernel[grid](x, grad.contiguous(), dx, *low, HIDDEN=grad.shape[-1], **shape)
-        return with_rounded(dx, low, ctx.rounding), None
-
-
-def shape_of_rows(x: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The programs for all rows of x, in blocks or as a whole, and what they are compiled for."""
-    wide = x.shape[-1]
-    fits = min(1024, width(wide), max(256, wide & -wide))  # without a rest, where that is possible
-    block = width(wide) if whole else fits
-    grid = (x.numel() // wide, triton.cdiv(wide, block))
-    return grid, {
-        "BLOCK": block,
-        "ROUND": whole,
-        "num_warps": for_row(block) if whole else warps(block),
-    }
-
-
-def swiglu(x: Tensor, rounding: bool = False) -> Tensor:
-    """silu(gate) * up: (..., 2 * hidden) in, the gate first, (..., hidden) out."""
-    out: Tensor = Swiglu.apply(x, rounding)  # type: ignore[no-untyped-call]
-    return out
-
-
-# GELU, by the formula with tanh, which is 2 * sigmoid(2 * x) - 1
+        tl.store(low + WIDTH + i, in_float8(to_up, scale), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -152,36 +99,59 @@ def gelu_backward_kernel(  # type: ignore[no-untyped-def]
         round_again(dx, low, scales, row, most, WIDTH, BLOCK)
 
 
-class Gelu(torch.autograd.Function):
+def shape_of_rows(x: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The programs for all rows of x, in blocks or as a whole, and what they are compiled for."""
+    wide = x.shape[-1]
+    fits = min(1024, width(wide), max(256, wide & -wide))  # without a rest, where that is possible
+    block = width(wide) if whole else fits
+    shape = {"WIDTH": wide, "BLOCK": block, "ROUND": whole}
+    shape["num_warps"] = for_row(block) if whole else warps(block)
+    return (x.numel() // wide, triton.cdiv(wide, block)), shape
+
+
+def shape_of_gelu(out: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
+    grid, shape = shape_of_rows(out, False)
+    span = shape["WIDTH"] if whole else shape["BLOCK"]
+    shape |= {"FACTOR": GELU, "SPAN": span, "ROUND": whole}
+    return (grid[0], 1 if whole else grid[1]), shape
+
+
+class Nonlinearity(NamedTuple):
+    forward: Any  # kernels
+    backward: Any
+    shape_of: Any  # from what comes out, how they are launched
+    inputs: int  # that one number which comes out is made of
+
+
+SWIGLU = Nonlinearity(swiglu_kernel, swiglu_backward_kernel, shape_of_rows, 2)
+GELU_TANH = Nonlinearity(gelu_kernel, gelu_backward_kernel, shape_of_gelu, 1)
+
+
+class Activation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rounding: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kind: Nonlinearity, rounding: bool) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        ctx.rounding = rounding
-        out = torch.empty_like(x)
-        low = room_for_rounded(out, rounding)
-        grid, shape = shape_of_gelu(x, rounding)
-        gelu_kernel[grid](x, out, *low, **shape)
-        return with_rounded(out, low, rounding)
+        ctx.kind, ctx.rounding = kind, rounding
+        out = x.new_empty(*x.shape[:-1], x.shape[-1] // kind.inputs)
+        grid, shape = kind.shape_of(out, rounding)
+        kind.forward[grid](x, out, *room_for_rounded(out, rounding), **shape)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
+        grid, shape = ctx.kind.shape_of(grad, ctx.rounding)
         low = room_for_rounded(dx, ctx.rounding)
-        grid, shape = shape_of_gelu(x, ctx.rounding)
-        gelu_backward_kernel[grid](x, grad.contiguous(), dx, *low, **shape)
-        return with_rounded(dx, low, ctx.rounding), None
+        ctx.kind.backward[grid](x, grad.contiguous(), dx, *low, **shape)
+        return dx, None, None
 
 
-def shape_of_gelu(x: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Programs for all of x, and what they are compiled for."""
-    grid, shape = shape_of_rows(x, False)
-    wide, block = x.shape[-1], shape["BLOCK"]
-    shape |= {"FACTOR": GELU, "WIDTH": wide, "SPAN": wide if whole else block, "ROUND": whole}
-    return (grid[0], 1 if whole else grid[1]), shape
+def swiglu(x: Tensor, rounding: bool = False) -> Tensor:
+    """silu(gate) * up: (..., 2 * hidden) in, the gate first, (..., hidden) out."""
+    return Activation.apply(x, SWIGLU, rounding)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gelu_tanh(x: Tensor, rounding: bool = False) -> Tensor:
-    out: Tensor = Gelu.apply(x, rounding)  # type: ignore[no-untyped-call]
-    return out
+    return Activation.apply(x, GELU_TANH, rounding)  # type: ignore[no-any-return, no-untyped-call]

@@ -9,11 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nanolm.model.fast.fused import launch
-from nanolm.model.fast.fused.launch import STAGES, for_qk_norm_rope_backward, warps, width
-from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
-from nanolm.model.fast.fused.sums import emptied_sums, empty, room_for_sums
-
-# Queries and keys, normed and rotated
+from nanolm.model.fast.fused.launch import STAGES, warps, width
+from nanolm.model.fast.fused.norms import emptied_sums, empty
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -39,30 +37,30 @@ def inverse_size(left, right, epsilon, HALF: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit  # type: ignore[untyped-decorator]
 def norm_rope_heads(  # type: ignore[no-untyped-def]
-    x, weight, cosine, sine, place, real, epsilon, HALF: tl.constexpr, LANES: tl.constexpr,
-    NORM: tl.constexpr,
+    x, weight, cosine, sine, out, epsilon, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, LANES: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
+    place, real = spots(HEADS, ROWS, HALF, LANES)
     left, right = halves(x, place, real, HALF)
     if NORM:
         lane = tl.arange(0, LANES)[None, :]
         scale = inverse_size(left, right, epsilon, HALF)
         left_weight, right_weight = halves(weight, lane, lane < HALF, HALF)
         left, right = left * scale * left_weight, right * scale * right_weight
-    return left * cosine - right * sine, right * cosine + left * sine
+    tl.store(out + place, left * cosine - right * sine, mask=real)
+    tl.store(out + HALF + place, right * cosine + left * sine, mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     qkv,  # (tokens, heads + 2 * kv_heads, head_dim)
-    query_weight,
-    key_weight,
+    query_weight, key_weight,
     cosines,  # (places, head_dim); the right half repeats the left
     sines,
     q,  # (tokens, heads, head_dim)
     k,  # (tokens, kv_heads, head_dim)
     sums,  # (4 * half,), for the way back
-    time,
-    epsilon,
+    time, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,  # half the width of a head
     NORM: tl.constexpr,
@@ -79,22 +77,10 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     sine = tl.load(sines + angle, mask=lane < HALF, other=0.0)
     qkv += token * (HEADS + 2 * KV_HEADS) * 2 * HALF
     q += token * HEADS * 2 * HALF
-    k += token * KV_HEADS * 2 * HALF
-
-    place, real = spots(HEADS, Q_ROWS, HALF, LANES)
-    left, right = norm_rope_heads(
-        qkv, query_weight, cosine, sine, place, real, epsilon, HALF, LANES, NORM
-    )
-    tl.store(q + place, left, mask=real)
-    tl.store(q + HALF + place, right, mask=real)
-
-    place, real = spots(KV_HEADS, KV_ROWS, HALF, LANES)
+    norm_rope_heads(qkv, query_weight, cosine, sine, q, epsilon, HEADS, Q_ROWS, HALF, LANES, NORM)
     qkv += HEADS * 2 * HALF
-    left, right = norm_rope_heads(
-        qkv, key_weight, cosine, sine, place, real, epsilon, HALF, LANES, NORM
-    )
-    tl.store(k + place, left, mask=real)
-    tl.store(k + HALF + place, right, mask=real)
+    k += token * KV_HEADS * 2 * HALF
+    norm_rope_heads(qkv, key_weight, cosine, sine, k, epsilon, KV_HEADS, KV_ROWS, HALF, LANES, NORM)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -171,17 +157,10 @@ def qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 def shape_of_heads(head_dim: int, heads: int, kv_heads: int, norm: bool) -> dict[str, Any]:
     """What the kernels for `qk_norm_rope` are compiled for."""
     lanes = width(head_dim // 2)
-    return {
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "HALF": head_dim // 2,
-        "NORM": norm,
-        "Q_ROWS": width(heads),
-        "KV_ROWS": width(kv_heads),
-        "LANES": lanes,
-        "V_LANES": width(kv_heads * head_dim),
-        "num_warps": warps(width(heads) * 2 * lanes),
-    }
+    shape = {"HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "NORM": norm}
+    blocks = {"Q_ROWS": width(heads), "KV_ROWS": width(kv_heads), "LANES": lanes}
+    blocks |= {"V_LANES": width(kv_heads * head_dim), "num_warps": warps(width(heads) * 2 * lanes)}
+    return shape | blocks
 
 
 class QKNormRoPE(torch.autograd.Function):
@@ -189,26 +168,25 @@ class QKNormRoPE(torch.autograd.Function):
     def forward(
         ctx: Any,
         qkv: Tensor,
-        query_weight: Tensor | None,
-        key_weight: Tensor | None,
         cosines: Tensor,
         sines: Tensor,
         heads: int,
         kv_heads: int,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         qkv, cosines, sines = qkv.contiguous(), cosines.contiguous(), sines.contiguous()
         ctx.save_for_backward(qkv, query_weight, key_weight, cosines, sines)
         batch, time, head_dim = *qkv.shape[:2], cosines.shape[-1]
-        ctx.epsilon, ctx.sums = epsilon, room_for_sums(qkv, head_dim)
+        ctx.epsilon, ctx.sums = epsilon, qkv.new_empty(2, head_dim, dtype=torch.float32)
         q = qkv.new_empty(batch, time, heads, head_dim)
         k = qkv.new_empty(batch, time, kv_heads, head_dim)
         shape = shape_of_heads(head_dim, heads, kv_heads, query_weight is not None)
         # Where there are no weights, something must stand in their place.
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
-        qk_norm_rope_kernel[(batch * time,)](
-            qkv, *weights, cosines, sines, q, k, ctx.sums, time, epsilon, **shape
-        )
+        given = (qkv, *weights, cosines, sines, q, k, ctx.sums, time, epsilon)
+        qk_norm_rope_kernel[(batch * time,)](*given, **shape)
         return q, k, qkv[:, :, -kv_heads * head_dim :].view(batch, time, kv_heads, head_dim)
 
     @staticmethod
@@ -218,36 +196,25 @@ class QKNormRoPE(torch.autograd.Function):
         (batch, time), head_dim = qkv.shape[:2], cosines.shape[-1]
         tokens, norm = batch * time, query_weight is not None
         shape = shape_of_heads(head_dim, dq.shape[2], dk.shape[2], norm)
-        shape["num_warps"], programs = for_qk_norm_rope_backward(
-            shape["Q_ROWS"] * 2 * shape["LANES"]
-        )
-        programs = min(launch.PROCESSORS * programs, tokens) if norm else tokens
-        dqkv = torch.empty_like(qkv)
+        shape["num_warps"] = max(2, min(16, shape["Q_ROWS"] * 2 * shape["LANES"] // 512))
+        programs = min(launch.PROCESSORS * 8, tokens) if norm else tokens
+        dqkv, sums = torch.empty_like(qkv), emptied_sums(ctx)
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
-        sums = emptied_sums(ctx)
-        qk_norm_rope_backward_kernel[(programs, 3)](
-            *(qkv, *weights, cosines, sines, dq, dk, dv, dqkv, sums),
-            *(tokens, time, ctx.epsilon),
-            **shape,
-        )
+        given = (qkv, *weights, cosines, sines, dq, dk, dv, dqkv, sums, tokens, time, ctx.epsilon)
+        qk_norm_rope_backward_kernel[(programs, 3)](*given, **shape)
         gradients = sums.to(query_weight.dtype).unbind() if norm else (None, None)
-        return dqkv, *gradients, None, None, None, None, None
+        return dqkv, None, None, None, None, *gradients, None
 
 
 def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys, RMS-normed where there are weights and rotated by their positions, and the
     values as they are: (batch, time, heads or kv_heads, head_dim) each.
 
-    `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); the rest are the weights of queries
-    and keys (or None), the tables of `positions.rotation_table` from the position of the first
-    token on, heads, kv_heads and epsilon. The values are returned too, for then the backward kernel
-    writes the whole gradient of `qkv`.
+    `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); the rest are cosines and sines from
+    the first token on, heads, kv_heads, the weights of queries and keys (or None) and epsilon.
+    Values are returned so that the backward kernel writes the whole gradient of `qkv`.
     """
-    found: tuple[Tensor, Tensor, Tensor] = QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-untyped-call]
-    return found
-
-
-# Queries, keys and values as they are
+    return QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -284,34 +251,22 @@ class Split(torch.autograd.Function):
         ctx: Any, qkv: Tensor, heads: int, kv_heads: int, rounding: bool
     ) -> tuple[Tensor, ...]:
         ctx.rounding = rounding
-        head_dim = qkv.shape[2] // (heads + 2 * kv_heads)
         parts = (heads, kv_heads, kv_heads)
-        q, k, v = qkv.unflatten(2, (sum(parts), head_dim)).split(parts, dim=2)
-        return q, k, v
+        return qkv.unflatten(2, (sum(parts), -1)).split(parts, dim=2)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         dq, dk, dv = (part.flatten(2).contiguous() for part in (dq, dk, dv))
-        batch, time, wide = dq.shape
-        narrow = dk.shape[2]
+        (batch, time, wide), narrow = dq.shape, dk.shape[2]
         dqkv = dq.new_empty(batch, time, wide + 2 * narrow)
+        shape = {"Q_WIDTH": wide, "KV_WIDTH": narrow, "num_warps": warps(width(wide))}
+        shape |= {"Q_BLOCK": width(wide), "KV_BLOCK": width(narrow), "ROUND": ctx.rounding}
         low = room_for_rounded(dqkv, ctx.rounding)
-        widths = {"Q_WIDTH": wide, "KV_WIDTH": narrow}
-        blocks = {"Q_BLOCK": width(wide), "KV_BLOCK": width(narrow)}
-        unsplit_kernel[(batch * time,)](
-            *(dq, dk, dv, dqkv, *low),
-            ROUND=ctx.rounding,
-            num_warps=warps(width(wide)),
-            **widths,
-            **blocks,
-        )
-        return with_rounded(dqkv, low, ctx.rounding), None, None, None
+        unsplit_kernel[(batch * time,)](dq, dk, dv, dqkv, *low, **shape)
+        return dqkv, None, None, None
 
 
 def split(qkv: Tensor, *rest: Any, rounding: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values: (batch, time, heads or kv_heads, head_dim) each.
-
-    `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); the rest are heads and kv_heads.
-    """
-    found: tuple[Tensor, Tensor, Tensor] = Split.apply(qkv, *rest, rounding)  # type: ignore[no-untyped-call]
-    return found
+    """Queries, keys and values: (batch, time, heads or kv_heads, head_dim) each, of `qkv` as above;
+    the rest are heads and kv_heads."""
+    return Split.apply(qkv, *rest, rounding)  # type: ignore[no-any-return, no-untyped-call]

@@ -23,21 +23,6 @@ def warps(numbers: int) -> int:
     return max(1, min(16, numbers // 256))
 
 
-def for_norm(block: int) -> tuple[int, int]:
-    """Rows together, and warps; measured on an H200, as all of these."""
-    return 2, max(2, min(16, block // 512))
-
-
-def for_norm_backward(block: int) -> tuple[int, int, int]:
-    """The same, and programs for each processor: they add up the gradients of the weights."""
-    return max(1, 4096 // block), max(2, min(16, block // 128)), 2
-
-
 def for_row(block: int) -> int:
     """Warps for a row that has to be read to its end before its scale is known."""
     return max(1, min(8, block // 2048))
-
-
-def for_qk_norm_rope_backward(numbers: int) -> tuple[int, int]:
-    """Warps, and programs for each processor."""
-    return max(2, min(16, numbers // 512)), 8

@@ -15,10 +15,7 @@ FEW = 512  # rows of a table
 
 
 class Product(torch.autograd.Function):
-    """x @ weight.T + bias by a `low` copy of the weights.
-
-    The gradient of the weights is summed in float32 by the product itself.
-    """
+    """x @ weight.T + bias by a `low` copy of the weights, whose gradient is summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor) -> Tensor:
@@ -46,10 +43,8 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """What `layer` makes of x."""
     low = getattr(layer, "low", None)
     if low is None or low.dtype != x.dtype:
-        y: Tensor = layer(x)
-    else:
-        y = Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-untyped-call]
-    return y
+        return layer(x)  # type: ignore[no-any-return]
+    return Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
@@ -80,9 +75,6 @@ def padded(weight: Tensor, multiple: int) -> Tensor:
     return F.pad(weight, (0, 0, 0, -len(weight) % multiple)) if len(weight) % multiple else weight
 
 
-# Embeddings
-
-
 class Lookup(torch.autograd.Function):
     """Rows of a small table. The gradient is a product: sorting the ids would take longer."""
 
@@ -102,10 +94,8 @@ class Lookup(torch.autograd.Function):
 
 
 def embedding(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """The vectors of `ids`, in the precision that products are computed in."""
-    low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    if low is None or table.num_embeddings > FEW:
-        x = nn.Embedding.forward(table, ids)
-    else:
-        x = Lookup.apply(table.weight, ids, low)  # type: ignore[no-untyped-call]
-    return x
+    """In place of `nn.Embedding.forward`: in the precision that products are computed in."""
+    few = table.num_embeddings <= FEW
+    if not few or not table.training or not torch.is_autocast_enabled("cuda"):
+        return nn.Embedding.forward(table, ids)
+    return Lookup.apply(table.weight, ids, torch.get_autocast_dtype("cuda"))  # type: ignore[no-any-return, no-untyped-call]

@@ -9,9 +9,24 @@ import triton.language as tl
 from torch import Tensor
 
 from nanolm.model.fast.fused import launch
-from nanolm.model.fast.fused.launch import STAGES, for_norm, for_norm_backward, width
-from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale, with_rounded
-from nanolm.model.fast.fused.sums import emptied_sums, empty, room_for_sums
+from nanolm.model.fast.fused.launch import STAGES, width
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def empty(sums, COUNT: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For gradients of weights that the programs of a backward kernel add up; here it is free."""
+    lane = tl.arange(0, LANES)
+    tl.store(sums + lane, tl.zeros((LANES,), tl.float32), mask=lane < COUNT)
+
+
+def emptied_sums(ctx: Any) -> Tensor:
+    """What the way forward has made room for: once, for then it is full."""
+    sums: Tensor = ctx.sums
+    ctx.sums = None
+    if sums is None:
+        raise RuntimeError("the way back through a kernel can be gone once")
+    return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -126,17 +141,17 @@ class AddNorm(torch.autograd.Function):
         x, dim = x.contiguous(), x.shape[-1]
         rows = x.numel() // dim
         total = x if y is None else torch.empty_like(x)
-        out, ctx.sums = torch.empty_like(x), room_for_sums(x, dim)
-        low = room_for_rounded(out, rounding)
+        out, ctx.sums = torch.empty_like(x), x.new_empty(2, dim, dtype=torch.float32)
         shape = shape_of_norm(ctx, dim, y is not None)
-        together, shape["num_warps"] = for_norm(shape["BLOCK"])
+        together, warps = 2, max(2, min(16, width(dim) // 512))
         # Where there is nothing to add, something must stand in its place.
         inputs = (x, x if y is None else y.contiguous(), weight, weight if bias is None else bias)
         norm_kernel[(triton.cdiv(rows, together),)](
-            *inputs, total, out, *low, ctx.sums, rows, epsilon, ROWS=together, **shape
+            *(*inputs, total, out, *room_for_rounded(out, rounding), ctx.sums, rows, epsilon),
+            **(shape | {"ROWS": together, "num_warps": warps}),
         )
         ctx.save_for_backward(total, weight)
-        return total, with_rounded(out, low, rounding)
+        return total, out
 
     @staticmethod
     def backward(ctx: Any, later: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -146,28 +161,20 @@ class AddNorm(torch.autograd.Function):
         grad, dim = grad.contiguous(), x.shape[-1]
         rows = x.numel() // dim
         shape = shape_of_norm(ctx, dim, later is not None)
-        together, shape["num_warps"], programs = for_norm_backward(shape["BLOCK"])
+        together, warps = max(1, 4096 // width(dim)), max(2, min(16, width(dim) // 128))
         dx, sums = torch.empty_like(x), emptied_sums(ctx)
-        low = room_for_rounded(dx, ctx.rounding)
-        norm_backward_kernel[(min(launch.PROCESSORS * programs, triton.cdiv(rows, together)),)](
-            *(x, weight, grad, grad if later is None else later.contiguous(), dx, *low, sums),
-            *(rows, ctx.epsilon),
-            ROWS=together,
-            **shape,
+        low, later = room_for_rounded(dx, ctx.rounding), grad if later is None else later
+        norm_backward_kernel[(min(launch.PROCESSORS * 2, triton.cdiv(rows, together)),)](
+            *(x, weight, grad, later.contiguous(), dx, *low, sums, rows, ctx.epsilon),
+            **(shape | {"ROWS": together, "num_warps": warps}),
         )
         dweight, dbias = sums.to(weight.dtype).unbind()
-        with_rounded(dx, low, ctx.rounding)
-        to_bias = dbias if ctx.bias else None
-        return dx, dx if ctx.add else None, dweight, to_bias, None, None, None
+        return dx, dx if ctx.add else None, dweight, dbias if ctx.bias else None, None, None, None
 
 
 def add_norm(
     x: Tensor, y: Tensor | None, *rest: Any, rounding: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """x + y, or x, and its norm; both in the precision of `x`.
-
-    The rest are the weight, the bias or None, epsilon, and whether it is a LayerNorm and not an
-    RMSNorm.
-    """
-    found: tuple[Tensor, Tensor] = AddNorm.apply(x, y, *rest, rounding)  # type: ignore[no-untyped-call]
-    return found
+    """x + y, or x, and its norm; both in the precision of `x`. The rest are the weight, the bias
+    or None, epsilon, and whether it is a LayerNorm and not an RMSNorm."""
+    return AddNorm.apply(x, y, *rest, rounding)  # type: ignore[no-any-return, no-untyped-call]

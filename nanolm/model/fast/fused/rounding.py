@@ -33,15 +33,11 @@ def round_again(  # type: ignore[no-untyped-def]
 
 
 def room_for_rounded(x: Tensor, rounding: bool) -> tuple[Tensor, Tensor]:
-    """The same numbers in float8, and a scale for each row; or something in their place."""
+    """For the same numbers in float8 and a scale for each row, or something in their place. Whoever
+    gets this very tensor need not round it; whoever gets another made of it, must."""
     if not rounding:
         return x, x
     scales = x.new_empty(*x.shape[:-1], dtype=torch.float32)
-    return torch.empty_like(x, dtype=torch.float8_e4m3fn), scales
-
-
-def with_rounded(x: Tensor, found: tuple[Tensor, Tensor], rounding: bool) -> Tensor:
-    """Whoever gets this very tensor need not round it; whoever gets another made of it, must."""
-    if rounding:
-        x.rounded = found  # type: ignore[attr-defined]
-    return x
+    low = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    x.rounded = low, scales  # type: ignore[attr-defined]
+    return low, scales

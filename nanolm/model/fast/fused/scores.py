@@ -63,8 +63,7 @@ def cross_entropy_(
     steep: float = 1.0,
 ) -> Tensor:
     """The loss of each row, (rows,) in float32; `logits` (rows, vocabulary) become their gradient:
-    softmax(logits) - onehot(targets). All targets must be within the vocabulary, which is
-    the first `columns` where there are more for some other reason; these stay as they are.
+    softmax(logits) - onehot(targets). What is behind the first `columns` stays as it is.
 
     Where there is a `low` of the same width, the gradient also goes there, times `steep`.
     """
