@@ -80,6 +80,15 @@ def test_no_cycle_between_modules() -> None:
         visit(name, ())
 
 
+def test_a_class_name_means_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(name)
+    assert not {name: places for name, places in where.items() if len(places) > 1}
+
+
 def calls(tree: ast.Module) -> set[str]:
     return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 

@@ -26,7 +26,7 @@ from nanolm.classification.metrics import score
 from nanolm.classification.recipe import FEW_TEXTS, choose_fraction, default_epochs
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
 from nanolm.comparison.networks import Averaging, Convolution, Perceptron, Recurrence, TextNetwork
-from nanolm.comparison.training import BATCH, Interrupted, ModelKind, train_in_run, train_network
+from nanolm.comparison.training import BATCH, ModelKind, StopTraining, train_in_run, train_network
 from nanolm.planning.tuning import threads_for
 from nanolm.pretraining.begin import reports
 from nanolm.training.events import Notify
@@ -124,7 +124,7 @@ def train_linear(lesson: Lesson, longest: int = 1) -> TrainedClassifier:
         if accuracy > best:
             best, model = accuracy, tried
         if lesson.stop.requested:
-            raise Interrupted
+            raise StopTraining
         if time.monotonic() - begin > lesson.seconds:
             break
     how = (model.weight.size + model.bias.size, time.monotonic() - begin, len(INVERSE_PENALTIES))

@@ -18,7 +18,7 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
 from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
 from nanolm.comparison.step_times import step_times
-from nanolm.comparison.training import Interrupted, ModelKind
+from nanolm.comparison.training import ModelKind, StopTraining
 from nanolm.errors import DataError, did_you_mean, refuse
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.pretraining.begin import reports, run_name, with_absolute_paths
@@ -157,7 +157,7 @@ class Comparison(Ledger[CompareState]):
                     self.save()
                 self.train_rows()
                 state.finished = True
-            except Interrupted:
+            except StopTraining:
                 pass
             self.save()
         result = self.result()
@@ -178,7 +178,7 @@ class Comparison(Ledger[CompareState]):
                     self.watch(Note(f"no time for more than {seed - first} of {count} seeds"))
                     return
             if self.stop.requested:
-                raise Interrupted
+                raise StopTraining
             left = self.left() - min(RESERVED_SECONDS, 6 * self.request.minutes)
             share = self.kinds[name].share / sum(self.kinds[each].share for _, each in todo[place:])
             seconds = max(MIN_ROW_SECONDS, left * share)

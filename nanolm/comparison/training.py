@@ -33,7 +33,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 20
 TEXTS_SEEN = 24_000  # altogether, if that is between so many epochs
 
 
-class Interrupted(Exception):
+class StopTraining(Exception):
     """The user asked to stop."""
 
 
@@ -53,7 +53,7 @@ def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> 
         if run.exists():
             settings = replace(settings, minutes=run.facts()["request"].get("minutes"))
         if train(settings, folder).stopped == "interrupted":
-            raise Interrupted
+            raise StopTraining
     return run.facts()["result"]  # type: ignore[no-any-return]
 
 
@@ -97,7 +97,7 @@ def train_network(
         if progress >= 1 or worse >= EARLY_STOP_AFTER:
             break
         if stop.requested:
-            raise Interrupted
+            raise StopTraining
         network.train()
         torch.manual_seed(seed * 1_000_003 + step)
         update(rows(batches[step]), lr * lr_factor(progress))

@@ -21,7 +21,7 @@ from nanolm.comparison.networks import (
     Recurrence,
     TextNetwork,
 )
-from nanolm.comparison.training import Interrupted, train_network
+from nanolm.comparison.training import StopTraining, train_network
 from nanolm.training.interrupt import StopRequest
 
 TEXTS = [
@@ -182,5 +182,5 @@ def test_learning_keeps_the_best_and_stops_when_asked() -> None:
     assert steps <= 120
     assert right() == max(found) == 1.0
     stop.requested = True
-    with pytest.raises(Interrupted):
+    with pytest.raises(StopTraining):
         train_network(network, np.full(60, 4), rows, evaluate, 1e-2, 60, 1, stop, batch=10)

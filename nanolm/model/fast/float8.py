@@ -114,7 +114,7 @@ def product(
     return torch._scaled_mm(x, weight.T, *scales, **kind, out=out)  # type: ignore
 
 
-class Product(torch.autograd.Function):
+class Float8Product(torch.autograd.Function):
     """x @ weight.T + bias."""
 
     @staticmethod
@@ -141,7 +141,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     low = getattr(layer, "rounded", None)
     if low is None or x.dtype != torch.bfloat16:
         return fused.linear(layer, x)
-    return Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-any-return, no-untyped-call]
+    return Float8Product.apply(x, layer.weight, layer.bias, low)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
