@@ -41,7 +41,7 @@ class Verbs(CommandGroup):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
-            return super().get_command(context, name)
+            return None
         module, _, attribute = name.partition("-")
         verb = importlib.import_module(f"nanolm.cli.{module}")
         command: click.Command = getattr(verb, attribute or "command")

@@ -81,12 +81,14 @@ class Command(click.Command):
 class CommandGroup(click.Group):
     """A group that guesses which of its commands was meant."""
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        command = super().get_command(context, name)
-        if command is None and not name.startswith("-"):
-            guess = did_you_mean(name, self.list_commands(context))
-            raise click.UsageError(f"there is no command {name!r}{guess}", context)
-        return command
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(context)
+        if not args[0].startswith("-") and args[0] not in known:
+            guess = did_you_mean(args[0], known)
+            raise click.UsageError(f"there is no command {args[0]!r}{guess}", context)
+        return super().resolve_command(context, args)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
