@@ -195,9 +195,10 @@ def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> R
 class CorpusFormat:
     name: str
     suffixes: str
-    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # rows of a table
+    read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
     rows: Callable[[TextSource, IO[bytes], Iterator[str]], Rows] | None = None  # with named fields
     any_line: bool = False  # whether reading can begin at any line
+    table: bool = True  # with `read`: are its documents rows of a table?
 
 
 PLAIN_SUFFIXES = ".txt .md .markdown .text .rst .tex .html .htm .xml .srt"
@@ -210,7 +211,9 @@ FORMATS = (
     CorpusFormat("arrow", ".arrow", columns, arrow_rows),
     PLAIN_TEXT,
 )
-TABLES = tuple(suffix for each in FORMATS if each.read for suffix in each.suffixes.split())
+TABLES = tuple(
+    suffix for each in FORMATS if each.read and each.table for suffix in each.suffixes.split()
+)
 KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes.split())
 
 
