@@ -18,7 +18,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanolm.training.distributed import local_tensor
 from nanolm.training.optim import BaseOptimizer, split_evenly
 
 MOMENTUM = 0.9
@@ -44,20 +43,8 @@ class Muon(BaseOptimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group, batch in zip(self.param_groups, self.batches, strict=True):
-            params, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
-            if not params:
-                continue
-            parameters = [local_tensor(p) for p in params]
-            gradients = [local_tensor(p.grad) for p in params]
-            momenta = [local_tensor(self.state[p]["momentum"]) for p in params]
-            if self.grad_scale is not None:
-                torch._foreach_div_(gradients, self.grad_scale)
-            if self.found_inf is not None and isinstance(lr, Tensor):
-                # A GPU is not asked: with the momentum as gradient, at rate 0, nothing changes.
-                for momentum, gradient in zip(momenta, gradients, strict=True):
-                    gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
-                lr = lr * (1 - self.found_inf)
-            elif self.found_inf is not None and self.found_inf.item():
+            parameters, gradients, momenta, lr = self.momentum_inputs(group)
+            if not gradients:
                 continue
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
