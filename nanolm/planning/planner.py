@@ -38,8 +38,6 @@ OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
 
 @dataclass
 class Plan(Chosen[TrainSettings]):
-    """All settings, and what the run should come to."""
-
     forecast: Forecast | None = None
     processes: int = 1  # that share each batch
 

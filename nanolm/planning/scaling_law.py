@@ -53,8 +53,6 @@ def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run should come to."""
-
     bits_per_byte: float
     seconds: float | None  # of steps; None where nobody measured
     passes: float  # over the text
@@ -78,8 +76,6 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Law:
-    """The scaling law for one text."""
-
     ngram_bits: float  # per byte
     size: int  # bytes of training text
 

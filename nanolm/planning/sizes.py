@@ -65,8 +65,6 @@ LADDER = (
 
 @dataclass(frozen=True)
 class TextStats:
-    """What a plan has to know of a text."""
-
     vocab_size: int
     size: int  # bytes of training text
     tokens: int
@@ -198,7 +196,9 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
             given = (settings.heads, settings.dim, settings.kv_heads)
             values["heads"], values["dim"] = complete_shape(*size[1:], *given)
         values = {name: getattr(settings, name) or value for name, value in values.items()}
-        suiting = preset.context if preset else suitable_context(values["layers"], values["dim"])
+        area = values["layers"] * values["dim"] ** 2
+        nearest = min(LADDER, key=lambda row: abs(math.log(row[0] * row[2] ** 2 / area)))
+        suiting = preset.context if preset else nearest[3]
         values["context"] = min(settings.context or suiting, max(1, text.tokens - 1))
         sized = replace(settings, **values)  # type: ignore[arg-type]
         config = model_config(sized, text.vocab_size, check=False)
@@ -206,12 +206,6 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
         if not config.problems():
             configs[config] = None
     return [config for config in configs if fits(config, settings, text)] or list(configs)[:1]
-
-
-def suitable_context(layers: int, dim: int) -> int:
-    """That of the nearest size in the ladder."""
-    size = layers * dim**2
-    return min(LADDER, key=lambda row: abs(math.log(row[0] * row[2] ** 2 / size)))[3]
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:

@@ -49,8 +49,6 @@ Fitted = tuple[TrainSettings, list[Choice]]
 
 
 class SpeedProbe(NamedTuple):
-    """What a step is tried with."""
-
     model: Model
     parameters: dict[str, nn.Parameter]
     loss: Loss

@@ -118,7 +118,6 @@ class RunStart(Generic[S]):
 
 
 def saved_settings(run: Run, kind: type[S]) -> S:
-    """The resolved settings of a run that exists."""
     # A run of 0.1.0 held out the end of its text, and did not say so.
     missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
     settings = kind.from_dict({**missing, **run.settings()})

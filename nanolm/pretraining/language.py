@@ -43,8 +43,6 @@ SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: held-out text of a
 
 
 class NextToken(Task):
-    """A language model on a text."""
-
     def __init__(self, job: Job, notify: Notify, world: World = ALONE, slowdown: float = 1) -> None:
         """`slowdown`: everything takes so many times as long as usual."""
         settings = self.settings = job.settings

@@ -84,7 +84,6 @@ def opened(
 
 
 def read_state(file: Path, make: Callable[..., S]) -> S | None:
-    """None if there is none."""
     if not file.is_file():
         return None
     try:

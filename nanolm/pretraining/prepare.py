@@ -42,8 +42,6 @@ NGRAM_SECONDS = 1.5  # that counting n-grams takes, about
 
 @dataclass(frozen=True)
 class Job:
-    """All that the loop works with."""
-
     settings: TrainSettings  # resolved: nothing left to choose
     run: Run
     text: Prepared
@@ -62,7 +60,6 @@ class Job:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The job that the first process has sent."""
         settings = TrainSettings.from_dict(values["settings"])
         folder, base = (values[name] and Path(values[name]) for name in ("checkpoint", "base"))
         text = open_tokens(Path(values["text"]))

@@ -113,8 +113,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
                 scores = as_metrics(task.score())  # of all that was held out
                 if not task.evaluated_all and state.evaluated_tokens:
                     text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
-                    text += f"during training used {state.evaluated_tokens:,} of them"
-                    notify(Note(text))
+                    notify(Note(f"{text}during training used {state.evaluated_tokens:,} of them"))
             trainer.budget.tick()
         return TrainResult(
             run=str(job.run.path),

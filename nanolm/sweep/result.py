@@ -30,8 +30,6 @@ class SweepTrial:
 
 @dataclass
 class SweepState(LedgerState):
-    """sweep.json"""
-
     base: dict[str, Any] | None = None  # resolved settings
     trials: list[SweepTrial] = field(default_factory=list)
     waiting: list[Point] = field(default_factory=list)  # there was no time for
@@ -44,8 +42,6 @@ class SweepState(LedgerState):
 
 @dataclass(frozen=True)
 class Combination:
-    """Trials that differ in nothing but their seed."""
-
     values: Point  # without the seed
     trials: list[SweepTrial]
 

@@ -1,7 +1,4 @@
-"""Checkpoints of a run: written in the background, pruned, with links to the best and the last.
-
-How a checkpoint comes to be whole or not there at all is the matter of `nanolm.files`.
-"""
+"""Checkpoints of a run: written in the background, pruned, with links to the best and the last."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +45,6 @@ class Checkpointer:
         return self.run.checkpoints / f"step-{step:08}"
 
     def link(self, name: str, folder: Path) -> None:
-        """Let the run's link of this name be to a checkpoint."""
         if self.world.first:
             checkpoint.point(self.run.path / name, folder)
 

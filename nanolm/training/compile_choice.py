@@ -37,7 +37,6 @@ class CompileChoice:
         return self.open and step >= DECIDED_AT
 
     def decide(self, budget: Budget) -> None:
-        """Compile what is to be compiled."""
         self.open = False
         asked = getattr(self.settings, "compile", None)
         wanted, cost = bool(asked), self.task.compile_seconds or 0.0

@@ -114,7 +114,6 @@ class World:
         return int(most)
 
     def barrier(self) -> None:
-        """Until all of them are here."""
         self.all_reduce_max(0)
 
     def all_reduce_sum(self, *numbers: Tensor) -> None:
@@ -205,7 +204,6 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of what is sharded."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 

@@ -10,8 +10,6 @@ from nanolm.choice import Choice
 
 @dataclass(frozen=True)
 class Note:
-    """Something the user should know."""
-
     text: str
 
     def __str__(self) -> str:
@@ -20,8 +18,6 @@ class Note:
 
 @dataclass(frozen=True)
 class Planned:
-    """All that was chosen before the first step."""
-
     choices: tuple[Choice, ...]
 
     def __str__(self) -> str:
@@ -64,8 +60,6 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Wrote:
-    """The model wrote a sample."""
-
     step: int
     prompt: str
     text: str

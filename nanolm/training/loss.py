@@ -25,7 +25,7 @@ CPU_CHUNK_LOGITS = 1 << 21  # that a CPU computes together: they fit into its ca
 def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     """The mean over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
-    kernels = kernels_for(x)
+    kernels = training_kernels() if x.is_cuda else None
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
     if not torch.is_grad_enabled() or (few and not kernels):
         return F.cross_entropy(head(x), targets)
@@ -83,13 +83,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         share = gradient / ctx.count  # only now: in float16 it would have vanished before
-        kernels = kernels_for(to_x)
+        kernels = training_kernels() if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
         return to_x, to_weight.mul_(share), None, None
-
-
-def kernels_for(x: Tensor) -> Any:
-    return training_kernels() if x.is_cuda else None
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:

@@ -67,8 +67,7 @@ class MetricsLog:
 
     def leave_out_since(self, seconds: float) -> None:
         """Let the time since then not count as time for steps, when speed is measured."""
-        tokens, before = self.last_log
-        self.last_log = (tokens, before + self.state.seconds - seconds)
+        self.last_log = (self.last_log[0], self.last_log[1] + self.state.seconds - seconds)
 
     def record_launch(self, lr: float, names: list[str], numbers: Tensor) -> None:
         """The step that was just launched; its numbers are copied to where they can be read."""

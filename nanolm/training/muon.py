@@ -55,8 +55,6 @@ class Muon(BaseOptimizer):
 
 @dataclass(frozen=True)
 class MatrixView:
-    """Where a matrix lies."""
-
     parameter: int
     rows: slice
     tall: bool  # more rows than columns; its transpose needs less
@@ -102,8 +100,7 @@ class DistributedMatrixBatch:
         costs = [height * min(height, width) * width for height, width in self.shapes]
         self.owned = split_evenly(dict(enumerate(costs)), len(self.ranks))  # by rank
         self.mine = self.owned[self.rank]
-        mine = [parameters[number] for number in self.mine]
-        self.batch = MatrixBatch(mine, [rows[number] for number in self.mine])
+        self.batch = MatrixBatch([parameters[n] for n in self.mine], [rows[n] for n in self.mine])
 
     def rows(self, number: int, rank: int) -> int:
         """How many of a parameter's rows are there."""
@@ -112,8 +109,7 @@ class DistributedMatrixBatch:
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
 
     def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
-        mine = [directions[number] for number in self.mine]
-        full = self.gather_rows(directions) if self.sharded else mine
+        full = self.gather_rows(directions) if self.sharded else [directions[n] for n in self.mine]
         updates = [torch.empty_like(each) for each in full]
         for views, some in self.batch.updates(full, lr):
             for view, update in zip(views, some, strict=True):

@@ -102,7 +102,6 @@ class Optimizers:
         return [optimizer for optimizers in self.by_worker for optimizer in optimizers]
 
     def init_state(self) -> None:
-        """Allocate the state of all optimizers, unless it is there."""
         for optimizer in self.all():
             if not optimizer.state:
                 optimizer.init_state()
@@ -140,7 +139,6 @@ class Optimizers:
         return tensors
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `state_tensors` gave."""
         for name, value in self.state_tensors().items():
             copy_full_tensor(value, tensors[name])
         for optimizer in self.all():

@@ -60,8 +60,6 @@ RANGES = {  # what is possible; what is sensible is for the user to say
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all kinds of training have."""
-
     texts: ClassVar[str]  # the setting that names what is learned from
     files: ClassVar[tuple[str, ...]] = ("val",)  # those that name a file
 
@@ -154,8 +152,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainSettings(Settings):
-    """What decides the outcome of `nanolm train`."""
-
     texts = "corpus"
 
     corpus: tuple[str, ...]
@@ -187,7 +183,6 @@ class TrainSettings(Settings):
     shard: bool | None = None
 
     def reading(self) -> Reading:
-        """How the files are to be read."""
         return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
 
     def problems(self) -> list[str]:
@@ -270,5 +265,4 @@ def exclusive(option: str, others: dict[str, bool]) -> list[str]:
 
 
 def option(name: str) -> str:
-    """The command-line option of a setting."""
     return "--from" if name == "start_from" else "--" + name.replace("_", "-")

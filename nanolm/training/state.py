@@ -59,7 +59,6 @@ class State:
 
 
 def read_state(folder: Path) -> State:
-    """What was saved in `folder`."""
     file, fields = folder / "state.json", {name: key for key, name in NAMES_ON_DISK.items()}
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -48,8 +48,7 @@ class Step:
         world: World = ALONE,
         weight: float = 1.0,
     ) -> None:
-        """`save_memory` is what is left to try when no row fits; `weight` is that of this process's
-        rows beside those of the others."""
+        """`save_memory`: what is left to try when no row fits; `weight`: of this process's rows."""
         self.loss, self.optimizers = loss, optimizers
         self.tokens, self.save_memory, self.world, self.weight = tokens, save_memory, world, weight
         self.parameters = list(optimizers.parameters.values())
@@ -134,14 +133,11 @@ class Step:
         return numbers
 
     def by_each_worker(self, work: Callable[[int], T]) -> list[T]:
-        """Let each worker do its share of the parameters."""
         return [work(0)] if self.workers == 1 else list(self.pool.map(work, range(self.workers)))
 
     def gradient_norm(self, worker: int) -> Tensor:
-        """Of all gradients of a worker's parameters together."""
-        parameters = self.optimizers.worker_parameters[worker]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return full_tensor(torch.nn.utils.get_total_norm(gradients))
+        grads = [p.grad for p in self.optimizers.worker_parameters[worker] if p.grad is not None]
+        return full_tensor(torch.nn.utils.get_total_norm(grads))
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Leave the gradients with the parameters; the loss and what else is recorded."""

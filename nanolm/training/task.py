@@ -11,8 +11,6 @@ from nanolm.training.state import State
 
 
 class Task(ABC):
-    """What is learned."""
-
     model: nn.Module
     weight_decay: float
     evaluations: int  # in the whole run
