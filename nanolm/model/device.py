@@ -33,7 +33,7 @@ def choose_device(asked: str) -> tuple[str, str]:
 def choose_dtype(asked: str, device: str) -> tuple[str, str]:
     """The numbers of large products and why; those that cannot be had are a UsageError."""
     if asked == "float8" and not (device == "cuda" and has_float8()):
-        needs = "needs Triton and a GPU of compute capability 8.9 or more"
+        needs = "needs a GPU of compute capability 8.9 or more, and Triton"
         raise UsageError(f"--dtype float8: {needs}; try --dtype bfloat16")
     if asked != "auto":
         return asked, "as asked"
