@@ -66,8 +66,7 @@ class Repository:
         self, choose: Callable[[list[str]], list[str]], report: Report, together: bool = False
     ) -> list[Path]:
         """The local copies of what `choose` picks from all paths, or refuses; once they are whole,
-        without a network. They share a folder if they are to lie `together`; else each has its own,
-        as the same name may be found in several folders of a repository."""
+        without a network. `together` in one folder, or each in its own, as names may recur."""
         url = f"{_endpoint()}/api/{self.kind}/{quote(self.name)}/tree/main?recursive=true"
         listing = self.cache / f"{_key(url)}.json"
         prefix = "" if self.kind == "models" else f"{self.kind}/"

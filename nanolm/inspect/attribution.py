@@ -39,27 +39,20 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
         return embedded[0]
 
     weights: list[Tensor] = []
-    inputs = torch.tensor([ids], device=base.device)
     lengths = torch.tensor([len(ids)], device=base.device)
     hook = base.token_embedding.register_forward_hook(end_gradient_here)
     with hook, base.eval_mode(), torch.enable_grad():
-        x = base.hidden_states(inputs, attn_weights=weights)
+        x = base.hidden_states(torch.tensor([ids], device=base.device), attn_weights=weights)
         logits = classifier.score(classifier.pooled(x, lengths))[0]
         label = int(logits.argmax())
         # Against the mean of the others: what raises all labels alike decides nothing.
         others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
         (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
     attention = torch.cat(weights).detach().float()
-    rollout = attention_rollout(attention, classifier.config.pool)
+    total = identity = torch.eye(attention.shape[-1], device=attention.device)
+    for layer in attention.mean(dim=1):  # over heads
+        total = (layer + identity) / 2 @ total  # half of each layer is residual
+    rollout = total[-1] if classifier.config.pool == "last" else total.mean(dim=0)
     gradient = (gradient * embedded[0]).sum(dim=-1)[0].float()
     results = (logits.float().softmax(dim=0), rollout, gradient, attention)
     return Attribution(label, *(each.detach().cpu().numpy() for each in results))
-
-
-def attention_rollout(weights: Tensor, pool: str) -> Tensor:
-    """Weights (layers, heads, time, time), averaged over heads; half of each layer is residual."""
-    identity = torch.eye(weights.shape[-1], device=weights.device)
-    total = identity
-    for layer in weights.mean(dim=1):
-        total = (layer + identity) / 2 @ total
-    return total[-1] if pool == "last" else total.mean(dim=0)

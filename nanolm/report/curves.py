@@ -145,11 +145,8 @@ def mean(points: list[Point]) -> Point:
 
 
 def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
-    """The trend of a long curve that is noise around it, on an axis so high; else nothing.
-
-    Local linear regression, each point on the line that fits its neighbours best: without lag, and
-    true at the ends.
-    """
+    """The trend of a long curve that is noise around it, on an axis so high; else nothing. By local
+    linear regression, a line fitted to the neighbours of each point: no lag, true at the ends."""
     count = sum(map(len, buckets))
     if count < TREND_POINTS:
         return []

@@ -287,7 +287,6 @@ def side_by_side(rows: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def differing(data: Sequence[RunData]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs."""
     settings = [{name: setting_text(v) for name, v in each.settings.items()} for each in data]
     return {name: row for name, row in side_by_side(settings).items() if len(set(row)) > 1}
 

@@ -1,7 +1,4 @@
-"""Charts as PNG, drawn by matplotlib, which comes with nanolm[plot].
-
->>> chart_png(Chart("novel", panels), Path("loss.png"))
-"""
+"""Charts as PNG, drawn by matplotlib, which comes with nanolm[plot]."""
 
 import re
 from itertools import cycle

@@ -23,8 +23,6 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # raised by file
 
 @dataclass(frozen=True)
 class RunData:
-    """The contents of a run folder, but for its checkpoints."""
-
     run: Run
     settings: dict[str, Any]
     facts: dict[str, Any]

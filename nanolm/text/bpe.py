@@ -28,10 +28,8 @@ def learn(
     known: Sequence[Pair] = (),
 ) -> list[Pair]:
     """The merges in the order they were learned, after `known` ones; number n makes token 256 + n.
-
     Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice: gluing together
-    what was seen once would be memorizing. Equal counts go to the smaller ids.
-    """
+    what was seen once would be memorizing. Equal counts go to the smaller ids."""
     merges = list(known)
     if vocab_size is None or vocab_size > 256 + len(merges):
         for pair in merges_in_order(words, known):

@@ -1,7 +1,4 @@
-"""What a corpus holds, before anything is trained on it.
-
->>> survey(("embedded:stories",), Reading()).documents
-"""
+"""What a corpus holds, before anything is trained on it."""
 
 import hashlib
 import os

@@ -72,8 +72,6 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Column:
-    """What stands in one column, and what it may be taken for."""
-
     number: int  # from 0
     name: str
     values: Counter[str]  # of the first rows, and how often

@@ -39,8 +39,6 @@ _lock = threading.Lock()
 
 @dataclass
 class Corpus:
-    """The documents in the order of the files they came from."""
-
     file: IO[bytes]
     length: int  # of the file
     documents: int

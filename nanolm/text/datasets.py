@@ -1,7 +1,4 @@
-"""Data sets of the Hugging Face Hub, as the files that will be read.
-
->>> files = dataset_files("hf://roneneldan/TinyStories", Path("cache"), lambda *progress: None)
-"""
+"""Data sets of the Hugging Face Hub, as the files that will be read."""
 
 import re
 from collections import Counter

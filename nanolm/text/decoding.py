@@ -38,8 +38,7 @@ def decoded(
     source: TextSource, stream: IO[bytes], encoding: str, mended: Mended | None = None
 ) -> Iterator[str]:
     """A file as text in blocks; a bad byte is reported by its offset, line and likely cure. With
-    `mended`, what is plainly UTF-8 but for a few bytes is read with U+FFFD for those, and it is
-    called with how many there are."""
+    `mended`, which is told how many there are, a few bad bytes in plain UTF-8 become U+FFFD."""
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
@@ -122,8 +121,7 @@ def likely_encoding(data: bytes) -> str:
         "gb18030": "[\u3000-\u303f\u4e00-\u9fff]",
         "cp1252": "[À-ÿ\u2018-\u201d\u2013\u2014\u2026]",
     }
-    pairs = len(re.findall(rb"[\x80-\xff]{2}", data))
-    if len(re.findall(rb"[\x80-\xff]", data)) > 4 * pairs:
+    if len(re.findall(rb"[\x80-\xff]", data)) > 4 * len(re.findall(rb"[\x80-\xff]{2}", data)):
         del scripts["gb18030"]  # in Chinese, bytes beyond ASCII come in pairs
     for encoding, script in scripts.items():
         try:

@@ -39,8 +39,7 @@ def documents(source: TextSource, reading: Reading) -> TextBlocks:
 
 
 def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    text_lines = lines(decoded(source, stream, reading.encoding))
-    for number, row in json_rows(source, stream, text_lines):
+    for number, row in json_rows(source, stream, lines(decoded(source, stream, reading.encoding))):
         place = f"{source.name}, line {number:,}"
         yield row if isinstance(row, str) else json_text(row, place, reading.text_field)
 

@@ -33,8 +33,6 @@ UNLABELLED = "unsup"  # what the film reviews of aclImdb call their folder witho
 
 @dataclass(frozen=True)
 class LabelReading:
-    """How labelled files are to be read; what is not said is found out."""
-
     encoding: str = "utf-8"
     text_column: str | None = None  # its name (a.b leads into nested objects), or number from 1
     label_column: str | None = None

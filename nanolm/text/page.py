@@ -1,7 +1,4 @@
-"""Text and its tokens as pages for a browser.
-
->>> Path("tokens.html").write_text(tokens_page(tokenizer, "Some text."))
-"""
+"""Text and its tokens as pages for a browser."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator

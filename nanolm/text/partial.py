@@ -30,6 +30,8 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
     """At most about `max_bytes` of the text, from all over it."""
     if max_bytes is None or (total := text_size(sources)) <= max_bytes:
         return sources
+    encoding = codecs.lookup(reading.encoding).name
+    lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)  # can be found from anywhere
     stretch = max(SHORTEST_STRETCH, max_bytes // MOST_STRETCHES)
     kept: list[TextSource] = []
     taken, passed = 0.0, 0
@@ -44,7 +46,7 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
             continue
         taken += share
         part = replace(source, name=f"{source.name} (in part)")
-        if _can_skip(source, reading):
+        if lines and format_of(source.suffix).any_line and not source.compressed():
             kept.append(replace(part, ranges=_stretches(source, size, share, stretch)))
         else:
             every = min(MOST_SKIPPED, math.ceil(size / share))
@@ -55,12 +57,6 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
 def _size(source: TextSource) -> int:
     with blamed_on(source.name):
         return source.size() * (COMPRESSION_RATIO if source.compressed() else 1)
-
-
-def _can_skip(source: TextSource, reading: Reading) -> bool:
-    encoding = codecs.lookup(reading.encoding).name
-    lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)
-    return lines and format_of(source.suffix).any_line and not source.compressed()
 
 
 def _stretches(source: TextSource, size: int, share: float, stretch: int) -> tuple[Range, ...]:

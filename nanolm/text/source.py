@@ -23,12 +23,10 @@ READ_BYTES = 1 << 20  # at once
 
 @dataclass(frozen=True)
 class TextSource:
-    """One file to be read, or a stream that was copied to a temporary file."""
-
     name: str  # as messages call it
     path: Path
     separator: str | None = None  # between documents, where it is known to have one
-    copy: IO[bytes] | None = None
+    copy: IO[bytes] | None = None  # of a stream, as a temporary file
     # Of a text that is used in part (`nanolm.text.partial`):
     ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
     every: int = 1  # or: one of this many documents,

@@ -1,7 +1,5 @@
 """What the user named, as the files that will be read.
 
-    >>> find_sources(["novel.txt", "letters/", "logs/**/*.md", "-", "embedded:tiny"], fetched)
-
 A name is a file, a folder (everything in it that looks like text), a pattern, `-` for stdin, an
 `http(s)://` address, a Hugging Face data set (`hf://owner/name`) or a text that comes with nanolm.
 """
@@ -27,16 +25,13 @@ EMBEDDED = {  # name: (file, document separator, what it is)
     "stories": ("stories.txt", "***", "1 MB of short stories"),
     "reviews": ("reviews.tsv", None, "9,600 short reviews, each labelled positive or negative"),
 }
-SCHEME = "embedded:"
+SCHEME, STDIN = "embedded:", "-"
 ADDRESSES = ("http://", "https://", "hf://")
-STDIN = "-"
 SNIFFED = 8192  # bytes of a file that tell whether it is text
 
 
 @dataclass
 class Sources:
-    """The files to be read, in order, and what was left out."""
-
     files: list[TextSource] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # why: how many
     notes: list[str] = field(default_factory=list)

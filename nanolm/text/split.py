@@ -40,9 +40,7 @@ CUTS = {
 
 
 class HeldOut(NamedTuple):
-    """Ranges of the corpus file in order, and where they come from."""
-
-    ranges: list[Range]
+    ranges: list[Range]  # of the corpus file, in order
     origin: str
 
     @property
@@ -63,8 +61,7 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     size = round(fraction * corpus.size)
     if not size:
         return NOTHING
-    many = corpus.documents >= MANY_DOCUMENTS
-    if many and (ranges := documents_by_hash(corpus, fraction, size)):
+    if corpus.documents >= MANY_DOCUMENTS and (ranges := documents_by_hash(corpus, fraction, size)):
         return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
     return stretches(corpus, size)
 

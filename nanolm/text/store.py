@@ -180,7 +180,10 @@ def _prepared(
         files.sweep(parent, key)
         if _whole(folder, note):
             return open_tokens(folder, request.tokenizer, fingerprints)
-        _remove_old(parent)
+        for old in parent.iterdir():  # not used for long, or left half done by a kill
+            days = KEEP_DAYS if not old.name.startswith(".") else 1
+            if old.is_dir() and time.time() - old.stat().st_mtime > days * 86_400:
+                files.discard(old)
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
@@ -190,8 +193,7 @@ def _prepared(
         files.commit(parent, key, write)
         prepared = open_tokens(folder, request.tokenizer, fingerprints)
         if resolved:  # a run asks for it by the size that was found, when it goes on
-            size = prepared.tokenizer.vocab_size
-            files.write_atomically(parent / f"{resolved(size)}.alias", key)
+            files.write_atomically(parent / f"{resolved(prepared.tokenizer.vocab_size)}.alias", key)
         return prepared
 
 
@@ -285,11 +287,10 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         if tokenizer is not request.tokenizer:
             seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
             unseen = np.flatnonzero(seen == 0).tolist()
-        beginning = start.split(MARK)[0].decode(errors="ignore")[:40]
         facts = {
             "size": corpus.length,
             "documents": corpus.documents,
-            "prompt": " ".join(beginning.split(" ")[:3]),
+            "prompt": " ".join(start.split(MARK)[0].decode(errors="ignore")[:40].split(" ")[:3]),
             "choices": [vars(choice) for choice in choices],
             "shift": unlikeness(tokens, mapped(folder / "val.bin", tokenizer), tokenizer),
             "unseen": unseen,
@@ -362,11 +363,3 @@ def mapped(file: Path, tokenizer: Tokenizer) -> Store:
     if file.stat().st_size == 0:  # which cannot be mapped
         return np.empty(0, np.uint16)
     return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))
-
-
-def _remove_old(parent: Path) -> None:
-    """Remove what was not used for long, and what a kill left half done."""
-    for folder in parent.iterdir():
-        days = KEEP_DAYS if not folder.name.startswith(".") else 1
-        if folder.is_dir() and time.time() - folder.stat().st_mtime > days * 86_400:
-            files.discard(folder)

@@ -48,9 +48,8 @@ def read_table(
     if separator:
         delimiter, quoted = separator
         kinds = {"\t": "quoted tsv" if quoted else "tsv", ",": "csv"}
-        kind = kinds.get(delimiter, f"{delimiter!r} csv")
         rows = _separated_rows(source, everything, delimiter, quoted)
-        return _with_header(_table(source, kind, None, rows))
+        return _with_header(_table(source, kinds.get(delimiter, f"{delimiter!r} csv"), None, rows))
     return _line_table(source, full, everything, cautious)
 
 
@@ -223,8 +222,7 @@ def _line_table(
 
 def _group(pattern: re.Pattern[str], group: int, sample: list[str]) -> Counter[str] | None:
     """What `pattern` finds there, if it fits every line."""
-    matches = [pattern.fullmatch(line) for line in sample]
-    values = [match[group] for match in matches if match]
+    values = [match[group] for match in map(pattern.fullmatch, sample) if match]
     return Counter(values) if values and len(values) == len(sample) else None
 
 

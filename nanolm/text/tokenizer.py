@@ -68,7 +68,6 @@ class Tokenizer(ABC):
 
     @property
     def start_of_text(self) -> int:
-        """What stands before every document."""
         return self.begin[0] if self.begin else self.end_of_text
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -215,8 +214,7 @@ class Characters(Tokenizer):
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)
-        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        ids: Ids = self._lookup[points]
+        ids: Ids = self._lookup[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
         pieces: list[Ids] = []
         start = 0
         for index in np.flatnonzero(ids < 0).tolist():

@@ -18,8 +18,6 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Batches:
-    """Batch `index` of `batch` windows of `context` tokens, with the token that follows each."""
-
     tokens: Store
     context: int
     batch: int

@@ -118,8 +118,7 @@ def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[byte
 def doublings(size: float) -> int:
     """How many times a vocabulary doubles, from the sample it is measured on to so many bytes: four
     times the text bears twice the tokens (docs/experiments.md)."""
-    times = int(size) // MEASURED_BYTES
-    return times.bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
+    return (int(size) // MEASURED_BYTES).bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
 def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, float]:
@@ -160,9 +159,8 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> flo
         contexts, val_contexts = (_contexts(ids, length, vocab_size) for ids in (train, val))
         grams, counts = np.unique(contexts * vocab_size + train[length:], return_counts=True)
         known, first = np.unique(grams // vocab_size, return_index=True)
-        totals = np.add.reduceat(counts, first)
         kinds = np.diff(np.append(first, len(grams)))  # different tokens after each context
-        total = _look_up(known, totals, val_contexts)
+        total = _look_up(known, np.add.reduceat(counts, first), val_contexts)
         freed = DISCOUNT * _look_up(known, kinds, val_contexts)
         count = _look_up(grams, counts, val_contexts * vocab_size + val[length:])
         shorter = chance[length:]

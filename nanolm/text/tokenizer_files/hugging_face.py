@@ -28,8 +28,7 @@ class HuggingFace(Tokenizer):
         except ImportError:
             message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
-        together = sum(map(len, contents.ids))  # all tokens
-        most_of_all = tokenizer_json.LARGEST_FILE / max(1, together)
+        most_of_all = tokenizer_json.LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} makes texts many times longer")
