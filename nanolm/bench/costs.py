@@ -56,8 +56,6 @@ class Work:
 
 
 class Counter(TorchDispatchMode):
-    """Counts the work of each operator that reaches the device."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.work: dict[str, Work] = {}

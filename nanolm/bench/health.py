@@ -23,7 +23,6 @@ LITTLE_SPACE = 2e9  # bytes; a few checkpoints of GPT-2's size
 
 
 def health() -> dict[str, str]:
-    """A title and a text each, in the order to show them."""
     device, reason = choose_device("auto")
     missing = missing_compiler(device)
     return {

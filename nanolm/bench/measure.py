@@ -99,9 +99,7 @@ def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig,
 
 def flops_per_token(model: Model) -> int:
     """Of training: two per weight of a matrix product forward, four backward.
-
-    Attention is counted in full, as is usual, though it is causal. Embedding lookups cost nothing.
-    """
+    Attention counts in full, as is usual, though it is causal. Embedding lookups cost nothing."""
     config, parts = model.config, parameters_by_part(model.config)
     weights = sum(parts.values()) - parts.get("position embedding", 0)
     if not config.tied:

@@ -18,8 +18,6 @@ FEWEST_ROUNDS = 3  # however long they take
 
 
 class Runner(Protocol):
-    """Something to be timed."""
-
     def step(self) -> object:
         """Once; it may still be under way afterwards."""
 

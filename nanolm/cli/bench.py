@@ -116,8 +116,7 @@ def show_results(report: "BenchReport") -> None:
         of_peak = ""
         if result.what.startswith("training"):
             of_peak = "n/a" if result.of_peak is None else f"{result.of_peak:.1%}"
-        line = f"{preset:<12} {result.what:<24} {value:>14} {unit:<10} {of_peak:>8}"
-        click.echo(line.rstrip())
+        click.echo(f"{preset:<12} {result.what:<24} {value:>14} {unit:<10} {of_peak:>8}".rstrip())
 
 
 def show_profile(preset: str, profile: "Profile") -> None:
@@ -140,5 +139,4 @@ def show_profile(preset: str, profile: "Profile") -> None:
 
 
 def print_wrapped(text: str) -> None:
-    width = min(LINE_WIDTH, shutil.get_terminal_size().columns)
-    click.echo(textwrap.fill(printable(text), width))
+    click.echo(textwrap.fill(printable(text), min(LINE_WIDTH, shutil.get_terminal_size().columns)))

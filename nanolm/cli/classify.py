@@ -122,7 +122,6 @@ def command(
 
 
 def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) -> Iterator[str]:
-    """The texts alone; their labels are put aside."""
     for text, label in rows:
         labels.append(label)
         yield text

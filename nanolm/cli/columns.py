@@ -44,7 +44,6 @@ def visible_text(text: str) -> str:
 
 
 def fitted(token: str, room: int) -> str:
-    """Filled up or cut to so many letters' width."""
     from rich.cells import cell_len, set_cell_size
 
     fits = cell_len(token) <= room

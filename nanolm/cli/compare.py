@@ -118,7 +118,6 @@ def command(
 
 
 def guess_kind(data: tuple[str, ...]) -> str:
-    """Whether there are labels in it, by its name."""
     path = Path(data[0])
     suffixes = ["", *(suffix for suffix in path.suffixes if suffix not in COMPRESSIONS)]
     table = suffixes[-1].lower() in TABLES

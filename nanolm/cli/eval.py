@@ -80,8 +80,7 @@ def command(
     for option, value in {"--context": context, "--stride": stride}.items():
         if value is not None and value < 1:
             problems.append(f"{option} {value}: give 1 or more")
-    problems += options.unwritable("--html", html)
-    problems += options.unwritable("--mistakes", mistakes)
+    problems += options.unwritable("--html", html) + options.unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
         problems.append("--against: leave out --html and --per-token, or take --per-token --json")
     refuse(problems)

@@ -132,8 +132,7 @@ class Inspector:
         ids = cut(loaded.tokenizer.encode_prompt(text), loaded.model.window())
         inspection = inspect_text(loaded.model, ids, top)
         self.attention(loaded.tokenizer, inspection, head)
-        spelled = partial(shown, loaded.tokenizer)
-        self.draw("predictions.png", predictions_png, inspection, spelled)
+        self.draw("predictions.png", predictions_png, inspection, partial(shown, loaded.tokenizer))
 
     def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.attribution import attribute
@@ -207,8 +206,7 @@ class Inspector:
         cosines = similarities(places.vectors)
         if self.as_json:
             values = {"word": word, "places": places.contexts, "cosines": rounded(cosines)}
-            means = rounded(mean_similarities(cosines))
-            print_json({"model": self.run, **values, "means": means})
+            print_json({"model": self.run, **values, "means": rounded(mean_similarities(cosines))})
         else:
             write_page(self.out, word_page(places, {"model": self.run}))
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]

@@ -34,8 +34,6 @@ class ClosedPipe(Exception):
 
 
 class Verbs(CommandGroup):
-    """A group whose commands are modules."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(VERBS)
 

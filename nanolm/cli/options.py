@@ -50,8 +50,6 @@ MACHINE: Rows = {
 
 
 class Option(click.Option):
-    """An option that knows under which heading of the help it stands."""
-
     def __init__(self, *args: Any, heading: str = "Options", **rest: Any) -> None:
         super().__init__(*args, **rest)
         self.heading = heading
@@ -79,8 +77,6 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group that guesses which of its commands was meant."""
-
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -115,8 +115,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             # What matters least goes first: the speed, the time elapsed, the measures.
             while len("  ".join(filter(None, parts))) + 2 > self.console.width and len(parts) > 2:
                 del parts[2 if len(parts) > 3 else 1]
-            text = "  ".join(filter(None, parts))
-            self.live.update(Text(self.with_bar(event.progress, text)))
+            self.live.update(Text(self.with_bar(event.progress, "  ".join(filter(None, parts)))))
         elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
             self.line("  ".join(filter(None, [share, step, measures, *rest])))
             self.last_line = time.monotonic()

@@ -265,7 +265,6 @@ class SampleSession:
             show_text("\n")
 
     def go_on(self, sample: "Sample", done: int, text: str) -> int:
-        """Show `text`, or the tokens from number `done` on."""
         if not self.shown:
             show_text(text)
         elif self.shown == "probs":

@@ -20,9 +20,7 @@ def show_table(
     style: Callable[[int, int, str], str] | None = None,  # of row, column and cell
 ) -> None:
     """Columns two blanks apart, as wide as their widest cell; those in `left` are left-aligned.
-
-    Where given, the first is no wider than `first_limit` letters, and the others than `limit`.
-    """
+    Where given, the first is no wider than `first_limit` letters, and the others than `limit`."""
     widths = [min(cell_width(column), limit or sys.maxsize) for column in zip(*rows, strict=True)]
     if first_limit:
         widths[0] = min(cell_width(row[0] for row in rows), max(NARROWEST, first_limit))
@@ -37,7 +35,6 @@ def show_table(
 
 
 def terminal_width() -> int | None:
-    """How many letters a line may have; a pipe takes any number."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -261,7 +261,6 @@ def load(name: str | None) -> "Tokenizer":
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
-    """The texts to work on: those given, a file's, or stdin's."""
     if file is not None and arguments:
         raise UsageError("give TEXT or --file, not both")
     if arguments:

@@ -163,8 +163,7 @@ def command(
         else:
             result = pretraining.train(settings, out, resume, notify, started)
     if plan_only and not as_json:
-        width = shutil.get_terminal_size().columns
-        click.echo("\n".join(plan_lines(plan.choices, width)))
+        click.echo("\n".join(plan_lines(plan.choices, shutil.get_terminal_size().columns)))
     if as_json:
         print_json(plan.as_object() if plan_only else asdict(result))
     if plan_only:
@@ -193,7 +192,6 @@ def outcome(result: "TrainResult") -> str:
 
 
 def refuse_others(context: click.Context) -> None:
-    """A run that is extended has its own settings."""
     given = [
         max(parameter.opts, key=len)
         for parameter in context.command.params

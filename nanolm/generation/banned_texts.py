@@ -25,8 +25,7 @@ class BannedTexts:
         banned = np.zeros(states.shape, dtype=bool)
         for place in range(sizes.max()):
             at = np.flatnonzero(sizes > place)  # the tokens that have a byte there
-            byte = np.array([tokens[id][place] for id in at])
-            states[:, at] = self.follow[states[:, at], byte]
+            states[:, at] = self.follow[states[:, at], np.array([tokens[id][place] for id in at])]
             banned[:, at] |= complete[states[:, at]]
         self.next = torch.from_numpy(states).to(device)  # (states, vocabulary)
         self.banned = torch.from_numpy(banned).to(device)  # (states, vocabulary)
@@ -51,5 +50,4 @@ def automaton(texts: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
         for byte in range(256):
             if (longer := start + bytes([byte])) in number:
                 follow[state, byte] = number[longer]
-    complete = np.array([any(start.endswith(text) for text in texts) for start in starts])
-    return follow, complete
+    return follow, np.array([any(start.endswith(text) for text in texts) for start in starts])

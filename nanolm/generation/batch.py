@@ -5,8 +5,7 @@
     >>> while batch.busy():
     ...     for row, token in batch.step(): ...
 
-On a GPU a step is one CUDA graph, and the CPU looks at what was drawn while the next steps are
-under way.
+On a GPU a step is one CUDA graph, and the CPU reads what was drawn while the next steps run.
 """
 
 from collections import deque
@@ -43,8 +42,6 @@ class SampledToken(NamedTuple):
 
 
 class InFlightStep(NamedTuple):
-    """A step that the GPU may still be at."""
-
     rows: list[BatchRow]
     drawn: Tensor  # in the CPU's memory
     top: int

@@ -76,8 +76,7 @@ def beam_search(
             elif len(going) < width:
                 going.append((source, after))
         finished = sorted(finished, key=Beam.mean, reverse=True)[:width]
-        full = len(finished) == width
-        if not going or (full and going[0][1].mean() <= finished[-1].mean()):
+        if not going or (len(finished) == width and going[0][1].mean() <= finished[-1].mean()):
             break
         source, first = going[0]  # where all others have ended, it goes on alone
         going += [(source, replace(first, score=EXCLUDED_SCORE))] * (width - len(going))

@@ -1,8 +1,7 @@
 """The next token's logits, one token after the other.
 
 `CachedDecoder` keeps keys and values (or a recurrent state), so each step computes one token.
-`NaiveDecoder` runs the whole visible text each time: slow, obvious, and what the tests hold the
-cache to.
+`NaiveDecoder` runs the whole visible text each time: slow, obvious, the tests' reference.
 """
 
 import contextlib
@@ -21,10 +20,8 @@ PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are 
 
 def first_visible(length: int, context: int | None) -> int:
     """The first of `length` tokens that the model still sees; a recurrent model (None) sees all.
-
-    Past the context, the window moves on by half a context at a time, so that the cache is filled
-    anew that often instead of at every token. Positions count from the first token that is seen.
-    """
+    Past the context, the window moves on by half a context at a time, so that the cache is refilled
+    that often and not at every token. Positions count from the first token that is seen."""
     if context is None:
         return 0
     hop = max(1, context // 2)
@@ -64,8 +61,6 @@ class NaiveDecoder(Decoder):
 
 
 class CachedDecoder(Decoder):
-    """The same logits, computing only what is new: the last token of every row."""
-
     def __init__(self, model: Model, rows: int, length: int) -> None:
         super().__init__(model, rows, length)
         self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")

@@ -93,9 +93,8 @@ class LanguageModel:
         path: type[Decoder] = CachedDecoder,
         report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
-        """Fill `samples` together, giving (which of them, new text) as it becomes certain: whole
-        characters, and nothing that may be the beginning of a stop text. With `top`, so many of
-        the likeliest tokens are kept at each place."""
+        """Fill `samples` together, yielding (index, new text) once certain: whole characters, and
+        nothing that may begin a stop text. The `top` likeliest tokens are kept at each place."""
         if problems := params.problems():
             raise UsageError("\n".join(problems))
         rows = [
@@ -159,7 +158,6 @@ class LanguageModel:
 
 
 def longest(rows: list[BatchRow]) -> int:
-    """The most tokens that any row may have, with its prompt."""
     return max((len(row.prompt) + row.params.tokens for row in rows), default=1)
 
 

@@ -159,8 +159,7 @@ class Sampler:
             number = self.numbers[:rows].gather(1, self.value("step", rows).long() % RANDOM_BLOCK)
             ids = inverse_cdf(self.apply("filter", scores.float()).softmax(dim=-1), number)
             if active.greedy:
-                greedy = self.value("greedy", rows)[:, 0] > 0
-                ids = torch.where(greedy, scores.argmax(dim=-1), ids)
+                ids = torch.where(self.value("greedy", rows)[:, 0] > 0, scores.argmax(dim=-1), ids)
         else:
             ids = scores.argmax(dim=-1)
         self.accept(ids)

@@ -30,15 +30,13 @@ class SamplerState(NamedTuple):
     counts: "Tensor"  # (rows, vocabulary): how often it is in the text
 
 
-# From logits (rows, vocabulary) and the parameter's values (rows, 1) to new logits. Nothing in it
-# may wait for the device.
+# From logits (rows, vocabulary) and values (rows, 1) to new logits, never waiting for the device.
 Effect = Callable[["Tensor", "Tensor", SamplerState], "Tensor"]
 
 
 def penalize_repetition(logits: "Tensor", penalty: "Tensor", state: SamplerState) -> "Tensor":
     logits, penalty = logits.float(), penalty.float()
-    lower = (logits * penalty).where(logits < 0, logits / penalty)
-    return lower.where(state.seen, logits)
+    return (logits * penalty).where(logits < 0, logits / penalty).where(state.seen, logits)
 
 
 def keep_top_k(logits: "Tensor", k: "Tensor", state: SamplerState) -> "Tensor":

@@ -190,9 +190,8 @@ class WordScorer:
         return logits.float().log_softmax(dim=-1)
 
     def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
-        """Paths of tokens that spell the likeliest words, each with its probability, from the
-        log-probabilities of a first token. Only the likeliest beginnings are followed, and none
-        that could no longer change what is shown."""
+        """Token paths that spell the likeliest words, with probabilities, from the first token's
+        logprobs. Only the likeliest prefixes that could still change what is shown are followed."""
         length, ids = self.prompt_length + start, self.ids.clone()
         special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
         complete: dict[tuple[int, ...], float] = {}

@@ -35,7 +35,6 @@ def discard_after(parent: Path, kept: Path | None) -> None:
 
 
 def prune(parent: Path, keep: set[str]) -> None:
-    """Remove all but the two newest checkpoints and those named in `keep`."""
     for folder in list_checkpoints(parent)[:-2]:
         if folder.name not in keep:
             discard(folder)

@@ -62,7 +62,6 @@ class Run:
         return "result" in self.facts() and not self.too_short()
 
     def too_short(self) -> bool:
-        """Whether time was up before it could learn anything."""
         return bool(self.facts().get("result", {}).get("stopped") == TooLittleTime.stopped)
 
     def clear(self) -> None:
@@ -75,11 +74,9 @@ class Run:
                 entry.unlink()
 
     def settings(self) -> dict[str, Any]:
-        """What config.toml says."""
         return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says."""
         return read_file(self.facts_file, parse_facts)
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -162,9 +159,7 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
 
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
-
-    Of damaged checkpoints, which are reported, the newest whole one is used instead.
-    """
+    Damaged checkpoints are reported, and the newest whole one is used instead."""
     path = Path(path)
     if not path.is_dir():
         what = "is no folder" if path.exists() else "does not exist"
@@ -179,10 +174,9 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
             return best
         except ModelError as error:
             report(f"{error}; looking for another checkpoint")
-    newest = checkpoint.newest_valid(path / "checkpoints", report)
-    if newest is None:
-        raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
-    return newest
+    if newest := checkpoint.newest_valid(path / "checkpoints", report):
+        return newest
+    raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
 
 
 def model_tokenizer(folder: Path) -> "Tokenizer":
@@ -222,7 +216,6 @@ def runs_by_age(root: Path) -> list[Path]:
 
 
 def is_classifier(run: Path) -> bool:
-    """Whether a run is known to have made a classifier."""
     try:
         folder = checkpoint.follow(run / "last") or find_model(run, lambda text: None)
         return isinstance(load_any_config(folder), ClassifierConfig)

@@ -82,7 +82,6 @@ class Answer:
         return {**self.about, "object": self.object, "choices": choices, "usage": self.usage()}
 
     def part(self, place: int, events: list[TokenEvent]) -> str:
-        """What is new of one text, as an event."""
         choice = self.choice(place, events, "delta")
         return event({**self.about, "object": self.object_of_parts, "choices": [choice]})
 

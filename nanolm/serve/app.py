@@ -37,7 +37,6 @@ MAX_INSPECTIONS = 8  # pages that are kept
 LONG_TEXT = 20_000  # characters that are not made into tokens by the event loop itself
 MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
 
-
 Kind = TypeVar("Kind", bound=ServedModel)
 
 
@@ -106,7 +105,6 @@ class Server:
         return JSONResponse({"object": "list", "data": data})
 
     def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
-        """The one that is named, or the first that can do it."""
         for model in self.models.values():
             named = given.get("model") in (None, model.name)
             if isinstance(model, kind) and named and (model.attention or not looked_into):
@@ -191,7 +189,6 @@ class Server:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """An error in the shape that OpenAI's clients know."""
         headers: dict[str, str] = {}
         match error:
             case APIError():
@@ -229,7 +226,6 @@ class Stream(Response):
                 await send({"type": "http.response.body", "body": b""})
 
     async def texts(self) -> AsyncIterator[str]:
-        """What is new of each text in an event of its own."""
         try:
             async for events in self.generation.events():
                 by_text: dict[int, list[TokenEvent]] = {}

@@ -285,7 +285,6 @@ class Engine:
         return handed + sum(worker.queue.length for worker in self.workers)
 
     def take(self, request: GenerationRequest) -> None:
-        """Let it be written, or raise QueueFull."""
         worker = request.worker
         room = self.limits.queue + max(0, worker.most - len(worker.running))
         if self.closed or self.waiting() + len(request.builders) > room:

@@ -27,8 +27,6 @@ CHAT = (
 
 
 class APIError(NanolmError):
-    """A request that cannot be done, as OpenAI's clients expect to be told."""
-
     def __init__(
         self, message: str, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
@@ -81,12 +79,10 @@ def one_of(**kinds: Any) -> Any:
 
 
 def optional(kind: Any, default: Any = None, help: str | None = None, **extra: Any) -> Any:
-    """A field that may be null or missing."""
     return kind | None, Field(default, description=help, json_schema_extra=extra or None)
 
 
 def sampling_field(name: str, limit: int | None) -> Any:
-    """As it is declared, but at most so much."""
     about, default = DECLARATIONS[name], getattr(SamplingParams, name)
     least, most = about.range[0], limit or about.range[1]
     bounds: Any = {"gt" if about.above else "ge": least, "le": most}

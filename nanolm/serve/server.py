@@ -19,8 +19,6 @@ SHUTDOWN_SECONDS = 20  # seconds for what is being written when the server is to
 
 
 class HeaderTimeoutProtocol(H11Protocol):
-    """Of HTTP; a client that does not come to the point is cut off."""
-
     alarm: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -76,7 +74,6 @@ class GracefulServer(uvicorn.Server):
 
 
 def bound(address: str, port: int) -> socket.socket:
-    """A socket at that address; port 0 is any that is free."""
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         # Only if TCP is named does asyncio send at once; else each answer on a connection that
