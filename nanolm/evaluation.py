@@ -104,12 +104,10 @@ def evaluate(
     keep: int = 0,
     world: World = ALONE,
 ) -> Score:
-    """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart.
-
-    Without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
+    """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart;
+    without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
     likeliest, and the first `keep` kept one by one. All processes of `world` do a part of it, and
-    have the same result, to the last bit that of one.
-    """
+    have the same result, to the last bit that of one."""
     characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
     sizes = torch.from_numpy(np.stack([tokenizer.byte_lengths(), characters_of], axis=1))
     text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
@@ -165,12 +163,10 @@ def scored(
     world: World,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """(id, nats, rank) of every token but the first, in order, each an array for a batch, with the
-    number of the batch. Where there are other processes, they have the other batches.
-
-    Every `stride` tokens a window begins, and it scores what no earlier one has: the first one
-    all its targets, the others their last `stride`, which have the rest to look back on. Of these
-    windows, every so many are looked at.
-    """
+    number of the batch. Where there are other processes, they have the other batches. A window
+    begins every `stride` tokens, and it scores what no earlier one has: the first one all its
+    targets, the others their last `stride`, which have the rest to look back on. Of these windows,
+    every so many are looked at."""
     targets = len(ids) - 1
     window = max(1, min(window, targets))
     stride = min(stride, window)

@@ -95,8 +95,7 @@ class Vocabulary:
             ids.append(np.array(sorted(counts), dtype=np.int64))
             values = np.array([counts[id] for id in ids[-1].tolist()]) * self.idf[ids[-1]]
             weights.append(values / max(1e-12, np.sqrt((values**2).sum())))
-        lengths = np.array([len(each) for each in ids])
-        return Bags(np.concatenate(ids), np.concatenate(weights), lengths)
+        return Bags(np.concatenate(ids), np.concatenate(weights), np.array(list(map(len, ids))))
 
 
 def words(text: str, longest: int = 1) -> list[str]:
@@ -157,5 +156,4 @@ class LogisticModel:
         return cls(weight, bias)
 
     def logits(self, bags: Bags) -> npt.NDArray[np.float32]:
-        """(texts, labels)"""
         return bags.logits(self.weight, self.bias).astype(np.float32)

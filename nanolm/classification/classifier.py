@@ -46,10 +46,8 @@ def predict(
     low: bool = False,
     report: Report = lambda *how_far: None,
 ) -> Logits:
-    """The logits of each text, (texts, labels): of several windows their mean.
-
-    `model` takes ids, (batch, time), and the length of each row.
-    """
+    """The logits of each text, (texts, labels): of several windows their mean. `model` takes ids,
+    (batch, time), and the length of each row."""
     logits = np.empty((len(data.lengths), labels), dtype=np.float32)  # of each window
     was_training, device = model.training, next(model.parameters()).device
     for rows, batch in in_batches(model.eval(), data, device, low, report):
@@ -120,7 +118,6 @@ class TextClassifier:
         return self.model.config.labels
 
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
-        """(texts, labels)."""
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
         data = encode_for(self.model, unknown, self.tokenizer, report)
         return predict(self.model, len(self.labels), data, self.low, report)

@@ -129,10 +129,8 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
 
 
 def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
-    """All but `fraction`, and that: of each label as many as it has a share, drawn by `seed`.
-
-    A label with two texts has one in each; with one alone, it is in the first.
-    """
+    """All but `fraction`, and that: of each label as many as it has a share, drawn by `seed`. A
+    label with two texts has one in each; with one alone, it is in the first."""
     order = np.random.default_rng(seed).permutation(len(texts))
     held_out = np.zeros(len(texts), dtype=bool)
     for label in np.unique(texts.truth):
@@ -227,9 +225,8 @@ def encode(
 ) -> Encoded:
     windows: list[npt.NDArray[np.int32]] = []
     text: list[int] = []
-    begin = len(tokenizer.begin)
     for number, words in enumerate(texts.texts):
-        parts = cut.windows(tokenizer.encode_prompt(words), begin)
+        parts = cut.windows(tokenizer.encode_prompt(words), len(tokenizer.begin))
         windows += (np.array(part, dtype=np.int32) for part in parts)
         text += [number] * len(parts)
         if number % 1000 == 0:
@@ -247,10 +244,8 @@ def packed(windows: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> dict[str
 
 
 class LengthBatches:
-    """Batch number i: a pure function of the seed and i. Every window once in each epoch.
-
-    The texts of a batch are about equally long, so that little of it is filling.
-    """
+    """Batch number i: a pure function of the seed and i. Every window once in each epoch; those of
+    a batch are about equally long, so that little of it is filling."""
 
     def __init__(self, lengths: Ints, batch: int, seed: int) -> None:
         self.lengths, self.batch, self.seed = lengths, min(batch, len(lengths)), seed

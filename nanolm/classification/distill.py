@@ -55,8 +55,7 @@ class Teacher:
         for number in range(TEACHER_FOLDS):
             rest, left_out = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
             vocabulary, model = fit_linear(train.part(rest), labels)
-            bags = vocabulary.bags(train.part(left_out).texts)
-            held_out[left_out] = softmax(model.logits(bags))
+            held_out[left_out] = softmax(model.logits(vocabulary.bags(train.part(left_out).texts)))
         accuracy = float((held_out.argmax(axis=1) == train.truth).mean())
         return cls(*fit_linear(train, labels), held_out, accuracy, majority(train.truth, labels))
 
@@ -98,13 +97,11 @@ class Distillation:
         self.vocabulary = [token[1:] for token in tokens if WORD_TOKEN.fullmatch(token)]
 
     def batch(self, index: int) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float32]]:
-        """(ids, lengths, truth, target), where target is (texts, time, labels).
-
-        A causal model classifies every prefix of a text at once, so the teacher labels a synthetic
-        text after each of its words. A labelled text has one target, at its end. Targets are
-        probabilities times a weight, so that labelled and synthetic texts count as they should,
-        however many words they have; elsewhere they are zero.
-        """
+        """(ids, lengths, truth, target), where target is (texts, time, labels). A causal model
+        classifies every prefix of a text at once, so the teacher labels a synthetic text after each
+        of its words. A labelled text has one target, at its end. Targets are probabilities times a
+        weight, so that labelled and synthetic texts count as they should, however many words they
+        have; elsewhere they are zero."""
         rows = self.batches[index]
         random = np.random.default_rng([self.batches.seed, index, TEACHER_FOLDS])
         count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))  # the same: less padding

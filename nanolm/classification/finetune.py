@@ -222,8 +222,7 @@ def choose_tokenizer(
         return runs.model_tokenizer(base)
     if settings.tokenizer not in (None, *TRAINABLE):
         return runs.find_tokenizer(settings.tokenizer, lambda text: notify(Note(text)))
-    size = sum(map(len, texts))
-    vocabulary = settings.vocab_size or (None if size < TINY_CORPUS else VOCABULARY)
+    vocabulary = settings.vocab_size or (None if sum(map(len, texts)) < TINY_CORPUS else VOCABULARY)
     return train_tokenizer(texts, settings.tokenizer or "bpe", vocabulary)
 
 
@@ -271,8 +270,7 @@ def finish(
     val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
     result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
     if task.test and split.test:
-        calibrated = task.logits(task.test)
-        test, mistakes = measure(split.test, calibrated, 1.0, TEST_MISTAKES_FILE)
+        test, mistakes = measure(split.test, task.logits(task.test), 1.0, TEST_MISTAKES_FILE)
         result = replace(result, test=test, test_mistakes=mistakes)
     result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)
@@ -285,5 +283,4 @@ def save_final(task: ClassifierTask, run: Run, state: State) -> None:
         best = {"step": state.best_step, "seconds": state.seconds}
         (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
 
-    folder = files.commit(run.checkpoints, FINAL, write)
-    checkpoint.point(run.path / "best", folder)
+    checkpoint.point(run.path / "best", files.commit(run.checkpoints, FINAL, write))

@@ -109,11 +109,9 @@ def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tu
 
 
 def fit_temperature(logits: Floats, truth: Integers) -> float:
-    """The T between 0.05 and 20 for which softmax(logits / T) has the least log-loss.
-
-    Few texts, or some without a mistake, say little about it: a prior pulls towards 1. The loss is
-    convex in 1 / T, so that its slope has one root at most: bisection finds it.
-    """
+    """The T between 0.05 and 20 for which softmax(logits / T) has the least log-loss. Few texts, or
+    some without a mistake, say little about it: a prior pulls towards 1. The loss is convex in
+    1 / T, so that its slope has one root at most: bisection finds it."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     right = shifted[np.arange(len(truth)), truth]
 
@@ -150,7 +148,6 @@ def worst_mistakes(
 
 
 def softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
-    """Probabilities (texts, classes) in float64."""
     return np.exp(log_softmax(logits, temperature))
 
 

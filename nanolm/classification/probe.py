@@ -50,14 +50,12 @@ def fit_probe(
     class_weights: Tensor | None = None,
     seed: int = 0,
 ) -> LinearProbe:
-    """Fit on all rows. Rows of one group (the windows of one text) are in the same fold.
-
-    A few hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
+    """Fit on all rows. Rows of one group (the windows of one text) are in the same fold. A few
+    hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
     standard error of percents. Of all penalties within one standard error of the best, the middle
     one is used. Over ten random draws of SST-2, against the best: SmolLM2-135M, 240 rows, 72.8 % of
     dev for 72.1, and 68.0 % of held-out rows for 67.9; stories260K, 320 rows, 52.8 for 51.4, but
-    52.7 for 53.7 of held-out rows.
-    """
+    52.7 for 53.7 of held-out rows."""
     x, y = features.detach().to("cpu", torch.float64), torch.from_numpy(truth)
     weights = torch.ones(labels) if class_weights is None else class_weights.detach()
     weights = weights.to("cpu", torch.float64)
@@ -156,10 +154,8 @@ def fit(
 def lbfgs(
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, tolerance: float
 ) -> Tensor:
-    """Minimise convex functions of x, one for each x[i], until no gradient exceeds `tolerance`.
-
-    Written here since torch.optim.LBFGS takes one function at a time, and seconds to be imported.
-    """
+    """Minimise convex functions of x, one for each x[i], until no gradient exceeds `tolerance`:
+    torch.optim.LBFGS takes one function at a time, and seconds to be imported."""
     value, gradient = evaluate(x)
     history: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=HISTORY)
 

@@ -47,9 +47,8 @@ def choose_settings(
     lengths: list[int],
     teacher: Teacher | None = None,
 ) -> tuple[FinetuneSettings, list[Choice]]:
-    """For a model of so many `parameters` and training texts of these `lengths` in tokens.
-
-    `base` is the config of the trained model; None: from scratch."""
+    """For a model of so many `parameters` and training texts of these `lengths` in tokens; `base`
+    is the config of the trained model, None if from scratch."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
@@ -119,8 +118,7 @@ def choose_settings(
                 epochs = round(max(epochs, DISTILLED_STEPS * batch / count), 1)
             reason = f"{counted(epochs, 'epoch')}; or say --epochs, --steps or --minutes"
         what = "texts" if windows == count else "windows of text"
-        steps = max(1, round(epochs * windows / batch))
-        choose("steps", steps, f"{reason}, of {windows:,} {what}")
+        choose("steps", max(1, round(epochs * windows / batch)), f"{reason}, of {windows:,} {what}")
         chosen.settings = replace(chosen.settings, epochs=None)
         fill(evaluations=evaluations_for(epochs))
     fill(evaluations=10)
@@ -161,7 +159,6 @@ def evaluations_for(epochs: float) -> int:
 
 
 def fresh_config(settings: FinetuneSettings, vocab_size: int) -> ModelConfig:
-    """The model that is trained from scratch."""
     preset = PRESETS[settings.preset or "micro"]
     assert settings.family and settings.context
     shape = {name: getattr(preset, name) for name in ("layers", "heads", "dim")}

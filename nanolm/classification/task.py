@@ -132,8 +132,7 @@ class ClassifierTask(Task):
         """The texts with what the frozen layers make of them, where that takes little memory."""
         model, dim = self.classifier, self.classifier.config.base.dim
         if model.frozen == model.config.base.layers:
-            states = self.features(data).numpy()
-            return CachedStates(**vars(data), states=states, pooled=True)
+            return CachedStates(**vars(data), states=self.features(data).numpy(), pooled=True)
         fits = 4 * dim * len(data.ids) <= MOST_CACHED_BYTES and not self.settings.language_loss
         if not model.frozen or not fits or not model.base.allows_padding:
             return data
@@ -328,7 +327,6 @@ def frozen_layers(model: Classifier, which: str) -> int:
 
 
 def trained_names(model: Classifier, which: str) -> list[str]:
-    """The parameters that are trained."""
     if which in ("head", "lora"):
         return ["score.weight"]
     frozen, layers = frozen_layers(model, which), model.config.base.layers

@@ -64,8 +64,7 @@ class TokenFeatures:
         tokenizer = choose_tokenizer(settings, None, texts, lesson.notify)
         self.labels, self.size = len(split.labels), tokenizer.vocab_size
         longest = max(len(tokenizer.encode_prompt(text)) for text in texts)
-        context = min(settings.context or MAX_CONTEXT, longest)
-        cut = Truncation(context, settings.long or "windows")
+        cut = Truncation(min(settings.context or MAX_CONTEXT, longest), settings.long or "windows")
         how = (tokenizer, cut, lambda *how_far: None, LENGTH_MULTIPLE[settings.device])
         self.encode: Callable[[Texts], Encoded] = lambda texts: encode(texts, *how)
         self.train, self.val = self.encode(split.train), self.encode(split.val)
@@ -274,8 +273,7 @@ def classifier_kinds(settings: FinetuneSettings) -> dict[str, ModelKind]:
 
 
 def inference_seconds(logits: Callable[[list[str]], Logits], texts: list[str]) -> float:
-    """For one long text, made of these."""
-    # Repeated, for there may be few; each has a word at least.
+    """For one long text, made of these: repeated, for they may be few; each has a word at least."""
     words = (word for text in cycle(texts) for word in text.split())
     text, times = " ".join(islice(words, TIMED_WORDS)), []
     for _ in range(5):

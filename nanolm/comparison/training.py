@@ -69,9 +69,7 @@ def train_network(
     batch: int = BATCH,
 ) -> int:
     """Train until enough texts are seen, or for so many seconds; returns the number of steps.
-
-    `rows` gives texts and labels by their numbers; `evaluate` gives an error and a loss.
-    """
+    `rows` gives texts and labels by their numbers; `evaluate` gives an error and a loss."""
 
     def loss(words: Tensor, more: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return F.cross_entropy(network(words, more).float(), labels), {}

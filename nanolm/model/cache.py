@@ -11,11 +11,9 @@ from nanolm.model.config import GPTConfig
 
 
 class KVCache:
-    """Keys and values of up to `length` tokens a row for every layer, allocated once.
-
-    Rows may be of different lengths, and only the first may take part (`use`). With `fixed`, every
-    step has tensors of the same size at the same place, as a CUDA graph needs it.
-    """
+    """Keys and values of up to `length` tokens a row for every layer, allocated once. Rows may be
+    of different lengths, and only the first may take part (`use`). With `fixed`, every step has
+    tensors of the same size at the same place, as a CUDA graph needs it."""
 
     def __init__(
         self, config: GPTConfig, batch: int, length: int, like: Tensor, fixed: bool = False

@@ -16,9 +16,7 @@ LORA_SCALE = 2.0  # of what LoRA adds, so that the learning rate of other weight
 
 class Classifier(nn.Module):
     """Ids (batch, time), filled up on the right, and lengths in; logits (batch, labels) out.
-
-    Instead of ids, what the `frozen` layers made of them can be given, or the pooled vectors.
-    """
+    Instead of ids, what the `frozen` layers made of them can be given, or the pooled vectors."""
 
     frozen = 0  # layers
 

@@ -47,11 +47,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched to a longer context than they were first trained on.
-
-    Slow rotations are slowed down by `factor`, fast ones stay, in between it blends; both are said
-    in turns within the original context. "linear" slows all of them down.
-    """
+    """How rotary positions are stretched to a longer context than they were first trained on. Slow
+    rotations are slowed down by `factor`, fast ones stay, in between it blends; both are said in
+    turns within the original context. "linear" slows all of them down."""
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: float

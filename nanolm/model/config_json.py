@@ -135,7 +135,9 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
             "layer_norm_epsilon": config.norm_epsilon,
             **dropouts,
         }
-    rope = rope_to_json(config)
+    kind = config.rope_scaling.kind if config.rope_scaling else "default"
+    parts = {name: getattr(config.rope_scaling, ours) for name, ours in SCALINGS[kind].items()}
+    rope = {"rope_type": kind, "rope_theta": float(config.rope_base), **parts}
     written = {
         **shared,
         **{theirs: getattr(config, ours) for theirs, ours in LLAMA_SIZES.items()},
@@ -155,12 +157,6 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
 def own_to_json(config: ModelConfig) -> dict[str, Any]:
     kind = next(name for name, made in KINDS.items() if isinstance(config, made))
     return {"kind": kind, **asdict(config)}
-
-
-def rope_to_json(config: GPTConfig) -> dict[str, Any]:
-    kind = config.rope_scaling.kind if config.rope_scaling else "default"
-    parts = {name: getattr(config.rope_scaling, ours) for name, ours in SCALINGS[kind].items()}
-    return {"rope_type": kind, "rope_theta": float(config.rope_base), **parts}
 
 
 def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
@@ -382,8 +378,11 @@ def read_own(values: Values) -> ModelConfig:
                 value = RopeScaling(**value)
             except TypeError:
                 raise values.wrong("rope_scaling", "not as nanolm writes it") from None
-        if not fits(value, hints[field.name]):
-            raise values.wrong(field.name, f"must be {shown_type(hints[field.name])}")
+        hint = hints[field.name]
+        if not fits(value, hint):
+            whole = (getattr(hint, "__name__", hint),)
+            words = map(str, get_args(hint) if get_origin(hint) is Literal else whole)
+            raise values.wrong(field.name, f"must be {' or '.join(words)}")
         taken[field.name] = value
     return made(**taken)
 
@@ -399,9 +398,3 @@ def fits(value: object, hint: Any) -> bool:
         inside = get_type_hints(RopeScaling).items()
         return all(fits(getattr(value, name), part) for name, part in inside)
     return type(value) is hint
-
-
-def shown_type(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(str(one) for one in get_args(hint))
-    return str(getattr(hint, "__name__", hint))

@@ -12,8 +12,7 @@ from nanolm.errors import UsageError
 from nanolm.machine import available_threads
 from nanolm.model.fast.training import training_kernels
 
-# Bytes of weights; below, a second thread hardly helps (docs/experiments.md).
-SMALL = 100_000_000
+SMALL = 100_000_000  # bytes of weights; below, a second thread hardly helps (docs/experiments.md)
 
 
 def choose_device(asked: str) -> tuple[str, str]:

@@ -67,14 +67,13 @@ def save_partial(
 
 def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -> None:
     """All but the weights."""
-    config = config_to_json(model.config)
     stops = sorted(tokenizer.stops)
     ends = {
         "bos_token_id": tokenizer.start_of_text,
         "eos_token_id": stops if len(stops) > 1 else stops[0],
         "pad_token_id": tokenizer.padding,
     }
-    stored.write_json(folder / "config.json", {**config, **ends})
+    stored.write_json(folder / "config.json", {**config_to_json(model.config), **ends})
     if isinstance(model, Model):
         # A tokenizer has a token for every byte, most of which never occur in the training text.
         # Their probability is small, but adds up over thousands of tokens of a small model.
@@ -169,8 +168,11 @@ def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
 
 def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
     """The base model that `folder` refers to, with what was trained in its place."""
-    base = base_of(folder)
-    problem = ""
+    match stored.read_json(folder / stored.BASE):
+        case {"folder": str(path), "fingerprint": str(fingerprint)}:
+            base, problem = BaseModel(Path(path), fingerprint), ""
+        case _:
+            raise ModelError(f"{folder / stored.BASE} does not say where the base model is")
     if not (base.folder / "config.json").is_file():
         problem = "is not there any more"
     elif weights_fingerprint(base.folder) != base.fingerprint:
@@ -188,20 +190,12 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
         raise ModelError(f"{folder} does not fit the model it refers to, {base.folder}")
     model = Classifier(config, inside)
     model.load_state_dict(read_state(folder, config), strict=False)
-    file = folder / stored.ADAPTERS
-    if file.exists():
+    if (file := folder / stored.ADAPTERS).exists():
         try:
             merge_adapters(model.base, load_file(file))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
     return model.eval()
-
-
-def base_of(folder: Path) -> BaseModel:
-    match stored.read_json(folder / stored.BASE):
-        case {"folder": str(base), "fingerprint": str(fingerprint)}:
-            return BaseModel(Path(base), fingerprint)
-    raise ModelError(f"{folder / stored.BASE} does not say where the base model is")
 
 
 def weights_fingerprint(folder: Path) -> str:

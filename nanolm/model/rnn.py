@@ -22,8 +22,6 @@ State = tuple[Tensor, ...]  # (batch, dim) each: h for an Elman RNN, h and c for
 
 
 class Recurrent(Model):
-    """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
-
     config: RecurrentConfig
     allows_padding = False  # whatever stands in a row changes its state
 
@@ -71,8 +69,7 @@ class Recurrent(Model):
         return RecurrentState(self.config, batch, self.token_embedding.weight)
 
     def cache_bytes(self, length: int) -> int:
-        numbers = 2 * self.config.layers * self.config.dim
-        return numbers * self.token_embedding.weight.element_size()
+        return 2 * self.config.layers * self.config.dim * self.token_embedding.weight.element_size()
 
     def window(self) -> int | None:
         return None  # the state goes on for ever
@@ -183,7 +180,6 @@ class LSTM(Cell):
 
     def step(self, x: Tensor, state: State) -> State:
         h, c = state
-        gates = h @ self.state_weight.T + x
-        take, keep, new, show = gates.chunk(4, dim=-1)  # (batch, dim) each
+        take, keep, new, show = (h @ self.state_weight.T + x).chunk(4, dim=-1)  # (batch, dim) each
         c = keep.sigmoid() * c + take.sigmoid() * new.tanh()
         return show.sigmoid() * c.tanh(), c

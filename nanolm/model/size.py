@@ -22,8 +22,7 @@ def non_embedding_parameters(config: GPTConfig) -> int:
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     """About what a GPU needs for steps of `tokens` in bfloat16: weights, their copy in bfloat16 and
     moments (Muon has one, AdamW two), scores and the gradient of the output layer, and what each
-    layer keeps for the backward pass. Fitted to what an H200 took (docs/performance.md).
-    """
+    layer keeps for the backward pass. Fitted to what an H200 took (docs/performance.md)."""
     known = 14 * parameters
     if isinstance(config, GPTConfig):
         known -= 4 * non_embedding_parameters(config)
