@@ -394,7 +394,9 @@ def load_newest() -> tuple[str, "LanguageModel"]:
         else:
             note(f"using {run}, the newest run")
             return str(run), writer
-    raise ModelError("no trained model under runs/ yet: name one, or nanolm train CORPUS first")
+    raise ModelError(
+        "no trained model under runs/ yet; name one, or train one first: nanolm train CORPUS"
+    )
 
 
 def prompts_in(data: bytes, name: str, each_line: bool) -> list[str]:

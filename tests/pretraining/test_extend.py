@@ -69,7 +69,7 @@ def test_killed_on_the_way_the_same_command_goes_on(finished: Path) -> None:
     ("more", "message"),
     [
         ({}, "say how much more"),
-        ({"steps": 3, "minutes": 1.0}, "by one of"),
+        ({"steps": 3, "minutes": 1.0}, "say how much more"),
         ({"steps": 0}, "from"),
     ],
 )
