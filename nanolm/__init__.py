@@ -10,6 +10,7 @@
 Importing this is cheap: torch is loaded when a function first needs it.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel
     from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
+
+# On ARM, torch allocates with mimalloc, which returns freed memory to the system after 10 ms, to
+# be requested again by the next training step. It reads this when torch is imported.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 __version__ = "0.2.0.dev0"
 __all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]

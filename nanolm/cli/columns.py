@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nanolm.cli.console import printable, styled
-from nanolm.text.page import spelled
+from nanolm.text import spelled
 
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer

@@ -15,6 +15,7 @@ from nanolm.cli.columns import Columns, colour, visible
 from nanolm.cli.console import finite, note, print_json
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
+from nanolm.text import spelled
 from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
@@ -207,8 +208,6 @@ def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> Non
 
 def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int, float, int]]:
     """(token, id, bits, rank) of every token that counts."""
-    from nanolm.text.page import spelled
-
     for surprise in score.surprises:
         id, bits, rank = surprise.item()
         if id != tokenizer.start_of_text:

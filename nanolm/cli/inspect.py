@@ -15,6 +15,7 @@ from nanolm.cli.console import note, note_written, print_json, printable, write_
 from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
 from nanolm.errors import UsageError, refuse
 from nanolm.formats import counted
+from nanolm.text import spelled
 from nanolm.training.settings import DEVICES
 
 if TYPE_CHECKING:
@@ -257,8 +258,6 @@ def cut(ids: list[int], window: int | None) -> list[int]:
 
 
 def names(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    from nanolm.text.page import spelled
-
     return [tokenizer.special.get(id) or spelled(tokenizer.tokens[id]) for id in ids]
 
 

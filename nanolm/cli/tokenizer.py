@@ -14,8 +14,7 @@ from nanolm.cli.options import READING, Command, CommandGroup, Rows, json_option
 from nanolm.cli.tables import show_table
 from nanolm.errors import DataError, UsageError, refuse
 from nanolm.formats import counted
-from nanolm.text import NAMED, TRAINABLE
-from nanolm.text.page import spelled, tokens_page
+from nanolm.text import NAMED, TRAINABLE, spelled
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -164,6 +163,8 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
     """
     used = load(tokenizer)
     if html is not None:
+        from nanolm.text.page import tokens_page
+
         page = tokens_page(used, "\n".join(texts(text, file)), tokenizer or "tokens")
         Path(html).write_text(page, encoding="utf-8")
         click.echo(html)

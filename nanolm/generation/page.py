@@ -10,6 +10,7 @@ from html import escape
 from nanolm.generation.language_model import Sample
 from nanolm.generation.words import Word
 from nanolm.text import page as text_page
+from nanolm.text import spelled
 from nanolm.text.page import coloured, marked, named, shade
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.webpage import beside, page, table
@@ -56,7 +57,7 @@ def samples_page(
 
 
 def coloured_word(tokenizer: Tokenizer, word: Word) -> str:
-    tokens = (text_page.spelled(tokenizer.tokens[id]).translate(SIGNS) for id in word.tokens)
+    tokens = (spelled(tokenizer.tokens[id]).translate(SIGNS) for id in word.tokens)
     bits = surprise(word.probability)
     text = marked(word.text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
     title = f"{' + '.join(map(escape, tokens))}  p = {word.probability:.3g}  {bits:.2f} bits"

@@ -7,7 +7,7 @@
 
 import codecs
 
-from nanolm.text.page import spelled
+from nanolm.text import spelled
 from nanolm.text.tokenizer import Tokenizer
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nanolm.generation.decoding import CachedDecoder, Decoder
 from nanolm.generation.language_model import LanguageModel, Sample
-from nanolm.text.page import spelled
+from nanolm.text import spelled
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.words import SPLIT
 

@@ -15,7 +15,7 @@ from nanolm.inspect.inspection import Floats, residual_stream
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 from nanolm.model.positions import rotation_table, sinusoidal_table
-from nanolm.text.page import spelled
+from nanolm.text import spelled
 from nanolm.text.tokenizer import Tokenizer
 
 CONTEXT_LETTERS = 24  # shown before and after a word

@@ -9,6 +9,11 @@ NAMED = ("gpt2", "cl100k", "o200k")  # tokenizers that everybody has
 HUB = "hf://"  # what addresses of the Hugging Face Hub begin with
 
 
+def spelled(token: bytes) -> str:
+    """The bytes of a token as text; bytes that are no whole character as \\xe2."""
+    return token.decode(errors="backslashreplace")
+
+
 def tokenizer_problem(name: str) -> str | None:
     """What is wrong with a --tokenizer, if anything can be seen from its name."""
     known = [*TRAINABLE, *NAMED]

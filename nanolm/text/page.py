@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from nanolm.text import spelled
 from nanolm.webpage import beside, page
 
 if TYPE_CHECKING:  # reports have no tokenizer, and should not load one
@@ -92,11 +93,6 @@ def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -
             yield "<hr>"
     if titles:  # the page ends amid a character
         yield span(text + decoder.decode(b"", final=True))
-
-
-def spelled(token: bytes) -> str:
-    """The bytes of a token as text; bytes that are no whole character as \\xe2."""
-    return token.decode(errors="backslashreplace")
 
 
 def named(tokenizer: "Tokenizer", id: int) -> str:

@@ -12,11 +12,13 @@ import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanolm.errors import UsageError
-from nanolm.runs.folder import Run
-from nanolm.training.events import Event, Note, Notify, Progressed, Started
+
+# Events and run folders are imported where they are needed: the help names the trackers.
+if TYPE_CHECKING:
+    from nanolm.training.events import Event, Notify, Started
 
 PROJECT = "nanolm"
 Values = dict[str, float]
@@ -69,11 +71,13 @@ def known(names: str) -> list[str]:
 class Trackers(contextlib.AbstractContextManager["Trackers"]):
     """Passes every event on, and the numbers among them to trackers too."""
 
-    def __init__(self, names: Sequence[str], notify: Notify) -> None:
+    def __init__(self, names: Sequence[str], notify: "Notify") -> None:
         self.names, self.notify = names, notify
         self.open: dict[str, Tracker] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: "Event") -> None:
+        from nanolm.training.events import Progressed, Started
+
         self.notify(event)
         if isinstance(event, Started):
             self.close()  # those of the run before this one
@@ -85,11 +89,15 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
             for name, tracker in list(self.open.items()):
                 self.attempt(name, lambda log=tracker.log: log(numbers, step))  # type: ignore[misc]
 
-    def begin(self, name: str, event: Started) -> None:
+    def begin(self, name: str, event: "Started") -> None:
+        from nanolm.runs.folder import Run
+
         self.open[name] = TRACKERS[name](event.run, Run(event.run).settings(), event.step)
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """Whatever others' code may do, training goes on; what it prints is no result of ours."""
+        from nanolm.training.events import Note
+
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said):

@@ -3,7 +3,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nanolm.text.page import spelled, surprise_page, tokens_page
+from nanolm.text import spelled
+from nanolm.text.page import surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "<script>alert(1)</script> & \"quotes\" 'here'\n\tzwölf 日本 \x1b[31m \0\x7f\x9b\u202eevil"
