@@ -6,6 +6,8 @@ nothing else. Anything that is not one of these is a bug of ours (exit code 1).
 
 from difflib import get_close_matches
 
+MAX_NAME = 200  # characters of a name that may be a slip of another; comparing takes their square
+
 
 class NanolmError(Exception):
     exit_code = 1  # base of every error that is the user's to mend
@@ -64,5 +66,6 @@ def refuse(problems: list[str]) -> None:
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """A question to end a message with, where something close to `word` is known."""
-    close = get_close_matches(str(word), known, n=1)
+    word = str(word)
+    close = get_close_matches(word, known, n=1) if len(word) <= MAX_NAME else []
     return f"; did you mean {close[0]}?" if close else ""

@@ -101,6 +101,7 @@ def command(
     from nanolm.serve.app import application
     from nanolm.serve.engine import Limits
     from nanolm.serve.guard import is_loopback
+    from nanolm.serve.notes import RateLimitedNotes
     from nanolm.serve.server import bound, listen
 
     listening = bound(host, port)  # first: a port in use is told before models are loaded
@@ -109,7 +110,9 @@ def command(
         key = secrets.token_urlsafe(24)
     limits = Limits(rows=batch, queue=queue, tokens=max_tokens, seconds=timeout)
     models = load(runs, device, dtype, int8)
-    app = application(models, limits, host, key, note, allow_host, allow_origin)
+    notes = RateLimitedNotes(note)
+    notes.handle_asyncio()
+    app = application(models, limits, host, key, notes, allow_host, allow_origin)
     for worker in app.app.state.server.workers.values():  # type: ignore[attr-defined]
         worker.warm()
     sys.setswitchinterval(0.0001)  # the thread that computes must not wait for the one that sends

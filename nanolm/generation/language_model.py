@@ -43,30 +43,40 @@ class Sample:
     text: str = ""  # without the prompt and without a stop text
     stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
 
+    def add(self, token: SampledToken, piece: str, stopped: str) -> None:
+        self.tokens.append(token.id)
+        self.logprobs.append(token.logprob)
+        if token.top:
+            self.top.append(token.top)
+        self.text += piece
+        self.stopped = stopped
+
 
 class TextBuilder:
-    def __init__(self, sample: Sample, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    """The text of tokens, written down in `sample` if there is one."""
+
+    def __init__(self, sample: Sample | None, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.sample, self.params, self.tokenizer = sample, params, tokenizer
         self.transcript = Transcript(params.stop)
+        self.count = 0
+        self.stopped = ""  # as in `Sample`
 
     def add(self, token: SampledToken) -> str:
-        """The text that is certain now; the sample says whether it was the last."""
-        sample, transcript = self.sample, self.transcript
-        sample.tokens.append(token.id)
-        sample.logprobs.append(token.logprob)
-        if token.top:
-            sample.top.append(token.top)
-        enough = len(sample.tokens) >= self.params.min_tokens
+        """The text that is certain now."""
+        transcript = self.transcript
+        self.count += 1
+        enough = self.count >= self.params.min_tokens
         piece = transcript.add(self.tokenizer.tokens[token.id], heed_stops=enough)
         if transcript.stopped:
-            sample.stopped = "stop"
+            self.stopped = "stop"
         elif token.id in self.tokenizer.stops:
-            sample.stopped = "end"
-        elif len(sample.tokens) == self.params.tokens:
-            sample.stopped = "length"
-        if sample.stopped:
+            self.stopped = "end"
+        elif self.count == self.params.tokens:
+            self.stopped = "length"
+        if self.stopped:
             piece += transcript.finish()
-        sample.text += piece
+        if self.sample:
+            self.sample.add(token, piece, self.stopped)
         return piece
 
 
@@ -133,10 +143,10 @@ class LanguageModel:
         while left:
             for row, token in batch.step():
                 number, builder = builders[row]
-                if builder.sample.stopped:
+                if builder.stopped:
                     continue
                 piece = builder.add(token)
-                if builder.sample.stopped:
+                if builder.stopped:
                     batch.leave(row)
                     left -= 1
                 yield number, piece

@@ -4,15 +4,21 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
-from nanolm.generation.batch import BatchRow, SampledToken
+from nanolm.generation.batch import BatchRow
 from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
 from nanolm.generation.transcript import token_name
-from nanolm.serve.engine import Limits, TokenEvent
+from nanolm.serve.engine import Limits, Tokens
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel
 from nanolm.serve.request_models import API_NAMES, APIError
+
+CHUNK = 16_384  # characters of an answer that are made and sent at a time, about
+ITEMS = 32  # of a list, at a time
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
@@ -67,7 +73,8 @@ class Answer:
         rows: list[BatchRow],
         logprobs: bool,
     ) -> None:
-        self.given, self.rows, self.logprobs = given, rows, logprobs
+        self.rows, self.logprobs = rows, logprobs
+        self.usage_wanted = given.get("stream_options", {}).get("include_usage")
         self.tokenizer = writer.tokenizer
         self.offsets = [0] * len(rows)  # characters that were given before
         self.written = 0  # tokens, of all texts
@@ -77,57 +84,54 @@ class Answer:
             "model": writer.name,
         }
 
-    def whole(self, texts: list[list[TokenEvent]]) -> dict[str, Any]:
-        choices = [self.choice(place, events) for place, events in enumerate(texts)]
-        return {**self.about, "object": self.object, "choices": choices, "usage": self.usage()}
+    def whole(self, texts: dict[int, Tokens]) -> Iterator[bytes]:
+        choices = [self.choice(place, tokens) for place, tokens in sorted(texts.items())]
+        answer = {**self.about, "object": self.object, "choices": choices, "usage": self.usage()}
+        return chunks(json_pieces(answer))
 
-    def part(self, place: int, events: list[TokenEvent]) -> str:
-        choice = self.choice(place, events, "delta")
-        return event({**self.about, "object": self.object_of_parts, "choices": [choice]})
+    def parts(self, place: int, tokens: Tokens) -> Iterator[str]:
+        for part in tokens.parts(ITEMS):
+            choice = self.choice(place, part, "delta")
+            yield event({**self.about, "object": self.object_of_parts, "choices": [choice]})
 
     def last(self) -> str:
         shape = {**self.about, "object": self.object_of_parts, "choices": [], "usage": self.usage()}
-        usage_wanted = self.given.get("stream_options", {}).get("include_usage")
-        return (event(shape) if usage_wanted else "") + "data: [DONE]\n\n"
+        return (event(shape) if self.usage_wanted else "") + "data: [DONE]\n\n"
 
     def usage(self) -> dict[str, int]:
         prompt = sum(len(row.prompt) for row in self.rows if row.number == 0)
         counts = {"prompt_tokens": prompt, "completion_tokens": self.written}
         return counts | {"total_tokens": prompt + self.written}
 
-    def choice(self, place: int, events: list[TokenEvent], kind: str = "message") -> dict[str, Any]:
-        tokens = [(each.piece, each.token) for each in events if each.token]
+    def choice(self, place: int, tokens: Tokens, kind: str = "message") -> dict[str, Any]:
         self.written += len(tokens)
         return {
             "index": place,
-            **self.content("".join(each.piece for each in events), kind),
+            **self.content(tokens.text.decode(), kind),
             "logprobs": self.chances(place, tokens) if self.logprobs else None,
-            "finish_reason": {"": None, "length": "length"}.get(events[-1].stopped, "stop"),
+            "finish_reason": {"": None, "length": "length"}.get(tokens.stopped, "stop"),
         }
 
     def content(self, text: str, kind: str) -> dict[str, Any]:
         return {"text": text}
 
-    def chances(self, place: int, tokens: list[tuple[str, SampledToken]]) -> dict[str, Any]:
-        offsets = []
-        for piece, _ in tokens:
-            offsets.append(self.offsets[place])
-            self.offsets[place] += len(piece)
-        alternatives = [
-            [
-                {"id": id, "token": token_name(self.tokenizer, id), "logprob": finite(logprob)}
-                for id, logprob in token.top
-            ]
-            for _, token in tokens
-        ]
+    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
+        """Its lists are iterators: in full they would take far more memory than `tokens`."""
+        name, before = partial(token_name, self.tokenizer), self.offsets[place]
+        self.offsets[place] += sum(tokens.lengths)
         return {
-            "tokens": [token_name(self.tokenizer, token.id) for _, token in tokens],
-            "token_logprobs": [finite(token.logprob) for _, token in tokens],
-            "top_logprobs": [{each["token"]: each["logprob"] for each in a} for a in alternatives],
-            "text_offset": offsets,
+            "tokens": map(name, tokens.ids),
+            "token_logprobs": map(finite, tokens.logprobs),
+            "top_logprobs": (
+                {name(id): finite(logprob) for id, logprob in top} for top in tokens.alternatives()
+            ),
+            "text_offset": islice(accumulate(tokens.lengths, initial=before), len(tokens)),
             # Ours: texts of tokens can be the same, their ids cannot.
-            "ids": [token.id for _, token in tokens],
-            "alternatives": alternatives,
+            "ids": iter(tokens.ids),
+            "alternatives": (
+                [{"id": id, "token": name(id), "logprob": finite(logprob)} for id, logprob in top]
+                for top in tokens.alternatives()
+            ),
         }
 
 
@@ -139,12 +143,12 @@ class ChatAnswer(Answer):
         rest = {"refusal": None} if kind == "message" else {}
         return {kind: {"role": "assistant", "content": text, **rest}}
 
-    def chances(self, place: int, tokens: list[tuple[str, SampledToken]]) -> dict[str, Any]:
-        content = [
+    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
+        content = (
             self.token(token.id, token.logprob)
             | {"top_logprobs": [self.token(*each) for each in token.top]}
-            for _, token in tokens
-        ]
+            for token in tokens
+        )
         return {"content": content, "refusal": None}
 
     def token(self, id: int, logprob: float) -> dict[str, Any]:
@@ -162,7 +166,40 @@ def finite(logprob: float) -> float:
 
 
 def event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {''.join(json_pieces(value))}\n\n"
+
+
+def json_pieces(value: Any) -> Iterator[str]:
+    """`value` as JSON, piece by piece; an iterator in it becomes a list, a few items at a time."""
+    if isinstance(value, Iterator):
+        comma = "["
+        while items := list(islice(value, ITEMS)):
+            yield comma + encode(items)[1:-1]
+            comma = ","
+        yield "[]" if comma == "[" else "]"
+    elif isinstance(value, dict | list) and value:
+        mapping, comma = isinstance(value, dict), ""
+        yield "{" if mapping else "["
+        for each in value:
+            yield f"{comma}{encode(each)}:" if mapping else comma
+            yield from json_pieces(value[each] if mapping else each)
+            comma = ","
+        yield "}" if mapping else "]"
+    else:
+        yield encode(value)
+
+
+def chunks(pieces: Iterable[str]) -> Iterator[bytes]:
+    """The same, in pieces of about `CHUNK`."""
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield "".join(held).encode()
+            held, size = [], 0
+    if held:
+        yield "".join(held).encode()
 
 
 def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:

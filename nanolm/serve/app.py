@@ -5,8 +5,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -19,11 +22,27 @@ from starlette.routing import Route
 from nanolm.errors import NanolmError
 from nanolm.generation.transcript import token_name
 from nanolm.serve import api
-from nanolm.serve.engine import Engine, GenerationRequest, Limits, QueueFull, TokenEvent
-from nanolm.serve.guard import AccessGuard, Receive, Scope, Send, json_body
+from nanolm.serve.engine import (
+    MAX_TOP_LOGPROBS,
+    ByteBudget,
+    Engine,
+    GenerationRequest,
+    Limits,
+    QueueFull,
+    Tokens,
+)
+from nanolm.serve.guard import (
+    AccessGuard,
+    Receive,
+    Scope,
+    Send,
+    declared_size,
+    parse_json,
+    read_body,
+)
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 from nanolm.serve.openapi import document
-from nanolm.serve.request_models import MAX_TOP_LOGPROBS, APIError, RequestModels, checked
+from nanolm.serve.request_models import APIError, RequestModels, checked
 from nanolm.text.page import SURPRISE_STYLE
 from nanolm.webpage import beside
 
@@ -34,7 +53,8 @@ PAGE_FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 MAX_INSPECTIONS = 8  # pages that are kept
-LONG_TEXT = 20_000  # characters that are not made into tokens by the event loop itself
+LONG_BODY = 20_000  # bytes of a request that the event loop does not check itself
+BODY_BYTES = 64 << 20  # of all requests that are being read and checked
 MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
 
 Kind = TypeVar("Kind", bound=ServedModel)
@@ -54,6 +74,8 @@ class Server:
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
         self.looks: dict[str, str] = {}
+        self.bodies = ByteBudget(BODY_BYTES)
+        self.threads = ThreadPoolExecutor(4, "check")  # of more at once, each takes longer
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -71,8 +93,11 @@ class Server:
 
         def post(path: str, model: type[BaseModel], answer: Callable[..., Any]) -> Route:
             async def endpoint(request: Request) -> Response:
-                given = checked(await json_body(request, self.limits.body), model)
-                response: Response = await answer(request, given)
+                with self.bodies.hold(declared_size(request, self.limits.body)):
+                    data = await read_body(request, self.limits.body)
+                    request.state.size = len(data)
+                    given = await self.aside(request, lambda: checked(parse_json(data), model))
+                    response: Response = await answer(request, given)
                 return response
 
             return Route(path, endpoint, methods=["POST"])
@@ -114,7 +139,7 @@ class Server:
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
         worker = self.workers[writer.name]
-        answer: api.Answer = await self.aside(given, api.parse, given, writer, self.limits)
+        answer: api.Answer = await self.aside(request, api.parse, given, writer, self.limits)
         rows = answer.rows
         if len(rows) > (most := self.limits.queue + worker.most):
             raise APIError(f"{len(rows)} texts at once; at most {most}", param="n")
@@ -123,25 +148,16 @@ class Server:
             wanted = f"{told:,} tokens and alternatives at once; at most {most:,}"
             raise APIError(f"{wanted}: ask for less of n, max_tokens or logprobs")
         client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
-        streamed, seconds = given.get("stream", False), self.limits.seconds
-        generation = GenerationRequest(worker, rows, client, seconds, streamed)
-        self.engine.take(generation)
-        if streamed:
-            return Stream(generation, answer, seconds)
-        pieces: list[list[TokenEvent]] = [[] for _ in rows]
-        with listening(request.receive, generation):
-            async for events in generation.events():
-                for each in events:
-                    pieces[each.place].append(each)
-        if sum(map(len, pieces)) < LONG_TEXT // 10:
-            return JSONResponse(answer.whole(pieces))
-        return await asyncio.to_thread(lambda: JSONResponse(answer.whole(pieces)))
+        streamed = given.get("stream", False)
+        generation = GenerationRequest(worker, rows, client, self.limits.seconds, streamed)
+        return (Stream if streamed else Whole)(self.engine, generation, answer)
 
-    async def aside(self, given: dict[str, Any], call: Callable[..., Any], *values: Any) -> Any:
-        """Call it; in another thread where it may take long."""
-        if sum(len(str(value)) for value in given.values()) < LONG_TEXT:
+    async def aside(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
+        """Call it; in another thread where the request is so long that it may take a while."""
+        if request.state.size < LONG_BODY:
             return call(*values)
-        return await asyncio.to_thread(call, *values)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.threads, partial(call, *values))
 
     def count(self, model: ServedModel, texts: list[str]) -> list[int]:
         """The ids of all texts, which are no more than a prompt may have."""
@@ -153,13 +169,13 @@ class Server:
     async def classify(self, request: Request, given: dict[str, Any]) -> Response:
         labeller, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
-        await self.aside(given, self.count, labeller, texts)
+        await self.aside(request, self.count, labeller, texts)
         chances = await self.engine.do(lambda: labeller.classify(texts))
         return JSONResponse(api.labels_json(labeller, chances))
 
     async def tokenize(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel)
-        ids = await self.aside(given, self.count, model, [given["text"]])
+        ids = await self.aside(request, self.count, model, [given["text"]])
         tokens = [token_name(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
@@ -170,7 +186,7 @@ class Server:
             text = given.get("text", "")
             if isinstance(model, ServedClassifier):
                 text = text.strip()  # as it is classified
-            ids = await self.aside(given, model.tokenizer.encode_prompt, text)
+            ids = await self.aside(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"there is no token {max(ids)}", param="ids")
         page = await self.engine.do(lambda: model.look(ids))
@@ -209,32 +225,65 @@ class Server:
         return JSONResponse(refusal.body(), refusal.status, headers)
 
 
-class Stream(Response):
-    def __init__(self, generation: GenerationRequest, answer: api.Answer, seconds: float) -> None:
-        self.generation, self.answer, self.seconds = generation, answer, seconds
-        self.background = None
+class Generated(Response):
+    """Asks for texts and sends them, as fast as the client takes them. Until then they are held,
+    in a budget of bytes."""
+
+    def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
+        self.engine, self.generation, self.answer = engine, generation, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        with listening(receive, self.generation), contextlib.suppress(TimeoutError):
-            # Whoever does not take what is sent keeps the connection for so long and no longer.
-            async with asyncio.timeout(self.seconds + 10):
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                async for text in self.texts():
-                    part = {"type": "http.response.body", "body": text.encode(), "more_body": True}
-                    await send(part)
+        generation = self.generation
+        with self.engine.budget.hold(generation.bytes, generation.worker.retry_after()):
+            self.engine.take(generation)
+            with listening(receive, generation) as listener:
+                async for chunk in self.send_start(send):
+                    if listener.done():  # the client has gone
+                        return
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await asyncio.sleep(0)  # others have their turn
                 await send({"type": "http.response.body", "body": b""})
 
-    async def texts(self) -> AsyncIterator[str]:
+    async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        """Send status and headers, and give what is to follow."""
+        raise NotImplementedError
+        yield
+
+
+class Whole(Generated):
+    async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        texts: dict[int, Tokens] = {}
+        async for fresh in self.generation.events():
+            texts = fresh  # all comes at once
+        chunks = self.answer.whole(texts)
+        first, rest = next(chunks), next(chunks, None)
+        headers = {"content-type": "application/json"}
+        if rest is None:
+            headers["content-length"] = str(len(first))
+        await send(start(headers))
+        yield first
+        if rest is not None:
+            yield rest
+        for chunk in chunks:
+            yield chunk
+
+
+class Stream(Generated):
+    async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        await send(start({"content-type": "text/event-stream; charset=utf-8"}))
         try:
-            async for events in self.generation.events():
-                by_text: dict[int, list[TokenEvent]] = {}
-                for each in events:
-                    by_text.setdefault(each.place, []).append(each)
-                yield "".join(self.answer.part(place, new) for place, new in by_text.items())
-            yield self.answer.last()
+            async for texts in self.generation.events():
+                parts = (self.answer.parts(place, tokens) for place, tokens in texts.items())
+                for chunk in api.chunks(itertools.chain.from_iterable(parts)):
+                    yield chunk
+            yield self.answer.last().encode()
         except Exception:  # it has begun, so no status can tell
-            yield api.event(APIError("computing failed", 500).body())
+            yield api.event(APIError("computing failed", 500).body()).encode()
+
+
+def start(headers: dict[str, str]) -> dict[str, Any]:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": raw}
 
 
 @contextlib.contextmanager
@@ -249,7 +298,7 @@ def listening(receive: Receive, generation: GenerationRequest) -> Any:
 
     listener = asyncio.create_task(listen())
     try:
-        yield
+        yield listener
     finally:
         generation.gone = True
         listener.cancel()

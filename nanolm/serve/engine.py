@@ -16,18 +16,19 @@ import contextlib
 import itertools
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from nanolm.errors import NanolmError
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
-from nanolm.generation.language_model import LanguageModel, Sample, TextBuilder, max_rows
+from nanolm.generation.language_model import LanguageModel, TextBuilder, max_rows
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.device import use_fitting_threads
@@ -39,6 +40,10 @@ MIN_SEND_INTERVAL = 0.005  # seconds
 CPU_PREFILL_TOKENS = 2048  # tokens of prompts, between two tokens of those who are written for
 SWEEP_INTERVAL = 0.1  # seconds between looks at who waits in vain
 IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
+ANSWER_BYTES = 96 << 20  # of all answers that are being written or sent, at least
+PROMPT_BYTES = 40  # of each token of a prompt
+SMALL_BYTES = 64 << 10  # of a request that is never refused for its size
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,55 @@ class QueueFull(NanolmError):
         self.seconds = seconds  # until it is worth trying again
 
 
-class TokenEvent(NamedTuple):
-    place: int  # which of its request
-    piece: str
-    token: SampledToken | None  # None: only its end
-    stopped: str  # why it ended, if it has
+class Tokens:
+    """What was written of one text, in arrays: objects would take ten times the memory."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()  # UTF-8
+        self.lengths = array("I")  # characters of the text that each token has added
+        self.ids, self.logprobs = array("i"), array("f")
+        self.top = 0  # alternatives of each token
+        self.top_ids, self.top_logprobs = array("i"), array("f")
+        self.stopped = ""  # why it ended, if it has
+
+    def add(self, piece: str, token: SampledToken, stopped: str) -> None:
+        self.lengths.append(len(piece))
+        self.ids.append(token.id)
+        self.logprobs.append(token.logprob)
+        self.top = len(token.top)
+        self.top_ids.extend(id for id, _ in token.top)
+        self.top_logprobs.extend(logprob for _, logprob in token.top)
+        self.end(piece, stopped)
+
+    def end(self, piece: str, stopped: str) -> None:
+        self.text += piece.encode()
+        self.stopped = stopped
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[SampledToken]:
+        return map(SampledToken, self.ids, self.logprobs, self.alternatives())
+
+    def alternatives(self) -> Iterator[list[tuple[int, float]]]:
+        for number in range(len(self)):
+            its = slice(number * self.top, (number + 1) * self.top)
+            yield list(zip(self.top_ids[its], self.top_logprobs[its], strict=True))
+
+    def parts(self, size: int) -> "Iterator[Tokens]":
+        """The same, up to `size` tokens at a time."""
+        text, at = self.text.decode(), 0
+        for first in range(0, max(1, len(self)), size):
+            part, its = Tokens(), slice(first, first + size)
+            part.lengths, part.ids = self.lengths[its], self.ids[its]
+            part.logprobs, part.top = self.logprobs[its], self.top
+            its = slice(first * self.top, (first + size) * self.top)
+            part.top_ids, part.top_logprobs = self.top_ids[its], self.top_logprobs[its]
+            last = first + size >= len(self)
+            end = len(text) if last else at + sum(part.lengths)
+            part.end(text[at:end], self.stopped if last else "")
+            at = end
+            yield part
 
 
 class GenerationRequest:
@@ -79,40 +128,49 @@ class GenerationRequest:
     ) -> None:
         self.worker, self.client, self.streamed = worker, client, streamed
         self.builders = {
-            row: (place, TextBuilder(Sample(), row.params, worker.writer.tokenizer))
+            row: (place, TextBuilder(None, row.params, worker.writer.tokenizer))
             for place, row in enumerate(rows)
         }
+        self.bytes = sum(row.params.tokens * token_bytes(row.top) for row in rows)
+        self.bytes += sum(len(row.prompt) * PROMPT_BYTES for row in rows if row.number == 0)
         self.deadline = time.monotonic() + seconds
         self.left = len(rows)  # texts that are not finished
         self.gone = False  # nobody waits for it any more
         self.failed: Exception | None = None
-        self.fresh: deque[TokenEvent] = deque()
+        self.fresh: dict[int, Tokens] = {}  # by the place of the text
+        self.lock = threading.Lock()  # of what is fresh
         self.ready = asyncio.Event()
 
     def add(self, row: BatchRow, token: SampledToken) -> bool:
         """Write it down; is the text finished?"""
         place, builder = self.builders[row]
         piece = builder.add(token)
-        self.fresh.append(TokenEvent(place, piece, token, builder.sample.stopped))
-        return bool(builder.sample.stopped)
+        with self.lock:
+            self.fresh.setdefault(place, Tokens()).add(piece, token, builder.stopped)
+        return bool(builder.stopped)
 
     def cut(self, row: BatchRow) -> None:
         place, builder = self.builders[row]
-        self.fresh.append(TokenEvent(place, builder.transcript.finish(), None, "length"))
+        with self.lock:
+            self.fresh.setdefault(place, Tokens()).end(builder.transcript.finish(), "length")
 
     def has_just_begun(self) -> bool:
-        return all(len(builder.sample.tokens) <= 1 for _, builder in self.builders.values())
+        return all(builder.count <= 1 for _, builder in self.builders.values())
 
-    async def events(self) -> AsyncIterator[list[TokenEvent]]:
-        """What is new, until all texts are finished. Whoever stops listening has gone."""
+    async def events(self) -> AsyncIterator[dict[int, Tokens]]:
+        """What is new of each text, until all are finished; if not streamed, all of it then.
+        Whoever stops listening has gone."""
         try:
             while True:
                 await self.ready.wait()
                 self.ready.clear()
                 over = not self.left  # before the rest is taken, so that nothing is left
-                fresh = [self.fresh.popleft() for _ in range(len(self.fresh))]
                 if self.failed:
                     raise self.failed
+                fresh: dict[int, Tokens] = {}
+                if over or self.streamed:
+                    with self.lock:
+                        fresh, self.fresh = self.fresh, fresh
                 if fresh:
                     yield fresh
                 if over:
@@ -120,6 +178,28 @@ class GenerationRequest:
         finally:
             self.gone = True
             self.worker.engine.wake.set()
+
+
+class ByteBudget:
+    """Bytes that requests hold together. A small one is never refused; connections bound those."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+
+    @contextlib.contextmanager
+    def hold(self, size: int, retry_after: int = 1) -> Iterator[None]:
+        if size > SMALL_BYTES and self.held + size > self.most:
+            raise QueueFull(retry_after)
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
+
+def token_bytes(top: int) -> int:
+    """Memory of a token with its alternatives in `Tokens`, arrays' spare places included."""
+    return 32 + 9 * top
 
 
 class FairQueue:
@@ -235,6 +315,12 @@ class ModelWorker:
         request.left -= 1
         self.engine.pending.setdefault(request)
 
+    def retry_after(self) -> int:
+        """Seconds until there may be room."""
+        texts = max(1, self.queue.length)
+        tokens = texts * sum(row.params.tokens for row in list(self.running)) / self.most
+        return round(min(60, max(1, tokens / max(1, self.speed) / 4)))
+
     def busy(self) -> bool:
         return bool(self.queue.length or self.running or (self.batch and self.batch.busy()))
 
@@ -252,6 +338,8 @@ class ModelWorker:
 class Engine:
     def __init__(self, limits: Limits, note: Callable[[str], None]) -> None:
         self.limits, self.note = limits, note
+        largest = limits.tokens * token_bytes(MAX_TOP_LOGPROBS) + limits.body * PROMPT_BYTES
+        self.budget = ByteBudget(max(ANSWER_BYTES, largest))
         self.workers: list[ModelWorker] = []
         self.requests: deque[GenerationRequest] = deque()
         self.tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -288,9 +376,7 @@ class Engine:
         worker = request.worker
         room = self.limits.queue + max(0, worker.most - len(worker.running))
         if self.closed or self.waiting() + len(request.builders) > room:
-            texts = max(1, worker.queue.length)
-            tokens = texts * sum(row.params.tokens for row in list(worker.running)) / worker.most
-            raise QueueFull(round(min(60, max(1, tokens / max(1, worker.speed) / 4))))
+            raise QueueFull(worker.retry_after())
         self.requests.append(request)
         self.wake.set()
 

@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,6 +44,57 @@ PREFLIGHT = {
 }
 PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
 BODY_SECONDS = 20.0  # in which a body has to be here
+FREE_FAILURES = 8  # wrong keys of one address that are answered at once
+DELAY = 0.05  # seconds that each further one takes longer
+MAX_DELAY = 2.0  # seconds
+MAX_WAITING = 32  # wrong keys of one address; more are not looked at
+MAX_SENDERS = 4096  # addresses that are remembered
+FORGET_SECONDS = 300.0  # after the last wrong key
+
+
+class WrongKeys:
+    """Answers to wrong keys are slow: those to one address come one after the other, each later
+    than the last. Whoever hangs up has used a turn; right keys and other addresses do not wait."""
+
+    def __init__(self) -> None:
+        self.senders: dict[str, Failures] = {}  # the last that failed at the end
+
+    def too_many(self, sender: str) -> bool:
+        """Do so many wait that no more keys are tried? Else each would be told at once."""
+        return sender in self.senders and self.senders[sender].waiting >= MAX_WAITING
+
+    async def delay(self, sender: str) -> None:
+        now = time.monotonic()
+        failures = self.senders.pop(sender, None)
+        if failures is None or now > failures.next + FORGET_SECONDS:
+            failures = Failures()
+        self.senders[sender] = failures
+        if len(self.senders) > MAX_SENDERS:
+            del self.senders[next(iter(self.senders))]
+        failures.count += 1
+        seconds = min(MAX_DELAY, DELAY * max(0, failures.count - FREE_FAILURES))
+        failures.next = max(now, failures.next) + seconds
+        failures.waiting += 1
+        try:
+            await asyncio.sleep(failures.next - now)
+        finally:
+            failures.waiting -= 1
+
+
+@dataclass
+class Failures:
+    count: int = 0
+    waiting: int = 0  # for their answer
+    next: float = 0.0  # when the last of them is answered
+
+
+def sender(scope: Scope) -> str:
+    """The client's address; of IPv6 the network, in which a client may take any address."""
+    address, _ = scope.get("client") or ("", 0)
+    literal = ip(address)
+    if isinstance(literal, ipaddress.IPv6Address) and not literal.ipv4_mapped:
+        return str(ipaddress.ip_network((literal.packed[:8] + bytes(8), 64)))
+    return address
 
 
 class AccessGuard:
@@ -57,6 +110,7 @@ class AccessGuard:
         self.key = hashlib.sha256(key.encode()).digest() if key is not None else None
         self.hosts = {host.lower() for host in (address, *hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
+        self.wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -81,10 +135,17 @@ class AccessGuard:
             if foreign and scope["method"] == "OPTIONS":
                 app = Response(status_code=204, headers=PREFLIGHT)
         except APIError as error:
-            app = JSONResponse(error.body(), error.status)
+            if error.status == 401:
+                await self.wrong_keys.delay(sender(scope))
+            more = {400: {"connection": "close"}, 429: {"retry-after": "1"}}.get(error.status)
+            app = JSONResponse(error.body(), error.status, more)
         await app(scope, receive, send_guarded)
 
     def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
+        # Others on the way may see the end of such a request elsewhere, and another one behind it.
+        chunked = "transfer-encoding" in headers
+        if chunked and ("content-length" in headers or scope["http_version"] != "1.1"):
+            raise APIError("send Content-Length, or with HTTP/1.1 Transfer-Encoding, not both")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
             raise APIError("unknown host name: use the address, or see --allow-host", 403)
@@ -96,6 +157,8 @@ class AccessGuard:
         public = path in PUBLIC_PATHS or path.startswith("/look/")
         if self.key is None or public or scope["method"] == "OPTIONS":
             return
+        if self.wrong_keys.too_many(sender(scope)):
+            raise APIError("too many wrong keys from this address", 429)
         given = headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
@@ -128,8 +191,13 @@ def is_loopback(address: str) -> bool:
     return literal is not None and literal.is_loopback
 
 
-async def json_body(request: Request, most: int) -> Any:
-    """The JSON that a request brings, if it is not too much and comes in time."""
+def declared_size(request: Request, most: int) -> int:
+    size = request.headers.get("content-length", "")
+    return min(int(size), most) if size.isdigit() else most
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """What a request brings, if it is to be JSON, is not too much and comes in time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise APIError("send JSON, with Content-Type: application/json", 415)
@@ -148,6 +216,10 @@ async def json_body(request: Request, most: int) -> Any:
         raise APIError(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
     except ClientDisconnect:
         raise APIError("the body ends too early") from None
+    return bytes(data)
+
+
+def parse_json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8"), parse_constant=no_number)
     except (ValueError, RecursionError) as error:

@@ -14,11 +14,10 @@ from pydantic import Discriminator, Field, Tag
 
 from nanolm.errors import NanolmError, did_you_mean
 from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, SamplingParams
-from nanolm.serve.engine import Limits
+from nanolm.serve.engine import MAX_TOP_LOGPROBS, Limits
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's name of a parameter
-MAX_TOP_LOGPROBS = 20
 CHAT = (
     "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
     "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "

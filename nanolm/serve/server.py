@@ -3,52 +3,116 @@
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanolm.errors import UsageError
-from nanolm.serve.guard import App
+from nanolm.serve.guard import App, Receive, Scope, Send
+from nanolm.serve.request_models import APIError
 
 HEADER_SECONDS = 20.0  # in which a client has to say what it wants
+STALL_SECONDS = 20.0  # in which it has to take something of what was sent
+LOOK_SECONDS = 1.0  # between two looks at a connection
 SHUTDOWN_SECONDS = 20  # seconds for what is being written when the server is to stop
+MAX_CONNECTIONS = 512  # more than rows that may be written and wait
+ACCEPTS = 16  # new connections in one turn of the event loop; closing one takes some turns
+SPARE_DESCRIPTORS = 6 * ACCEPTS  # for those under way, and for files
+BACKLOG = 1024  # connections that the system keeps until they are accepted
 
 
-class HeaderTimeoutProtocol(H11Protocol):
+class BoundedProtocol(H11Protocol):
+    """Ends a connection that asks for nothing, or whose client takes nothing of what is sent, and
+    the one that has been idle longest where there are too many. Slow clients are waited for."""
+
+    most = MAX_CONNECTIONS
     alarm: asyncio.TimerHandle | None = None
+    since = 0.0  # when something was last asked for, or taken
+    unsent = 0  # bytes, when it was last looked at
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.watch()
+        self.since = self.loop.time()
+        self.look()
+        if len(self.connections) > self.most:
+            self.make_room()
 
     def on_response_complete(self) -> None:
+        self.since = self.loop.time()
         super().on_response_complete()
-        self.watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.rest()
-        super().connection_lost(exc)
-
-    def watch(self) -> None:
-        """Let time run while nothing is asked for, from the first such moment on."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.rest()
-        elif self.alarm is None:
-            # Not closed: that waits for a client that may never take what was sent.
-            self.alarm = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-
-    def rest(self) -> None:
         if self.alarm is not None:
             self.alarm.cancel()
-            self.alarm = None
+        super().connection_lost(exc)
+
+    def busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def look(self) -> None:
+        now, unsent = self.loop.time(), unsent_bytes(self.transport)
+        if unsent != self.unsent or (self.busy() and not unsent):
+            self.since = now
+        elif now - self.since > (STALL_SECONDS if unsent else HEADER_SECONDS):
+            # Not closed: that waits for a client that may never take what was sent.
+            return self.transport.abort()
+        self.unsent = unsent
+        self.alarm = self.loop.call_later(LOOK_SECONDS, self.look)
+
+    def make_room(self) -> None:
+        others: list[Any] = [each for each in self.connections if each is not self]
+        idle = [each for each in others if each.droppable()]
+        if idle:  # those that are still sending what they ask for come last
+            dropped = min(idle, key=lambda each: (each.busy(), each.since))
+            self.connections.discard(dropped)
+            dropped.transport.abort()
+        else:
+            self.app = partial(refuse_crowd, self.app)
+
+    def droppable(self) -> bool:
+        asking = not self.busy() or self.cycle.more_body
+        return asking and not self.transport.get_write_buffer_size()
+
+
+async def refuse_crowd(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http" and scope["path"] != "/health":
+        error = APIError("too many connections; try again later", 503)
+        app = JSONResponse(error.body(), 503, {"retry-after": "1", "connection": "close"})
+    await app(scope, receive, send)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not taken: those of ours, and those the system still has."""
+    queued = 0
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows cannot tell
+        import fcntl
+        import termios
+
+        file = transport.get_extra_info("socket").fileno()
+        (queued,) = struct.unpack("i", fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)))
+    return transport.get_write_buffer_size() + queued
+
+
+def max_connections() -> int:
+    """As many as there are descriptors for, less some."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    used = os.open(os.devnull, os.O_RDONLY)  # the lowest that is free
+    os.close(used)
+    return max(ACCEPTS, min(MAX_CONNECTIONS, limit - used - SPARE_DESCRIPTORS))
 
 
 class GracefulServer(uvicorn.Server):
@@ -60,6 +124,8 @@ class GracefulServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listening in sockets or []:
+            listening.listen(BACKLOG)  # asyncio accepts as many at once as it was told, ACCEPTS
         self.ready()
 
     @contextlib.contextmanager
@@ -90,9 +156,12 @@ def bound(address: str, port: int) -> socket.socket:
 
 
 def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> None:
+    class Protocol(BoundedProtocol):
+        most = max_connections()
+
     config = uvicorn.Config(
         app,
-        http=HeaderTimeoutProtocol,
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -100,7 +169,8 @@ def listen(app: App, listening: socket.socket, ready: Callable[[], None]) -> Non
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=15,
+        backlog=ACCEPTS,
+        timeout_keep_alive=3600,  # BoundedProtocol ends idle connections
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=65_536,
     )

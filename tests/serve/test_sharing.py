@@ -15,7 +15,7 @@ from nanolm.serve.engine import (
     Limits,
     ModelWorker,
     QueueFull,
-    TokenEvent,
+    Tokens,
 )
 from nanolm.serve.models import ServedLanguageModel, names_of
 from nanolm.text.tokenizer import train_tokenizer
@@ -59,14 +59,15 @@ def test_who_has_gone_waits_no_longer(engine: Engine) -> None:
     assert [queue.next()[0] for _ in range(queue.length)] == [staying] * 2
 
 
-async def all_of(request: GenerationRequest) -> list[TokenEvent]:
-    return [events async for part in request.events() for events in part]
+async def all_of(request: GenerationRequest) -> dict[int, Tokens]:
+    (texts,) = [texts async for texts in request.events()]
+    return texts
 
 
 def test_requests_share_steps_and_nothing_else(engine: Engine) -> None:
     """Seven texts of three requests in three places: each as if it were alone."""
 
-    async def ask() -> list[list[TokenEvent]]:
+    async def ask() -> list[dict[int, Tokens]]:
         engine.start(asyncio.get_running_loop())
         requests = [request_of(worker, count, seed=7 * count) for count in (4, 2, 1)]
         for request in requests:
@@ -89,10 +90,9 @@ def test_requests_share_steps_and_nothing_else(engine: Engine) -> None:
     assert 12 * 7 / 3 <= steps <= 12 * 4  # not 12 * 7
     for request, count in zip(found, (4, 2, 1), strict=True):
         for place in range(count):
-            events = [each for each in request if each.place == place]
-            ids = [each.token.id for each in events if each.token]
-            assert ids == alone(worker.writer, [7 * count + 1, 2], place, 7 * count)
-            assert [each.stopped for each in events] == [""] * 11 + ["length"]
+            expected = alone(worker.writer, [7 * count + 1, 2], place, 7 * count)
+            assert list(request[place].ids) == expected
+            assert request[place].stopped == "length"
 
 
 def alone(writer: LanguageModel, prompt: list[int], number: int, seed: int) -> list[int]:
@@ -117,7 +117,7 @@ def test_what_fails_is_told_and_the_next_is_written(engine: Engine) -> None:
             await all_of(broken)
         fine = request_of(worker, 2)
         engine.take(fine)
-        assert len(await all_of(fine)) == 24
+        assert sum(map(len, (await all_of(fine)).values())) == 24
         with pytest.raises(ZeroDivisionError):
             await engine.do(lambda: 1 // 0)
         assert await engine.do(lambda: 6 * 7) == 42
@@ -134,7 +134,7 @@ def test_without_a_queue_there_is_still_one_at_a_time(models: Path) -> None:
         assert await engine.do(lambda: 6 * 7) == 42
         only = request_of(worker, 1)
         engine.take(only)
-        assert len(await all_of(only)) == 12
+        assert len((await all_of(only))[0]) == 12
         engine.close()
 
     asyncio.run(ask())
