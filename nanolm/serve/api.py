@@ -18,7 +18,9 @@ from nanolm.serve.request_models import API_NAMES, APIError
 
 CHUNK = 16_384  # characters of an answer that are made and sent at a time, about
 ITEMS = 32  # of a list, at a time
-encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
+).encode  # an iterator as a list
 
 
 def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
@@ -166,11 +168,11 @@ def finite(logprob: float) -> float:
 
 
 def event(value: dict[str, Any]) -> str:
-    return f"data: {''.join(json_pieces(value))}\n\n"
+    return f"data: {encode(value)}\n\n"
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """`value` as JSON, piece by piece; an iterator in it becomes a list, a few items at a time."""
+    """`value` as JSON, piece by piece; of an iterator in it a few items at a time."""
     if isinstance(value, Iterator):
         comma = "["
         while items := list(islice(value, ITEMS)):

@@ -145,7 +145,7 @@ class AccessGuard:
         # Others on the way may see the end of such a request elsewhere, and another one behind it.
         chunked = "transfer-encoding" in headers
         if chunked and ("content-length" in headers or scope["http_version"] != "1.1"):
-            raise APIError("send Content-Length, or with HTTP/1.1 Transfer-Encoding, not both")
+            raise APIError("send Content-Length, or (not by HTTP/1.0) Transfer-Encoding")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
             raise APIError("unknown host name: use the address, or see --allow-host", 403)

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import socket
-import struct
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -69,17 +69,19 @@ class BoundedProtocol(H11Protocol):
 
     def make_room(self) -> None:
         others: list[Any] = [each for each in self.connections if each is not self]
-        idle = [each for each in others if each.droppable()]
-        if idle:  # those that are still sending what they ask for come last
-            dropped = min(idle, key=lambda each: (each.busy(), each.since))
-            self.connections.discard(dropped)
-            dropped.transport.abort()
+        # Those that are still sending what they ask for come last.
+        others.sort(key=lambda each: (each.busy(), each.since))
+        if idle := next((each for each in others if each.idle()), None):
+            self.connections.discard(idle)
+            idle.transport.abort()
         else:
             self.app = partial(refuse_crowd, self.app)
 
-    def droppable(self) -> bool:
+    def idle(self) -> bool:
+        """Nothing is owed to its client, nor has it sent what is still to be read."""
         asking = not self.busy() or self.cycle.more_body
-        return asking and not self.transport.get_write_buffer_size()
+        unsent = self.transport.get_write_buffer_size()
+        return asking and not unsent and not system_bytes(self.transport, "FIONREAD")
 
 
 async def refuse_crowd(app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,14 +93,19 @@ async def refuse_crowd(app: App, scope: Scope, receive: Receive, send: Send) -> 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
     """Bytes that the client has not taken: those of ours, and those the system still has."""
-    queued = 0
+    return transport.get_write_buffer_size() + system_bytes(transport, "TIOCOUTQ")
+
+
+def system_bytes(transport: asyncio.Transport, kind: str) -> int:
+    """Bytes that the system has of a connection: unread (FIONREAD) or unsent (TIOCOUTQ)."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows cannot tell
         import fcntl
         import termios
 
         file = transport.get_extra_info("socket").fileno()
-        (queued,) = struct.unpack("i", fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)))
-    return transport.get_write_buffer_size() + queued
+        data = fcntl.ioctl(file, getattr(termios, kind), bytes(4))
+        return int.from_bytes(data, sys.byteorder)
+    return 0
 
 
 def max_connections() -> int:
