@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -44,6 +45,7 @@ PREFLIGHT = {
 }
 PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
 BODY_SECONDS = 20.0  # in which a body has to be here
+MAX_FIELDS = 1000  # of an object; none that is right has as many
 FREE_FAILURES = 8  # wrong keys of one address that are answered at once
 DELAY = 0.05  # seconds that each further one takes longer
 MAX_DELAY = 2.0  # seconds
@@ -221,9 +223,18 @@ async def read_body(request: Request, most: int) -> bytes:
 
 def parse_json(data: bytes) -> Any:
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=no_number)
+        text = data.decode("utf-8")
+        return json.loads(text, parse_constant=no_number, object_pairs_hook=some_fields)
     except (ValueError, RecursionError) as error:
         raise APIError(f"the body is not JSON: {error}") from None
+
+
+def some_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of far too many fields the first, which are wrong as well and sooner told."""
+    fields = dict(pairs)
+    return (
+        fields if len(fields) <= MAX_FIELDS else dict(itertools.islice(fields.items(), MAX_FIELDS))
+    )
 
 
 def no_number(name: str) -> Any:
