@@ -55,6 +55,12 @@ def keep_memory() -> None:
         mallopt(M_ARENA_MAX, 1)  # those of single threads are always given back
 
 
+def give_back_memory() -> None:
+    """Let the system have what this process has freed."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # only the GNU library has this
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def cache_folder() -> Path:
     """Where downloads and encoded texts are kept: $NANOLM_CACHE, or nanolm in the user's cache."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -31,6 +31,7 @@ from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
 from nanolm.generation.language_model import LanguageModel, TextBuilder, max_rows
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
+from nanolm.machine import give_back_memory
 from nanolm.model.device import use_fitting_threads
 
 # What is new is told so often and no oftener; tokens that come in between go out together. Sending
@@ -42,6 +43,7 @@ SWEEP_INTERVAL = 0.1  # seconds between looks at who waits in vain
 IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
 ANSWER_BYTES = 96 << 20  # of all answers that are being written or sent, at least
 PROMPT_BYTES = 40  # of each token of a prompt
+RELEASED_BYTES = 4 << 20  # of answers that are over; then memory is given back
 SMALL_BYTES = 64 << 10  # of a request that is never refused for its size
 MAX_TOP_LOGPROBS = 20
 
@@ -185,6 +187,7 @@ class ByteBudget:
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
+        self.released = 0  # since it was last set to 0
 
     @contextlib.contextmanager
     def hold(self, size: int, retry_after: int = 1) -> Iterator[None]:
@@ -195,6 +198,7 @@ class ByteBudget:
             yield
         finally:
             self.held -= size
+            self.released += size
 
 
 def token_bytes(top: int) -> int:
@@ -426,7 +430,9 @@ class Engine:
             self.tell()
             if not (self.tasks or self.requests or any(worker.busy() for worker in self.workers)):
                 self.tell(everything=True)
-                self.wake.wait(IDLE_WAIT)
+                if not self.wake.wait(IDLE_WAIT) and self.budget.released > RELEASED_BYTES:
+                    self.budget.released = 0
+                    give_back_memory()
 
     def turn(self, worker: ModelWorker) -> None:
         try:

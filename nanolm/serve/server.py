@@ -26,7 +26,7 @@ SHUTDOWN_SECONDS = 20  # seconds for what is being written when the server is to
 MAX_CONNECTIONS = 512  # more than rows that may be written and wait
 ACCEPTS = 16  # new connections in one turn of the event loop; closing one takes some turns
 SPARE_DESCRIPTORS = 6 * ACCEPTS  # for those under way, and for files
-BACKLOG = 1024  # connections that the system keeps until they are accepted
+BACKLOG = 4096  # connections that the system keeps until they are accepted; it may keep fewer
 
 
 class BoundedProtocol(H11Protocol):
