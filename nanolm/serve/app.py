@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from nanolm.errors import NanolmError
+from nanolm.errors import NanolmError, OutOfMemory
 from nanolm.generation.transcript import token_name
 from nanolm.serve import api
 from nanolm.serve.engine import Engine, GenerationRequest, Limits, QueueFull, TokenEvent
@@ -201,6 +201,8 @@ class Server:
                 status = error.status_code
                 refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
+            case OutOfMemory():
+                refusal = APIError(str(error), 503)
             case NanolmError():
                 refusal = APIError(str(error))
             case _:
@@ -233,8 +235,9 @@ class Stream(Response):
                     by_text.setdefault(each.place, []).append(each)
                 yield "".join(self.answer.part(place, new) for place, new in by_text.items())
             yield self.answer.last()
-        except Exception:  # it has begun, so no status can tell
-            yield api.event(APIError("computing failed", 500).body())
+        except Exception as error:  # it has begun, so no status can tell
+            about = str(error) if isinstance(error, OutOfMemory) else "computing failed"
+            yield api.event(APIError(about, 500).body())
 
 
 @contextlib.contextmanager
