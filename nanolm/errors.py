@@ -50,6 +50,12 @@ class Interrupted(NanolmError):
     exit_code = 130  # Ctrl-C, where there was nothing to save or to go on with
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Python's, CUDA's, and torch's on a CPU, which is a RuntimeError like any other."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
+
+
 class ToldElsewhere(NanolmError):
     """Another process has told what is wrong."""
 

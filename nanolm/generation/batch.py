@@ -8,9 +8,10 @@
 On a GPU a step is one CUDA graph, and the CPU reads what was drawn while the next steps run.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import eq
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class BatchRow:
     params: SamplingParams
     number: int = 0  # of those of the same prompt: each has random numbers of its own
     top: int = 0  # likeliest tokens to be told of at each place
+    # What was sampled before it joins: it goes on from there.
+    written: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 class SampledToken(NamedTuple):
@@ -76,24 +79,33 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, rows: list[BatchRow]) -> None:
+        """Begin rows and read their prompts; where one of them fails, none has joined."""
         if not rows:
             return
-        lengths = [len(row.prompt) for row in rows]
+        prompts = [row.prompt + list(row.written) for row in rows]
+        lengths = [len(prompt) for prompt in prompts]
         ends = [len(row.prompt) + row.params.tokens for row in rows]
         places = slice(len(self.rows), len(self.rows) + len(rows))
         assert places.stop <= self.sampler.rows
         assert max(ends) <= self.ids.shape[1]
-        prompts = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for prompt, row in zip(prompts, rows, strict=True):
-            prompt[: len(row.prompt)] = torch.tensor(row.prompt)
-        self.ids[places, : max(lengths)] = prompts.to(self.device)
+        padded = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+        for filled, prompt in zip(padded, prompts, strict=True):
+            filled[: len(prompt)] = torch.tensor(prompt)
+        self.ids[places, : max(lengths)] = padded.to(self.device)
         self.lengths_there[places] = torch.tensor(lengths, device=self.device)
         self.going[places] = 1
-        for place, row in enumerate(rows, start=places.start):
-            self.sampler.begin(place, row.params, row.prompt, row.number, row.top)
         self.rows += rows
         self.lengths += lengths
         self.ends += ends
+        try:
+            for place, (row, ids) in enumerate(zip(rows, prompts, strict=True), places.start):
+                written = len(row.written)
+                self.sampler.begin(place, row.params, ids, row.number, row.top, written)
+            self.decoder.prepare(self.ids, self.lengths)
+        except Exception:
+            for row in reversed(rows):  # the last first, so that none has to be moved
+                self.leave(row)
+            raise
 
     @torch.inference_mode()
     def leave(self, row: BatchRow) -> None:
@@ -129,8 +141,9 @@ class Batch:
             for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
                 likeliest: list[tuple[int, float]] = []
                 if row.top:
-                    ids = map(int, rest[: row.top])
-                    likeliest = list(zip(ids, rest[top : top + row.top], strict=True))
+                    count = min(row.top, top)  # a vocabulary may have fewer
+                    ids = map(int, rest[:count])
+                    likeliest = list(zip(ids, rest[top : top + count], strict=True))
                 yield row, SampledToken(int(id), logprob, likeliest)
 
     @torch.inference_mode()

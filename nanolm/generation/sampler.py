@@ -64,15 +64,25 @@ class Sampler:
         self.changes = 0  # of which rows have which bans
 
     def begin(
-        self, row: int, params: SamplingParams, prompt: list[int], number: int = 0, top: int = 0
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt: list[int],
+        number: int = 0,
+        top: int = 0,
+        written: int = 0,
     ) -> None:
         """A row has the random numbers of its `number`, whatever is beside it; `top` of the
-        likeliest tokens are reported."""
+        likeliest tokens are reported. The last `written` of the prompt were sampled before."""
         device = self.values.device
-        self.params[row], self.tops[row], self.steps[row] = params, top, 0
-        self.sources[row] = random.Random(params.seed * 1_000_003 + number)
+        self.params[row], self.tops[row], self.steps[row] = params, top, written
+        self.sources[row] = source = random.Random(params.seed * 1_000_003 + number)
+        drawn = [source.random() for _ in range(-(-written // RANDOM_BLOCK) * RANDOM_BLOCK)]
+        if drawn:
+            last = torch.tensor(drawn[-RANDOM_BLOCK:], dtype=torch.float64)
+            self.numbers[row] = last.to(self.numbers)
         values: list[Any] = [params.effects.get(name, each.off) for name, each in EFFECTS.items()]
-        values += [params.likeliest_only, 0]
+        values += [params.likeliest_only, written]
         self.values[row] = torch.tensor(values, dtype=self.values.dtype).to(device)
         tracked = {EFFECTS[name].tracks for name in params.effects}
         for name in tracked - {""}:
@@ -83,6 +93,9 @@ class Sampler:
             table[row] = 0
         if "seen" in tracked:
             self.seen[row, torch.tensor(prompt, device=device)] = True
+        if "counts" in tracked and written:
+            again = torch.tensor(prompt[-written:]).bincount(minlength=self.vocab_size)
+            self.counts[row] = again.to(self.counts)
         if params.ban:
             if params.ban not in self.bans:
                 self.bans[params.ban] = BannedTexts(params.ban, self.tokenizer, device)

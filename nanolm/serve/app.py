@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from nanolm.errors import NanolmError
+from nanolm.errors import NanolmError, OutOfMemory
 from nanolm.generation.transcript import token_name
 from nanolm.serve import api
 from nanolm.serve.engine import (
@@ -217,6 +217,8 @@ class Server:
                 status = error.status_code
                 refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
+            case OutOfMemory():
+                refusal = APIError(str(error), 503)
             case NanolmError():
                 refusal = APIError(str(error))
             case _:
@@ -277,8 +279,9 @@ class Stream(Generated):
                 for chunk in api.chunks(itertools.chain.from_iterable(parts)):
                     yield chunk
             yield self.answer.last().encode()
-        except Exception:  # it has begun, so no status can tell
-            yield api.event(APIError("computing failed", 500).body()).encode()
+        except Exception as error:  # it has begun, so no status can tell
+            about = str(error) if isinstance(error, OutOfMemory) else "computing failed"
+            yield api.event(APIError(about, 500).body()).encode()
 
 
 def start(headers: dict[str, str]) -> dict[str, Any]:

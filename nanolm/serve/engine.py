@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from nanolm.errors import NanolmError
+from nanolm.errors import NanolmError, OutOfMemory, out_of_memory
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
 from nanolm.generation.language_model import LanguageModel, TextBuilder, max_rows
@@ -147,6 +147,7 @@ class GenerationRequest:
         """Write it down; is the text finished?"""
         place, builder = self.builders[row]
         piece = builder.add(token)
+        row.written.append(token.id)
         with self.lock:
             self.fresh.setdefault(place, Tokens()).add(piece, token, builder.stopped)
         return bool(builder.stopped)
@@ -203,7 +204,7 @@ class ByteBudget:
 
 def token_bytes(top: int) -> int:
     """Memory of a token with its alternatives in `Tokens`, arrays' spare places included."""
-    return 32 + 9 * top
+    return 36 + 9 * top
 
 
 class FairQueue:
@@ -249,6 +250,10 @@ class ModelWorker:
         self.most = max_rows(model, self.length, limits.rows)
         self.queue = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}
+        # After a step has failed, its rows join again one at a turn: the one on trial is to blame
+        # if that fails too.
+        self.suspects: deque[BatchRow] = deque()
+        self.trial: BatchRow | None = None
         self.swept = 0.0  # when it was last seen who waits in vain
         self.speed = 0.0  # tokens a second, about
         self.threads = torch.get_num_threads()
@@ -279,43 +284,70 @@ class ModelWorker:
     def turn(self) -> None:
         """One token more of everything, and whoever waits and fits in."""
         now = time.monotonic()
-        self.batch = batch = self.batch or self.begin()
 
         def over(request: GenerationRequest) -> bool:
             return request.gone or now > request.deadline
 
         for row, request in list(self.running.items()):
             if over(request):
-                batch.leave(row)
                 self.finish(request, row, cut=True)
         if self.queue.length and now - self.swept > SWEEP_INTERVAL:
             self.swept = now
             for request, row in self.queue.drop(over):
                 self.finish(request, row, cut=True)
-        joining: list[BatchRow] = []
-        reading = 0  # tokens of prompts, for which all others have to wait
-        free = self.most - len(batch.rows)
-        while self.queue.length and reading < self.reading and len(joining) < free:
-            request, row = self.queue.next()
-            self.running[row] = request
-            joining.append(row)
-            reading += min(len(row.prompt), self.writer.model.window() or self.length)
-        batch.join(joining)
+        joining = self.next_rows()
+        self.batch = batch = self.batch or self.begin()
+        self.join(batch, joining)
         for row, token in batch.step():
             if not (found := self.running.get(row)):
                 continue  # it has ended, and this was under way
             self.engine.pending.setdefault(found)
-            if found.add(row, token):
-                batch.leave(row)
-                self.finish(found, row)
+            try:
+                ended = found.add(row, token)
+            except Exception as error:
+                self.fail(found, error)
+            else:
+                if ended:
+                    self.finish(found, row)
+        self.trial = None
         taken = time.monotonic() - now
         if batch.rows and taken > 0:
             self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
+
+    def next_rows(self) -> list[BatchRow]:
+        """Who comes next: those who wait and fit in, or one of those on trial."""
+        while self.suspects:
+            if (row := self.suspects.popleft()) in self.running:
+                self.trial = row
+                return [row]
+        rows: list[BatchRow] = []
+        reading = 0  # tokens of prompts, for which all others have to wait
+        free = self.most - (len(self.batch.rows) if self.batch else 0)
+        while self.queue.length and reading < self.reading and len(rows) < free:
+            request, row = self.queue.next()
+            self.running[row] = request
+            rows.append(row)
+            reading += min(len(row.prompt), self.writer.model.window() or self.length)
+        return rows
+
+    def join(self, batch: Batch, rows: list[BatchRow]) -> None:
+        """All together; each alone where that fails, so that it fails for one only."""
+        try:
+            batch.join(rows)
+        except Exception as error:
+            if len(rows) == 1:
+                self.fail(self.running[rows[0]], error)
+            else:
+                for row in rows:
+                    if row in self.running:
+                        self.join(batch, [row])
 
     def finish(self, request: GenerationRequest, row: BatchRow, cut: bool = False) -> None:
         if cut:
             request.cut(row)
         self.running.pop(row, None)
+        if self.batch:
+            self.batch.leave(row)
         request.left -= 1
         self.engine.pending.setdefault(request)
 
@@ -328,15 +360,28 @@ class ModelWorker:
     def busy(self) -> bool:
         return bool(self.queue.length or self.running or (self.batch and self.batch.busy()))
 
-    def fail(self, error: Exception) -> None:
-        """Whatever is written or waits ends so, and the next turn begins anew."""
-        waiting = [request for request, _ in self.queue.drop(lambda request: True)]
-        for request in (*self.running.values(), *waiting):
-            # Without its traceback, which holds on to all that was being computed.
-            request.failed, request.left = RuntimeError(repr(error)), 0
-            self.engine.pending.setdefault(request)
-        self.running.clear()
-        self.batch = None
+    def fail(self, request: GenerationRequest, error: Exception) -> None:
+        """End all texts of this request, and of no other."""
+        # Without its traceback, which holds on to all that was being computed.
+        request.failed, request.left = RuntimeError(repr(error)), 0
+        if out_of_memory(error):
+            request.failed = OutOfMemory("not enough memory for this request; ask for less")
+        for row in request.builders:
+            self.running.pop(row, None)
+            if self.batch:
+                self.batch.leave(row)
+        self.queue.drop(lambda waiting: waiting is request)
+        self.engine.pending.setdefault(request)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            self.engine.note(f"writing failed: {error!r}")
+
+    def recover(self, error: Exception) -> None:
+        """A step of all texts has failed. They go on where they stand, less the one to blame."""
+        blamed = next(iter(self.running)) if len(self.running) == 1 else self.trial
+        self.batch, self.trial = None, None
+        if blamed in self.running:
+            self.fail(self.running[blamed], error)
+        self.suspects = deque(self.running)
 
 
 class Engine:
@@ -440,9 +485,7 @@ class Engine:
                 torch.set_num_threads(worker.threads)
             worker.turn()
         except Exception as error:  # of this model alone; the others go on
-            worker.fail(error)
-            with contextlib.suppress(OSError):  # a terminal that is gone
-                self.note(f"writing failed: {error!r}")
+            worker.recover(error)
 
     def tell(self, everything: bool = False) -> None:
         """Wake those who have events: at once if few are written, and not too often if many are."""

@@ -35,8 +35,13 @@ class APIError(NanolmError):
     def body(self) -> dict[str, Any]:
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         default = "server_error" if self.status >= 500 else "invalid_request_error"
-        about = {"type": kinds.get(self.status, default), "param": self.param, "code": self.code}
-        return {"error": {"message": str(self), **about}}
+        about = {"type": kinds.get(self.status, default), "code": self.code}
+        # What a request says may hold half a character, which cannot be sent back.
+        message, param = (
+            text and text.encode(errors="backslashreplace").decode()
+            for text in (str(self), self.param)
+        )
+        return {"error": {"message": message, "param": param, **about}}
 
 
 class RequestModel(pydantic.BaseModel):

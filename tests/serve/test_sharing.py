@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanolm.generation.batch import BatchRow
+from nanolm.generation.batch import Batch, BatchRow
 from nanolm.generation.language_model import LanguageModel, load
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.serve.engine import (
@@ -101,20 +101,22 @@ def alone(writer: LanguageModel, prompt: list[int], number: int, seed: int) -> l
     return [token.id for _ in range(12) for _, token in batch.step()]
 
 
-def test_what_fails_is_told_and_the_next_is_written(engine: Engine) -> None:
+def test_what_fails_is_told_and_the_next_is_written(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def ask() -> None:
         engine.start(asyncio.get_running_loop())
         (worker,) = engine.workers
 
-        def fail() -> None:
+        def fail(batch: Batch) -> None:
             raise RuntimeError("out of luck")
 
-        assert worker.batch
-        worker.batch.launch = fail  # type: ignore[method-assign]
         broken = request_of(worker, 5)
-        engine.take(broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            await all_of(broken)
+        with monkeypatch.context() as patch:
+            patch.setattr(Batch, "launch", fail)
+            engine.take(broken)
+            with pytest.raises(RuntimeError, match="out of luck"):
+                await all_of(broken)
         fine = request_of(worker, 2)
         engine.take(fine)
         assert sum(map(len, (await all_of(fine)).values())) == 24
