@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,7 +68,7 @@ def test_more_likeliest_tokens_than_there_are(tmp_path: Path, size: int) -> None
 
 def alone(writer: LanguageModel, row: BatchRow) -> list[int]:
     batch = Engine(Limits(rows=1), note=print).add(writer).begin()
-    batch.join([replace(row, written=[])])
+    batch.join([replace(row, written=array("i"))])
     return [token.id for _ in range(row.params.tokens) for _, token in batch.step()]
 
 
@@ -101,7 +102,7 @@ def test_a_row_that_joins_again_goes_on_as_if_it_had_stayed(models: Path, name: 
     for at in (1, 40, 256, 257):
         batch = worker.begin()
         for row in rows:
-            row.written = expected[row][:at]
+            row.written = array("i", expected[row][:at])
         batch.join(rows)
         for _ in range(4):
             for row, token in batch.step():
