@@ -1,6 +1,7 @@
 """Every model that the switches can make, small enough to try them all."""
 
 import itertools
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -17,6 +18,9 @@ from nanolm.model.config import (
     RopeScaling,
     configure,
 )
+from nanolm.model.huggingface import save_model
+from nanolm.text.tokenizer import END_OF_TEXT
+from nanolm.text.tokenizer_files import read_json
 
 SHAPE = {"vocab_size": 40, "layers": 2, "heads": 4, "dim": 16, "context": 8}
 SWITCHES: dict[str, tuple[Any, ...]] = {
@@ -63,3 +67,19 @@ def lively(config: ModelConfig, std: float = 0.3) -> Model:
 
 def of_family(family: str, **changes: Any) -> Model:
     return lively(configure(family, **SHAPE | changes))
+
+
+def small_vocabulary(folder: Path, size: int) -> Path:
+    """A model of so many tokens, as one may come from elsewhere."""
+    import tokenizers
+
+    names = [END_OF_TEXT, *(f"w{number}" for number in range(1, size))]
+    words = {name: id for id, name in enumerate(names)}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=END_OF_TEXT))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens([END_OF_TEXT])
+    folder.mkdir(parents=True)
+    shape = {"layers": 1, "heads": 2, "dim": 16, "context": 16}
+    model = lively(configure("gpt2", vocab_size=size, **shape), std=0.4)
+    save_model(model, folder, read_json(library.to_str(), folder / "tokenizer.json"))
+    return folder

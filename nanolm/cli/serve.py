@@ -12,6 +12,7 @@ from urllib.parse import quote
 import click
 
 from nanolm.cli.console import note
+from nanolm.cli.notes import RateLimitedNotes
 from nanolm.cli.options import Command, device_option, dtype_option, unknown
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, DTYPES
@@ -101,7 +102,6 @@ def command(
     from nanolm.serve.app import application
     from nanolm.serve.engine import Limits
     from nanolm.serve.guard import is_loopback
-    from nanolm.serve.notes import RateLimitedNotes
     from nanolm.serve.server import bound, listen
 
     listening = bound(host, port)  # first: a port in use is told before models are loaded

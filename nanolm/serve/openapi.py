@@ -18,7 +18,7 @@ STATUS = {
     "415": "The body is not said to be JSON.",
     "429": "Too much is waiting; Retry-After says for how many seconds.",
     "500": "Computing failed.",
-    "503": "The server does not write any more.",
+    "503": "The server does not write any more, or has not enough memory for this request.",
 }
 
 

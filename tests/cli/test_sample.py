@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Cli, on_a_terminal, program
+from models import small_vocabulary
 
 import nanolm
 
@@ -374,3 +375,18 @@ def test_no_colours_where_they_are_not_wanted(trained: Path) -> None:
     command = program("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
     for names in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(command, "stdout", trained, **names)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_vocabulary_smaller_than_what_is_shown(cli: Cli, tmp_path: Path, size: int) -> None:
+    folder = small_vocabulary(tmp_path / "few", size)
+    (tmp_path / "text.txt").write_text("w1 w2 w3 w1\n" * 5)
+    for command in (
+        ("sample", folder, "--tokens", 5, "--show", "top=20"),
+        ("sample", folder, "--tokens", 5, "--show", "words=20", "--top-k", 50),
+        ("sample", folder, "--tokens", 5, "--beams", 8, "--show", "top=20"),
+        ("eval", folder, tmp_path / "text.txt"),
+        ("inspect", folder, "w1 w2", "--top", 20, "--json"),
+    ):
+        result = cli(*command)
+        assert result.returncode == 0, result.stderr

@@ -1,13 +1,15 @@
 """How much clients can make the server hold, and how long it waits for them."""
 
 import asyncio
+import contextlib
 import http.client
+import io
 import json
 import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,12 @@ import uvicorn
 from servers import Served, Start
 from uvicorn.server import ServerState
 
+from nanolm.cli.notes import RateLimitedNotes
 from nanolm.errors import did_you_mean
 from nanolm.generation.batch import SampledToken
 from nanolm.serve import guard, server
 from nanolm.serve.api import json_pieces
 from nanolm.serve.engine import ByteBudget, QueueFull, Tokens
-from nanolm.serve.notes import RateLimitedNotes
 
 BIG: dict[str, Any] = {"model": "writer", "n": 16, "logprobs": 20, "temperature": 1.5}
 
@@ -247,8 +249,6 @@ class Replayed:
         self.data, self.client = data, client
 
     def makefile(self, mode: str) -> Any:
-        import io
-
         while part := self.client.recv(1 << 20):
             self.data += part
             if self.data.endswith(b"\r\n0\r\n\r\n"):
@@ -256,58 +256,63 @@ class Replayed:
         return io.BytesIO(self.data)
 
 
-@pytest.fixture
-def few_descriptors() -> Iterator[int]:
-    """What is started now may have so many files open; we may have more."""
+Crowd = Callable[[Served, bytes], socket.socket]
+
+
+@contextlib.contextmanager
+def open_files(most: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    yield min(hard, 1200) if hard != resource.RLIM_INFINITY else 1200
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    """Connects, and sends something."""
+    with contextlib.ExitStack() as clients, open_files(1500):
+
+        def connect(served: Served, data: bytes) -> socket.socket:
+            client = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+            clients.enter_context(client)
+            client.sendall(data)
+            return client
+
+        yield connect
 
 
 def test_idle_connections_keep_nobody_out(
-    few_descriptors: int, start: Start, capfd: pytest.CaptureFixture[str]
+    crowd: Crowd, start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A thousand, of which some have begun to ask, where 256 files may be open."""
-    served = start("--max-tokens", 100_000, names=("writer",))
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (few_descriptors, hard))
-    asked = raw_request(b'{"max_tokens": 100000, "min_tokens": 100000, "stream": true}')
-    busy = socket.create_connection(("127.0.0.1", served.port))
-    busy.sendall(asked)
-    began = [b"", b"GET / HT", asked[:60], asked[:-10]]
-    clients = []
+    with open_files(256):
+        served = start("--max-tokens", 1_000_000, names=("writer",))
+    asked = raw_request(b'{"max_tokens": 1000000, "min_tokens": 1000000, "stream": true}')
+    busy = crowd(served, asked)
+    assert busy.recv(12)[9:] == b"200"
     with Health(served) as health:
-        for number in range(few_descriptors - 200):
-            clients.append(socket.create_connection(("127.0.0.1", served.port), timeout=10))
-            clients[-1].sendall(began[number % 4])
+        for number in range(1000):
+            crowd(served, [b"", b"GET / HT", asked[:60], asked[:-10]][number % 4])
         time.sleep(0.3)
+    assert requests.get(f"{served.url}/health", timeout=5).json()["writing"] == 1
     assert health.slowest < 1
-    assert requests.get(f"{served.url}/health", timeout=1).json()["writing"] == 1
-    busy.close()
-    for client in clients:
-        client.close()
     assert len(capfd.readouterr().err) < 1000
 
 
 def test_where_all_connections_are_in_use(
-    few_descriptors: int, start: Start, capfd: pytest.CaptureFixture[str]
+    crowd: Crowd, start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Then others are told so, and /health still answers."""
-    served = start("--max-tokens", 1000, "--batch", 8, names=("writer",))
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (few_descriptors, hard))
+    with open_files(256):
+        served = start("--max-tokens", 1000, "--batch", 8, names=("writer",))
     asked = raw_request(b'{"max_tokens": 1000, "min_tokens": 1000, "stream": true}')
-    clients = []
-    for _ in range(240):
-        clients.append(socket.create_connection(("127.0.0.1", served.port), timeout=10))
-        clients[-1].sendall(asked)
+    clients = [crowd(served, asked) for _ in range(240)]
     with Health(served) as health:
         starts = [client.recv(12)[9:] for client in clients]
-    assert health.slowest < 1
     assert set(starts) == {b"200", b"503"}
-    for client in clients:
-        client.close()
+    assert health.slowest < 1
     assert len(capfd.readouterr().err) < 1000
 
 

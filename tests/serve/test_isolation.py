@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from models import lively
+from models import small_vocabulary
 from servers import Served, Start
 from starlette.responses import JSONResponse
 
@@ -20,30 +20,10 @@ from nanolm.errors import OutOfMemory
 from nanolm.generation.batch import Batch, BatchRow
 from nanolm.generation.language_model import LanguageModel, load
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.model.config import configure
-from nanolm.model.huggingface import save_model
 from nanolm.serve.engine import Engine, GenerationRequest, Limits, ModelWorker
 from nanolm.serve.request_models import APIError
-from nanolm.text.tokenizer import END_OF_TEXT
-from nanolm.text.tokenizer_files import read_json
 
 Failing = Callable[..., Any]
-
-
-def small_vocabulary(folder: Path, size: int) -> Path:
-    """A model of so many tokens, as one may come from elsewhere."""
-    import tokenizers
-
-    names = [END_OF_TEXT, *(f"w{number}" for number in range(1, size))]
-    words = {name: id for id, name in enumerate(names)}
-    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=END_OF_TEXT))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    library.add_special_tokens([END_OF_TEXT])
-    folder.mkdir(parents=True)
-    shape = {"layers": 1, "heads": 2, "dim": 16, "context": 16}
-    model = lively(configure("gpt2", vocab_size=size, **shape), std=0.4)
-    save_model(model, folder, read_json(library.to_str(), folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 6, 19, 30])
