@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanolm import files
-from nanolm.errors import DataError, TooLittleTime, UsageError
+from nanolm.errors import DataError, ModelError, TooLittleTime, UsageError
 from nanolm.pretraining.begin import reports, saved_settings
 from nanolm.pretraining.train import TrainResult, train
 from nanolm.runs import checkpoint, journal
@@ -80,8 +80,16 @@ def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> 
         kept = free_name(run.path / EARLIER / best.name)
         change.append(("move", f"{CHECKPOINTS}/{best.name}", f"{EARLIER}/{kept.name}"))
         report(f"the model that it came to is kept in {kept}")
+        later = [each for each in later if each.name != best.name]
         best = kept
-    change += [("discard", f"{CHECKPOINTS}/{each.name}") for each in later]  # those that are left
+    for each in later:
+        try:
+            files.verify(each)
+            change.append(("discard", f"{CHECKPOINTS}/{each.name}"))
+        except ModelError as error:
+            aside = free_name(each.with_name(f"damaged-{each.name}"))
+            change.append(("move", f"{CHECKPOINTS}/{each.name}", f"{CHECKPOINTS}/{aside.name}"))
+            report(f"{error}; it is kept as {aside}")
     if best and best.parent.name == EARLIER:
         change.append(("link", "best", f"{EARLIER}/{best.name}"))
     # Fewer than the most there are to be?

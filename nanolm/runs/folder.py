@@ -12,6 +12,7 @@ runs/NAME/
 import contextlib
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
+OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
+PAGES = ("report.html", "loss.svg", "loss.png", "epochs.svg", "epochs.png")  # of `nanolm report`
 
 
 class Run:
@@ -58,6 +61,18 @@ class Run:
         left = (".lock", self.log.name, self.config_file.name)
         names = {entry.name for entry in self.path.iterdir()}.difference(left)
         return all(name.startswith(files.TEMPORARY) for name in names)
+
+    def is_rest(self) -> bool:
+        """Whether it is what is left of a run: nothing but what runs have, and some of it."""
+        if not self.path.is_dir():
+            return False
+        own = {CHECKPOINTS, EARLIER, self.metrics.name, self.samples.name}
+        known = own | {self.config_file.name, self.facts_file.name, self.log.name, *LINKS, *PAGES}
+        names = {entry.name for entry in self.path.iterdir() if not OURS.match(entry.name)}
+        saved = [
+            entry.name for name in (CHECKPOINTS, EARLIER) for entry in self.path.glob(f"{name}/*")
+        ]
+        return names <= known and not names.isdisjoint(own) and all(map(OURS.match, saved))
 
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
@@ -240,7 +255,8 @@ def runs_by_age(root: Path) -> list[Path]:
     ages = {
         folder: max(step.stat().st_mtime for step in saved)
         for folder in (root.iterdir() if root.is_dir() else [])
-        if (saved := list_checkpoints(folder / "checkpoints"))
+        if not folder.name.startswith(files.TRASH)
+        and (saved := list_checkpoints(folder / "checkpoints"))
     }
     return sorted(ages, key=lambda folder: ages[folder], reverse=True)
 

@@ -1,17 +1,19 @@
 """Changes of several files: killed before any of them, it is the old state or the new one."""
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_MODEL, Tally, weights
+from conftest import TINY_MODEL, Cli, Tally, weights
 from faults import killed_at
 from journeys import lines
 
 import nanolm
+from nanolm.cli.runs import command
 from nanolm.files import verify
 from nanolm.pretraining.extend import extend
 from nanolm.runs.folder import Run, find_model
@@ -74,3 +76,58 @@ def test_extending(
         assert len(Run(run).facts()["earlier"]) == 1
         assert not list(run.glob(".*-*"))
     tally("killed at each change of the disk, --extend", tried, survived)
+
+
+@pytest.mark.parametrize(
+    "points", [range(1, 20, 3), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+)
+def test_removing(
+    points: Iterable[int], finished: Path, tmp_path: Path, cli: Cli, tally: Tally
+) -> None:
+    """It is a run, whole, or it is none; `nanolm runs` removes what is left, and says so."""
+    tried = survived = 0
+    for run in kills(points, finished, tmp_path, removed):
+        before = {entry.name for entry in run.parent.iterdir()}
+        shown = cli("runs", "--json", "--folder", run.parent)
+        listed = [json.loads(line)["run"] for line in shown.stdout.splitlines()]
+        after = {entry.name for entry in run.parent.iterdir()}
+        tried += 1
+        if run.exists():
+            survived += listed == [str(run)] and same_files(run, finished)
+        else:
+            survived += (
+                listed == [] and not after and (not before or "removed what" in shown.stderr)
+            )
+    tally("killed at each change of the disk, runs rm", tried, survived)
+
+
+def removed(run: Path) -> None:
+    command.main(["rm", str(run), "--yes"], standalone_mode=False)
+
+
+def same_files(run: Path, other: Path) -> bool:
+    files, others = ({f.relative_to(each) for f in each.rglob("*")} for each in (run, other))
+    return files - {Path(".lock")} == others - {Path(".lock")}
+
+
+def test_what_an_older_version_left_can_be_removed(
+    finished: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """It began with run.json; a folder of somebody else is not touched."""
+    run = copied(finished, tmp_path / "runs")
+    (run / "run.json").write_text("{")
+    assert cli("runs", "rm", "runs/run").returncode == 2  # it asks
+    (run / "run.json").unlink()
+    assert "`nanolm runs rm runs/run` removes" in cli("runs").stderr
+    (run / "thesis.txt").write_text("mine")
+    assert cli("runs", "rm", "runs/run", "--yes").returncode == 3
+    (run / "thesis.txt").rename(run / "checkpoints/thesis.txt")
+    assert cli("runs", "rm", "runs/run", "--yes").returncode == 3
+    (run / "checkpoints/thesis.txt").unlink()
+    shown = cli("runs", "rm", "runs/run", "--yes")
+    assert shown.returncode == 0, shown.stderr
+    assert not list((tmp_path / "runs").iterdir())
+    damaged = copied(finished, tmp_path / "runs")
+    (damaged / "run.json").write_text("{")
+    assert cli("runs", "rm", "runs/run", "--yes").returncode == 0
+    assert not list((tmp_path / "runs").iterdir())
