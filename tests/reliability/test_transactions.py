@@ -17,6 +17,8 @@ from nanolm.cli.runs import command
 from nanolm.files import verify
 from nanolm.pretraining.extend import extend
 from nanolm.runs.folder import Run, find_model
+from nanolm.sweep.sweep import SweepRequest, TrialEnded, sweep
+from nanolm.training.settings import TrainSettings
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "threads": 1, "device": "cpu"}
 STEPS, MORE = 30, 10
@@ -79,7 +81,7 @@ def test_extending(
 
 
 @pytest.mark.parametrize(
-    "points", [range(1, 20, 3), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+    "points", [range(2, 20, 6), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
 )
 def test_removing(
     points: Iterable[int], finished: Path, tmp_path: Path, cli: Cli, tally: Tally
@@ -131,3 +133,48 @@ def test_what_an_older_version_left_can_be_removed(
     (damaged / "run.json").write_text("{")
     assert cli("runs", "rm", "runs/run", "--yes").returncode == 0
     assert not list((tmp_path / "runs").iterdir())
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepRequest, Path]:
+    """A sweep before the best of its first round goes on."""
+    folder = tmp_path_factory.mktemp("swept")
+    text = folder / "cats.txt"
+    text.write_text("".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(900)))
+    settings = TrainSettings((str(text),), tokenizer="char", minutes=0.03, **SETTINGS)
+
+    def watch(event: object) -> None:
+        if isinstance(event, TrialEnded) and event.number == 2:
+            raise Stop
+
+    request = SweepRequest(settings, "lr=0.0001:0.02", 2)
+    with pytest.raises(Stop):
+        sweep(request, folder / "sweep", watch)
+    return request, folder / "sweep"
+
+
+@pytest.mark.parametrize(
+    "points", [range(9, 45, 15), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+)
+def test_sweeping(
+    points: Iterable[int], swept: tuple[SweepRequest, Path], tmp_path: Path, tally: Tally
+) -> None:
+    """The winner stays the winner, and is trained for as long as without a kill."""
+    tried = survived = 0
+    request, before = swept
+    for folder in kills(points, before, tmp_path, lambda folder: sweep(request, folder)):
+        state = json.loads((folder / "sweep.json").read_text())
+        if not state["finished"]:
+            outcome = sweep(request, folder)
+            assert outcome.run == str(folder / "best")
+            assert [trial.error for trial in outcome.trials] == [None, None]
+            assert [len(trial.results) for trial in outcome.trials] == [2, 1]
+        assert len(Run(folder / "best").facts()["earlier"]) == 1
+        verify(find_model(folder / "best", pytest.fail))
+        tried += 1
+        survived += json.loads((folder / "sweep.json").read_text())["finished"]
+    tally("killed at each change of the disk, sweep", tried, survived)
