@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from journeys import lines
 import nanolm
 from nanolm.cli.runs import command
 from nanolm.files import verify
+from nanolm.pretraining.begin import with_absolute_paths
 from nanolm.pretraining.extend import extend
+from nanolm.pretraining.train import TrainResult
 from nanolm.runs.folder import Run, find_model
-from nanolm.sweep.sweep import SweepRequest, TrialEnded, sweep
+from nanolm.sweep.result import SweepState, SweepTrial
+from nanolm.sweep.sweep import SweepRequest, sweep
 from nanolm.training.settings import TrainSettings
 
 SETTINGS: dict[str, Any] = {**TINY_MODEL, "threads": 1, "device": "cpu"}
@@ -135,46 +139,86 @@ def test_what_an_older_version_left_can_be_removed(
     assert not list((tmp_path / "runs").iterdir())
 
 
-class Stop(Exception):
-    pass
+@pytest.fixture
+def swept(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRequest:
+    """A sweep of two trials, before the better one is trained for longer: by steps here, so that
+    what comes of it is known to the bit."""
 
+    def by_steps(path: Path, more: dict[str, float], *rest: Any) -> TrainResult:
+        assert more["minutes"] > 0
+        return extend(path, {"steps": MORE}, *rest)
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepRequest, Path]:
-    """A sweep before the best of its first round goes on."""
-    folder = tmp_path_factory.mktemp("swept")
-    text = folder / "cats.txt"
-    text.write_text("".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(900)))
-    settings = TrainSettings((str(text),), tokenizer="char", minutes=0.03, **SETTINGS)
-
-    def watch(event: object) -> None:
-        if isinstance(event, TrialEnded) and event.number == 2:
-            raise Stop
-
-    request = SweepRequest(settings, "lr=0.0001:0.02", 2)
-    with pytest.raises(Stop):
-        sweep(request, folder / "sweep", watch)
-    return request, folder / "sweep"
+    monkeypatch.setattr("nanolm.sweep.sweep.extend", by_steps)
+    settings = with_absolute_paths(TrainSettings(("embedded:tiny",), minutes=1.0, **SETTINGS))
+    request = SweepRequest(settings, "lr=0.001:0.002", 2)
+    asked = {"settings": settings.to_dict(), "over": request.over, "trials": request.trials}
+    result = {**Run(finished).facts()["result"], "stopped": "minutes"}
+    better, worse = result, {**result, "val_bits_per_byte": 9.0}
+    trials = [SweepTrial(1, {"lr": 0.001}, [worse]), SweepTrial(2, {"lr": 0.002}, [better])]
+    state = SweepState(asked, base=settings.to_dict(), trials=trials, budgets=[1.0])
+    for number in (1, 2):
+        shutil.copytree(finished, tmp_path / f"sweep/trial-0{number}", symlinks=True)
+    (tmp_path / "sweep/sweep.json").write_text(json.dumps(asdict(state)))
+    return request
 
 
 @pytest.mark.parametrize(
-    "points", [range(9, 45, 15), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+    "points", [range(20, 60, 10), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
 )
 def test_sweeping(
-    points: Iterable[int], swept: tuple[SweepRequest, Path], tmp_path: Path, tally: Tally
+    points: Iterable[int], swept: SweepRequest, extended: Path, tmp_path: Path, tally: Tally
 ) -> None:
-    """The winner stays the winner, and is trained for as long as without a kill."""
+    """The winner stays the winner, and what it comes to is the same."""
     tried = survived = 0
-    request, before = swept
-    for folder in kills(points, before, tmp_path, lambda folder: sweep(request, folder)):
-        state = json.loads((folder / "sweep.json").read_text())
-        if not state["finished"]:
-            outcome = sweep(request, folder)
+    kept = ("steps", "tokens", "train_loss", "val_bits_per_byte", "best_step")
+    wanted = Run(extended).facts()["result"]
+    for folder in kills(points, tmp_path / "sweep", tmp_path, lambda to: sweep(swept, to)):
+        if not json.loads((folder / "sweep.json").read_text())["finished"]:
+            outcome = sweep(swept, folder)
             assert outcome.run == str(folder / "best")
-            assert [trial.error for trial in outcome.trials] == [None, None]
-            assert [len(trial.results) for trial in outcome.trials] == [2, 1]
-        assert len(Run(folder / "best").facts()["earlier"]) == 1
-        verify(find_model(folder / "best", pytest.fail))
+        state = json.loads((folder / "sweep.json").read_text())
+        assert [trial["error"] for trial in state["trials"]] == [None, None]
+        assert [len(trial["results"]) for trial in state["trials"]] == [1, 2]
+        result = Run(folder / "best").facts()["result"]
+        assert state["trials"][1]["results"][1] | {"run": result["run"]} == result
         tried += 1
-        survived += json.loads((folder / "sweep.json").read_text())["finished"]
+        same = weights(folder / "best") == weights(extended)
+        survived += same and [result[name] for name in kept] == [wanted[name] for name in kept]
     tally("killed at each change of the disk, sweep", tried, survived)
+
+
+def test_resuming_a_sweep_goes_by_the_round(swept: SweepRequest, tmp_path: Path) -> None:
+    """The one that went on is worse after it: the other was not chosen then, and is not now."""
+    file = tmp_path / "sweep/sweep.json"
+    state = json.loads(file.read_text())
+    results = state["trials"][1]["results"]
+    results.append({**results[0], "val_bits_per_byte": 9.5})
+    file.write_text(json.dumps({**state, "budgets": [1.0, 3.0]}))
+    outcome = sweep(swept, tmp_path / "sweep")
+    assert [trial.number for trial in outcome.trials] == [1, 2]
+    assert [len(trial.results) for trial in outcome.trials] == [1, 2]
+
+
+def test_a_damaged_trial_is_not_dropped(swept: SweepRequest, tmp_path: Path) -> None:
+    for state in (tmp_path / "sweep/trial-02/checkpoints").glob("*/state.json"):
+        state.write_text("{")
+    notes: list[object] = []
+    outcome = sweep(swept, tmp_path / "sweep", notes.append)
+    assert [trial.error for trial in outcome.trials] == [None, None]
+    assert outcome.trials[0].number == 2
+    assert any("what counts" in str(note) for note in notes)
+
+
+def test_the_name_of_the_winner_is_taken_meanwhile(
+    swept: SweepRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the winner was renamed; then somebody trained on the same text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.move(tmp_path / "sweep", tmp_path / "runs/tiny-sweep")
+    file = tmp_path / "runs/tiny-sweep/sweep.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "run": "runs/tiny"}))
+    (tmp_path / "runs/tiny/mine").mkdir(parents=True)
+    assert sweep(swept).run == "runs/tiny-2"
+    assert (tmp_path / "runs/tiny/mine").exists()
