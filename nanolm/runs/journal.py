@@ -11,16 +11,20 @@ holds the folder's lock. A folder may come from anywhere, so no operation reache
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from nanolm import files
 from nanolm.errors import DataError
-from nanolm.runs.checkpoint import point
+from nanolm.runs.checkpoint import EARLIER, point
 
 JOURNAL = "JOURNAL.json"
 FORMAT = 1
+KINDS = {"move": 1, "link": 1, "write": 1, "discard": 0}  # words besides the path
+# No other folder: it may be a link.
+INSIDE = re.compile(rf"((checkpoints|{EARLIER})/)?(?!\.\.?$)[^/\\:]+")
 Operation = tuple[str, ...]  # its kind, and two paths, a path and a text, or a path
 
 
@@ -71,12 +75,12 @@ def read(file: Path) -> tuple[str, list[Operation]]:
 
 
 def sound(operation: Sequence[str]) -> bool:
-    """Whether it stays in its folder: no links on the way that could lead out of it."""
-    kind, *words = operation
-    paths = [PurePosixPath(word) for word in words[: 1 if kind == "write" else 2]]
-    deepest = 1 if kind == "write" else 2
-    inside = all(not path.is_absolute() and ".." not in path.parts for path in paths)
-    return inside and all(1 <= len(path.parts) <= deepest for path in paths)
+    """Whether it is one of ours and stays in its folder."""
+    kind, name, *rest = operation
+    paths = [name, *rest] if kind in ("move", "link") else [name]
+    deep = kind in ("move", "discard") or "/" not in name
+    known = kind in KINDS and len(rest) == KINDS[kind] and all(isinstance(w, str) for w in rest)
+    return known and deep and all(map(INSIDE.fullmatch, paths))
 
 
 def checksum(entry: dict[str, Any]) -> str:

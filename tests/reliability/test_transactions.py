@@ -15,10 +15,12 @@ from journeys import lines
 
 import nanolm
 from nanolm.cli.runs import command
+from nanolm.errors import DataError
 from nanolm.files import verify
 from nanolm.pretraining.begin import with_absolute_paths
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.train import TrainResult
+from nanolm.runs import journal
 from nanolm.runs.folder import Run, find_model
 from nanolm.sweep.result import SweepState, SweepTrial
 from nanolm.sweep.sweep import SweepRequest, sweep
@@ -61,7 +63,7 @@ def kills(
 
 
 @pytest.mark.parametrize(
-    "points", [range(4, 60, 11), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+    "points", [range(8, 60, 13), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
 )
 def test_extending(
     points: Iterable[int], finished: Path, extended: Path, tmp_path: Path, tally: Tally
@@ -163,7 +165,7 @@ def swept(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sw
 
 
 @pytest.mark.parametrize(
-    "points", [range(20, 60, 10), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
+    "points", [range(13, 50, 15), pytest.param(itertools.count(1), marks=SLOW)], ids=["few", "all"]
 )
 def test_sweeping(
     points: Iterable[int], swept: SweepRequest, extended: Path, tmp_path: Path, tally: Tally
@@ -222,3 +224,136 @@ def test_the_name_of_the_winner_is_taken_meanwhile(
     (tmp_path / "runs/tiny/mine").mkdir(parents=True)
     assert sweep(swept).run == "runs/tiny-2"
     assert (tmp_path / "runs/tiny/mine").exists()
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["moved", "gone"])
+def test_a_best_model_that_is_not_where_it_should_be(
+    moved: bool, finished: Path, extended: Path, tmp_path: Path
+) -> None:
+    """As a kill of an older version left it: moved, or removed, before the links were. It is found
+    or missed in so many words, and the run can be extended."""
+    run, notes = copied(finished, tmp_path), list[str]()
+    best = (run / "best").resolve()
+    (run / "earlier").mkdir()
+    best.rename(run / "earlier" / best.name)
+    if not moved:
+        shutil.rmtree(run / "earlier")
+    model = find_model(run, notes.append)
+    assert (model.parent.name == "earlier") == moved
+    assert f"{best}, the best model, is not there" in notes[0]
+    assert str(model) in notes[0] or not moved
+    assert extend(run, {"steps": MORE}).steps == STEPS + MORE
+    assert weights(run) == weights(extended)
+    assert len(list((run / "earlier").glob("*"))) == 1 if moved else not (run / "earlier").exists()
+
+
+def test_extending_twice_keeps_both_models(finished: Path, tmp_path: Path) -> None:
+    """Where the best of both is of the same step."""
+    run = copied(finished, tmp_path)
+    best = (run / "best").resolve().name
+    shutil.copytree(run / "best", run / "earlier" / best)
+    extend(run, {"steps": MORE})
+    assert {each.name for each in (run / "earlier").iterdir()} == {best, f"{best}-2"}
+
+
+def test_extending_sets_aside_what_is_damaged(finished: Path, tmp_path: Path) -> None:
+    run = copied(finished, tmp_path)
+    last = shutil.copytree((run / "last").resolve(), run / "checkpoints/step-00000031")
+    (last / "model.safetensors").write_bytes(b"x")
+    extend(run, {"steps": MORE})
+    assert (run / "checkpoints/damaged-step-00000031/model.safetensors").read_bytes() == b"x"
+
+
+def test_starting_over(finished: Path, tmp_path: Path) -> None:
+    """A run that had too little time is cleared: killed there, the next start finishes it."""
+    for run in kills(range(6, 30, 8), finished, tmp_path, cleared):
+        notes: list[str] = []
+        Run(run).settle(notes.append)
+        assert Run(run).free() or same_files(run, finished)
+        assert Run(run).exists() or "starting over" in notes[0]
+
+
+def cleared(run: Path) -> None:
+    with Run(run).locked():
+        Run(run).clear()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        ("discard", "../mine"),
+        ("discard", "checkpoints/../../mine"),
+        ("discard", "{mine}"),
+        ("discard", "checkpoints/step-1/x"),
+        ("move", "checkpoints", "../mine/x"),
+        ("move", "../mine", "checkpoints/x"),
+        ("write", "../mine/text", "theirs"),
+        ("write", "elsewhere/text", "theirs"),
+        ("discard", "elsewhere/text"),
+        ("discard", "checkpoints/.."),
+        ("move", "elsewhere/text", "text"),
+        ("link", "elsewhere/text", "best"),
+        ("link", "best"),
+        ("write", "config.toml", 7),
+        ("run", "config.toml"),
+        ("discard", "."),
+        ("discard", ""),
+        ("discard",),
+        (),
+        7,
+    ],
+)
+def test_a_journal_from_elsewhere_does_not_reach_out_of_its_folder(
+    operation: Any, finished: Path, tmp_path: Path
+) -> None:
+    run, mine, notes = copied(finished, tmp_path), tmp_path / "mine", list[str]()
+    mine.mkdir()
+    (mine / "text").write_text("mine")
+    (run / "elsewhere").symlink_to(mine)
+    if isinstance(operation, tuple):
+        operation = [str(mine) if word == "{mine}" else word for word in operation]
+    entry = {"format": journal.FORMAT, "what": "bad", "operations": [operation]}
+    text = json.dumps({**entry, "sha256": journal.checksum(entry)})
+    (run / journal.JOURNAL).write_text(text)
+    assert find_model(run, notes.append).is_dir()
+    assert "cannot be read" in notes[0]
+    assert (mine / "text").read_text() == "mine"
+    with pytest.raises(DataError, match="rename it"):
+        extend(run, {"steps": MORE})
+
+
+def test_links_do_not_lead_a_journal_out_of_its_folder(finished: Path, tmp_path: Path) -> None:
+    other, run = copied(finished, tmp_path / "other"), copied(finished, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    names = [f"checkpoints/{each.name}" for each in (other / "checkpoints").iterdir()]
+    entry = {
+        "format": journal.FORMAT,
+        "what": "bad",
+        "operations": [["discard", name] for name in names],
+    }
+    text = json.dumps({**entry, "sha256": journal.checksum(entry)})
+    (run / journal.JOURNAL).write_text(text)
+    find_model(run, lambda text: None)
+    assert same_files(other, finished)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 2}', '{"format": "x"}'])
+def test_a_journal_that_cannot_be_read(text: str, finished: Path, tmp_path: Path) -> None:
+    """Models can be used, and nothing is changed."""
+    run, notes = copied(finished, tmp_path), list[str]()
+    (run / journal.JOURNAL).write_text(text)
+    assert find_model(run, notes.append) == (run / "best").resolve()
+    assert journal.JOURNAL in notes[0]
+    with pytest.raises(DataError, match="newer version" if "2" in text else "rename it"):
+        extend(run, {"steps": MORE})
+    assert (run / journal.JOURNAL).read_text() == text
+
+
+def test_a_run_with_a_damaged_journal_can_be_removed(
+    finished: Path, tmp_path: Path, cli: Cli
+) -> None:
+    run = copied(finished, tmp_path)
+    (run / journal.JOURNAL).write_text("{")
+    assert cli("runs", "rm", run, "--yes").returncode == 0
+    assert not run.exists()
