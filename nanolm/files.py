@@ -35,15 +35,15 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         os.umask(mask := os.umask(0))
         for file in files:
             file.chmod(0o666 & ~mask)  # safetensors makes files that only their owner can read
-            _flush(file)
+            flush(file)
         entries = {f.name: {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
         (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
-        _flush(temporary / MANIFEST)
-        _flush(temporary)
+        flush(temporary / MANIFEST)
+        flush(temporary)
         if final.exists():  # left by a run that was resumed from further back
             discard(final)
         temporary.rename(final)
-        _flush(parent)
+        flush(parent)
     except Exception as error:
         size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
@@ -134,10 +134,10 @@ def in_use(file: Path) -> bool:
 
 
 def sweep(parent: Path, name: str = "") -> None:
-    """Remove what a killed process left half done (of the folder `name`, if that is given)."""
+    """Remove what a killed process left half done (of the file or folder `name`, if given)."""
     for pattern in (TEMPORARY, TRASH):
-        for folder in parent.glob(f"{pattern}{name}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in parent.glob(f"{pattern}{name}*"):
+            remove(path)
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -155,9 +155,9 @@ def write_atomically(file: Path, text: str) -> None:
 
 def replace(temporary: Path, file: Path) -> None:
     """Put a finished file into its place, safely on the disk."""
-    _flush(temporary)
+    flush(temporary)
     os.replace(temporary, file)
-    _flush(file.parent)
+    flush(file.parent)
 
 
 def _manifest(entries: dict[str, Any]) -> str:
@@ -165,14 +165,25 @@ def _manifest(entries: dict[str, Any]) -> str:
     return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
 
 
-def discard(folder: Path) -> None:
-    """Rename first, so that a kill halfway leaves no folder with files missing."""
-    trash = folder.with_name(f"{TRASH}{folder.name}-{os.getpid()}")
-    folder.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+def discard(path: Path) -> None:
+    """Remove a file, or a folder: renamed first, so that a kill leaves none with files missing."""
+    if path.is_dir() and not path.is_symlink():
+        trash = path.with_name(f"{TRASH}{path.name}-{os.getpid()}")
+        remove(trash)  # of another process of this number, as in containers
+        path = path.rename(trash)
+    remove(path)
 
 
-def _flush(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A file, a link or a folder, as far as it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot flush a folder

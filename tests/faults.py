@@ -1,6 +1,7 @@
 """Faults, made on purpose, each at a moment of one's choosing.
 
 >>> disk_fails(patch, 3, Killed)            # the third time that something is to last
+>>> killed_at(3, lambda: extend(run, more)) # the third change of the disk, by a real SIGKILL
 >>> spoil(patch, range(20, 30))             # no finite loss in these steps
 >>> short_of_memory(patch, most=2)          # for more than two sequences at a time
 """
@@ -56,6 +57,37 @@ def disk_fails(
 
     for name in ("fsync", "rename", "replace", "open"):
         patch.setattr(os, name, wrap(getattr(os, name)))
+
+
+# What changes names, and opening to write; `fsync` changes nothing that another process sees.
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR
+
+
+def killed_at(count: int, action: Callable[[], object]) -> bool:
+    """Whether `action`, in a process of its own, was killed before its `count`-th change of the
+    disk; it makes no more of them, if not."""
+    pid = os.fork()
+    if pid == 0:
+        calls = itertools.count(1)
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            change = event in CHANGES or (
+                event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING
+            )
+            if change and next(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        try:
+            action()
+            os._exit(0)
+        except BaseException as error:
+            sys.__stderr__.write(f"{error!r}\n")  # type: ignore[union-attr]
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL), code
+    return code != 0
 
 
 def disk_holds(patch: pytest.MonkeyPatch, room: int, commits: int) -> None:

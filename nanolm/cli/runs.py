@@ -1,7 +1,7 @@
 """`nanolm runs`: all that was trained."""
 
+import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nanolm import files
 from nanolm.cli.console import note, print_json, printable
 from nanolm.cli.options import Command, CommandGroup, json_option
 from nanolm.cli.tables import one_line, show_table
@@ -33,6 +34,7 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
 }
 # By the first word of a heading.
 SORT_KEYS = {"started": "started"} | {re.split("[/ ]", COLUMNS[key][0])[0]: key for key in COLUMNS}
+REMOVED = f"{files.TRASH}nanolm-run-"  # what a run that is being removed is called
 NAME_WIDTH = 40  # letters of a name in the table
 
 
@@ -60,6 +62,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
 
     from nanolm.report.run_data import list_runs
 
+    finish_removing(Path(folder))
     runs, key = list_runs(Path(folder), note), keys[sort]
     rows = [row for row in runs if getattr(row, key) is not None]
     ascending = key in ("run", "corpus", "state", "bits_per_byte")
@@ -122,26 +125,51 @@ def remove(run: tuple[str, ...], yes: bool) -> None:
     \b
     nanolm runs rm runs/novel-2
     """
-    runs = [existing(name) for name in run]
+    from nanolm.runs.folder import Run
+
+    run = tuple(dict.fromkeys(run))
+    runs = [Run(Path(os.path.abspath(name))) for name in run]  # `.` has no name of its own
+    for parent in {each.path.parent for each in runs}:
+        finish_removing(parent)
+    for name, each in zip(run, runs, strict=True):
+        if not each.exists() and not each.is_rest():
+            raise DataError(f"{name} is no run; `nanolm runs` shows what there is")
     if links := [str(each.path) for each in runs if each.path.is_symlink()]:
         raise DataError(f"{', '.join(links)}: a link; name the run itself")
     if not yes and not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked; give --yes to remove them")
-    for each in runs:
+    for name, each in zip(run, runs, strict=True):
         size = sum(file.lstat().st_size for file in each.path.rglob("*") if not file.is_symlink())
-        state = "finished" if each.finished() else "not finished"
-        text = f"remove {printable(str(each.path))} ({state}, {size / 1e6:,.1f} MB)?"
+        try:
+            state = "finished" if each.finished() else "not finished"
+        except DataError:
+            state = "run.json is missing or damaged"
+        text = f"remove {printable(name)} ({state}, {size / 1e6:,.1f} MB)?"
         removed = yes or click.confirm(text, err=True)
         if removed:
+            trash = each.path.with_name(f"{REMOVED}{each.path.name}-{os.getpid()}")
             with each.locked():
-                shutil.rmtree(each.path)
-        note(f"{each.path} is {'removed' if removed else 'kept'}")
+                each.path.rename(trash)  # from here on it is no run
+            files.remove(trash)
+            if trash.exists():
+                raise DataError(f"{name} is no run any more, but not all of {trash} can be removed")
+        note(f"{name} is {'removed' if removed else 'kept'}")
+
+
+def finish_removing(parent: Path) -> None:
+    """Remove what is left of runs that `runs rm` was killed at."""
+    for trash in parent.glob(f"{REMOVED}*"):
+        files.remove(trash)
+        if not trash.exists():
+            name = trash.name.removeprefix(REMOVED).rpartition("-")[0]
+            note(f"{parent / name}: removed what an interrupted `nanolm runs rm` had left")
 
 
 def existing(name: str) -> "Run":
     from nanolm.runs.folder import Run
 
     run = Run(Path(name))
+    run.settle(note)
     if not run.exists():
         raise DataError(f"{name} is no run; `nanolm runs` shows what there is")
     return run

@@ -59,6 +59,7 @@ class RunStart(Generic[S]):
     def locked(self) -> Iterator[None]:
         """Hold the run until it ends, and let its log hear all that is reported."""
         with self.run.locked():
+            self.run.recover(reports(self.notify)[0])
             if self.run.exists():  # it may have begun, or ended, since it was chosen
                 refuse_finished(self.run)
                 if self.run.too_short():
@@ -182,8 +183,10 @@ def choose_folder(
 
 def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
     """The folder to train in: `out`, or under runs/ one to resume, or a new name."""
+    report = reports(notify)[0]
     if out is not None:
         run = Run(out)
+        run.settle(report)
         if run.exists():
             if not starts_over(run, settings, notify):
                 refuse_finished(run)
@@ -196,6 +199,7 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
     done = None  # the last run that did just this
     for path in numbered(run_name(getattr(settings, settings.texts)[0])):
         run = Run(path)
+        run.settle(report)
         if run.free():
             break
         if run.exists() and starts_over(run, settings, notify):

@@ -6,19 +6,25 @@ The learning rate of a finished run has fallen to zero, so it goes on from the c
 that; the model that the run came to is kept in its folder `earlier`.
 """
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from nanolm import files
-from nanolm.errors import DataError, TooLittleTime, UsageError
-from nanolm.pretraining.begin import saved_settings
+from nanolm.errors import DataError, ModelError, TooLittleTime, UsageError
+from nanolm.pretraining.begin import reports, saved_settings
 from nanolm.pretraining.train import TrainResult, train
-from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run
-from nanolm.training.events import Note, Notify
+from nanolm.runs import checkpoint, journal
+from nanolm.runs.checkpoint import EARLIER
+from nanolm.runs.folder import CHECKPOINTS, Run, dump_facts
+from nanolm.runs.toml import dump_toml
+from nanolm.training.events import Notify
+from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
 from nanolm.training.state import State, read_state
 
+EXTENDING = ".extending"  # there until the command that extends the run ends
 BUDGETS = ("minutes", "steps", "tokens")
 
 
@@ -32,23 +38,35 @@ def extend(
     run = Run(Path(path))
     if len(more) != 1:
         raise UsageError(f"--extend {path}: say how much more: --minutes, --steps or --tokens")
+    run.settle(report := reports(notify)[0])
     if not run.exists():
         raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
     TrainSettings((), **more).check()  # type: ignore[arg-type]
+    ending = run.path / EXTENDING
     with run.locked():
+        run.recover(report)
+        facts = run.facts()
+        if "result" in facts and ending.exists() and facts.get("extension") == more:
+            report(f"{path}: this extension was finished when it was interrupted; nothing is left")
+            write_result(run, facts["result"], notify)
+            ending.unlink()
+            return TrainResult(**facts["result"])
         if run.finished() or run.too_short():
-            go_back(run, more, notify)
+            go_back(run, more, report)
         elif run.facts().get("extension") != more:
             command = f"nanolm train --config {run.config_file} --out {path}"
             raise DataError(f"{path} is not finished; go on with it first: {command}")
-    return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
+    result = train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
+    if result.stopped != "interrupted":
+        ending.unlink(missing_ok=True)  # last of all: the same command again means still more
+    return result
 
 
-def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
+def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:
     """Let the run be what it was before its learning rate fell, with the larger budget."""
     facts = run.facts()
     settings = saved_settings(run, TrainSettings)
-    last = checkpoint.follow(run.path / "last")
+    last = checkpoint.follow(run.path / "last") or checkpoint.newest_valid(run.checkpoints, report)
     decay = read_state(last).decay_step if last and (last / "state.json").is_file() else None
     folder = run.checkpoints / f"step-{decay or 0:08}"
     if decay is None or not folder.is_dir():
@@ -56,15 +74,24 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
         raise DataError(f"{problem}; try nanolm train CORPUS --from {run.path}")
     files.verify(folder)
     state = read_state(folder)
-    best, here = checkpoint.follow(run.path / "best"), run.checkpoints.resolve()
-    if best and best.parent.resolve() == here and best.name > folder.name:
-        kept = run.path / "earlier" / best.name
-        kept.parent.mkdir(exist_ok=True)
-        best.rename(kept)
-        checkpoint.point(run.path / "best", kept)
-        notify(Note(f"the model that it came to is kept in {kept}"))
-    checkpoint.discard_after(run.checkpoints, folder)
-    checkpoint.point(run.path / "last", folder)
+    later = [each for each in checkpoint.list_checkpoints(run.checkpoints) if each > folder]
+    best, change = checkpoint.follow(run.path / "best"), list[journal.Operation]()
+    if best and any(each.samefile(best) for each in later):
+        kept = free_name(run.path / EARLIER / best.name)
+        change.append(("move", f"{CHECKPOINTS}/{best.name}", f"{EARLIER}/{kept.name}"))
+        report(f"the model that it came to is kept in {kept}")
+        later = [each for each in later if each.name != best.name]
+        best = kept
+    for each in later:
+        try:
+            files.verify(each)
+            change.append(("discard", f"{CHECKPOINTS}/{each.name}"))
+        except ModelError as error:
+            aside = free_name(each.with_name(f"damaged-{each.name}"))
+            change.append(("move", f"{CHECKPOINTS}/{each.name}", f"{CHECKPOINTS}/{aside.name}"))
+            report(f"{error}; it is kept as {aside}")
+    if best and best.parent.name == EARLIER:
+        change.append(("link", "best", f"{EARLIER}/{best.name}"))
     # Fewer than the most there are to be?
     capped = facts["result"].get("stopped") in ("minutes", TooLittleTime.stopped)
     if capped and "minutes" not in more:
@@ -73,8 +100,19 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
     facts |= {"request": settings.to_dict(), "extension": more}
     facts["earlier"] = [*facts.get("earlier", []), facts.pop("result")]
     facts.pop("forecast", None)  # it was about the time before
-    run.configure(settings.to_dict())
-    run.update(facts)
+    change += [
+        ("link", "last", f"{CHECKPOINTS}/{folder.name}"),
+        ("write", run.config_file.name, dump_toml(settings.to_dict())),
+        ("write", run.facts_file.name, dump_facts(facts)),
+        ("write", EXTENDING, ""),
+    ]
+    journal.commit(run.path, f"going back to step {decay:,}, to train for longer", change)
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or with a number behind it."""
+    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return path if not path.exists() else next(name for name in names if not name.exists())
 
 
 def enlarged(

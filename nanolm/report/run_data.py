@@ -93,11 +93,16 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
     """Of the runs right under `root`; what cannot be read is noted and skipped."""
     summaries = []
     for run in map(Run, sorted(root.iterdir()) if root.is_dir() else []):
+        if run.path.name.startswith(files.TRASH):
+            continue
+        run.settle(note)
         if run.exists():
             try:
                 summaries.append(summarize(run))
             except (DataError, *UNREADABLE) as error:
                 note(f"{run.path} is passed over: {error}")
+        elif run.is_rest():
+            note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` removes what is there")
     return summaries
 
 

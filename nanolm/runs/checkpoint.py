@@ -10,6 +10,8 @@ from pathlib import Path
 from nanolm.errors import ModelError
 from nanolm.files import TEMPORARY, discard, verify
 
+EARLIER = "earlier"  # the folder of what a run came to before it was extended
+
 
 def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that verifies; each damaged one on the way is reported."""
@@ -53,9 +55,18 @@ def point(link: Path, target: Path) -> None:
 
 
 def follow(link: Path) -> Path | None:
+    """The folder that `link` leads to; what an interrupted --extend has moved is in `earlier`."""
+    if (target := target_of(link)) is None:
+        return None
+    places = (target, link.parent / EARLIER / target.name)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def target_of(link: Path) -> Path | None:
+    """What `link` names, whether that is there or not."""
     try:
         written = link.is_file() and not link.is_symlink()
         target = link.parent / link.read_text(encoding="utf-8") if written else link.resolve()
-        return target if target.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # not there, a loop, or no text
+        return target if os.path.lexists(link) else None
+    except (OSError, RuntimeError, ValueError):  # a loop, or no text
         return None

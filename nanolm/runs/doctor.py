@@ -7,7 +7,10 @@ from pathlib import Path
 from nanolm import files
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run, find_model
+from nanolm.runs.folder import Run, resolve_model
+from nanolm.runs.journal import JOURNAL
+
+LEFT = (files.TEMPORARY, files.TRASH, JOURNAL)
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ def examine(path: Path) -> Diagnosis:
         problems.append(str(error))
     to_use = None
     with suppress(NanolmError):
-        to_use = find_model(path, lambda text: None).name
+        to_use = resolve_model(path, lambda text: None).name
     names = [each.name for each in (*sorted(path.iterdir()), *sorted(run.checkpoints.glob("*")))]
-    left_behind = tuple(name for name in names if name.startswith((files.TEMPORARY, files.TRASH)))
+    left_behind = tuple(name for name in names if name.startswith(LEFT))
     to_go_on = whole[-1] if whole and state == "unfinished" else None
     return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
 

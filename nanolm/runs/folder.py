@@ -12,6 +12,7 @@ runs/NAME/
 import contextlib
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
 from nanolm.model.config import ClassifierConfig
 from nanolm.model.stored import load_any_config
-from nanolm.runs import checkpoint
-from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.runs import checkpoint, journal
+from nanolm.runs.checkpoint import EARLIER, list_checkpoints
 from nanolm.runs.toml import dump_toml
 from nanolm.text import HUB, NAMED, tokenizer_problem
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
+CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
+OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
+PAGES = ("report.html", "loss.svg", "loss.png", "epochs.svg", "epochs.png")  # of `nanolm report`
 
 
 class Run:
@@ -40,7 +44,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.md"
         self.log = path / "log.txt"
@@ -58,6 +62,18 @@ class Run:
         names = {entry.name for entry in self.path.iterdir()}.difference(left)
         return all(name.startswith(files.TEMPORARY) for name in names)
 
+    def is_rest(self) -> bool:
+        """Whether it is what is left of a run: nothing but what runs have, and some of it."""
+        if not self.path.is_dir():
+            return False
+        own = {CHECKPOINTS, EARLIER, self.metrics.name, self.samples.name}
+        known = own | {self.config_file.name, self.facts_file.name, self.log.name, *LINKS, *PAGES}
+        names = {entry.name for entry in self.path.iterdir() if not OURS.match(entry.name)}
+        saved = [
+            entry.name for name in (CHECKPOINTS, EARLIER) for entry in self.path.glob(f"{name}/*")
+        ]
+        return names <= known and not names.isdisjoint(own) and all(map(OURS.match, saved))
+
     def finished(self) -> bool:
         return "result" in self.facts() and not self.too_short()
 
@@ -66,12 +82,9 @@ class Run:
 
     def clear(self) -> None:
         """Remove all but the log, as if the run had not begun."""
-        self.facts_file.unlink()  # first: it is what makes the run exist
-        for entry in self.path.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                files.discard(entry)
-            elif entry.name not in (".lock", self.log.name):
-                entry.unlink()
+        names = sorted(entry.name for entry in self.path.iterdir())
+        gone = [("discard", name) for name in names if name not in (".lock", self.log.name)]
+        journal.commit(self.path, "starting over", gone)
 
     def settings(self) -> dict[str, Any]:
         return read_file(self.config_file, tomllib.loads)
@@ -88,7 +101,7 @@ class Run:
         files.write_atomically(self.config_file, dump_toml(settings))
 
     def update(self, facts: dict[str, Any]) -> None:
-        files.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
+        files.write_atomically(self.facts_file, dump_facts(facts))
 
     def lengths(self) -> dict[str, int]:
         """How long the growing files are now; part of a checkpoint's state."""
@@ -101,6 +114,24 @@ class Run:
             length = lengths.get(file.name, 0)
             if file.exists() and file.stat().st_size > length:
                 os.truncate(file, length)
+
+    def recover(self, report: Callable[[str], None]) -> None:
+        """Finish what a killed process began, and remove what it left. Call it with the lock."""
+        if what := journal.recover(self.path):
+            report(f"{self.path}: finished what was interrupted: {what}")
+        files.sweep(self.path)
+
+    def settle(self, report: Callable[[str], None]) -> None:
+        """For whoever only reads: finish what a killed process began, where that can be done."""
+        if not (self.path / journal.JOURNAL).is_file():
+            return
+        try:
+            # Links could lead out of the folder of a stranger.
+            if not any((self.path / name).is_symlink() for name in (CHECKPOINTS, EARLIER)):
+                with self.locked():
+                    self.recover(report)
+        except (DataError, OSError) as error:  # in use, of a newer version, or read-only
+            report(f"{self.path}: a change was interrupted, and is not finished now: {error}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -126,6 +157,10 @@ def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, A
         return parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error!r}") from None
+
+
+def dump_facts(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, indent=1) + "\n"
 
 
 def parse_facts(text: str) -> dict[str, Any]:
@@ -160,7 +195,12 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
     Damaged checkpoints are reported, and the newest whole one is used instead."""
-    path = Path(path)
+    Run(Path(path)).settle(report)
+    return resolve_model(Path(path), report)
+
+
+def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
+    """The same, and nothing is changed."""
     if not path.is_dir():
         what = "is no folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}; `nanolm runs` lists runs, {HUB}NAME is on Hugging Face")
@@ -168,12 +208,17 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
         if (path / files.MANIFEST).exists():
             files.verify(path)
         return path
-    if best := checkpoint.follow(path / "best") or checkpoint.follow(path / "last"):
-        try:
-            files.verify(best)
-            return best
-        except ModelError as error:
-            report(f"{error}; looking for another checkpoint")
+    for link in (path / name for name in LINKS):
+        best = checkpoint.follow(link)
+        if best != (target := checkpoint.target_of(link)):
+            report(f"{target}, the {link.name} model, is not there; using {best or 'another'}")
+        if best:
+            try:
+                files.verify(best)
+                return best
+            except ModelError as error:
+                report(f"{error}; looking for another checkpoint")
+                break
     if newest := checkpoint.newest_valid(path / "checkpoints", report):
         return newest
     raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
@@ -210,7 +255,8 @@ def runs_by_age(root: Path) -> list[Path]:
     ages = {
         folder: max(step.stat().st_mtime for step in saved)
         for folder in (root.iterdir() if root.is_dir() else [])
-        if (saved := list_checkpoints(folder / "checkpoints"))
+        if not folder.name.startswith(files.TRASH)
+        and (saved := list_checkpoints(folder / "checkpoints"))
     }
     return sorted(ages, key=lambda folder: ages[folder], reverse=True)
 

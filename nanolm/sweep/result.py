@@ -23,9 +23,11 @@ class SweepTrial:
     def bits(self) -> list[float]:
         return [result["val_bits_per_byte"] for result in self.results]
 
-    def score(self) -> float:
-        """Bits per byte of the model that it has, if it has one."""
-        return self.bits()[-1] if self.results and self.error is None else math.inf
+    def score(self, number: int | None = None) -> float:
+        """Bits per byte of the model that it has, or had after round `number`; infinite if none."""
+        bits = self.bits() if number is not None or self.error is None else []
+        bits = bits if number is None else bits[number : number + 1]
+        return bits[-1] if bits else math.inf
 
 
 @dataclass
@@ -45,9 +47,9 @@ class Combination:
     values: Point  # without the seed
     trials: list[SweepTrial]
 
-    def score(self) -> float:
+    def score(self, number: int | None = None) -> float:
         """The mean over seeds; infinite where one of them has failed."""
-        return fmean(trial.score() for trial in self.trials)
+        return fmean(trial.score(number) for trial in self.trials)
 
     def rounds(self) -> list[tuple[float, float]]:
         """The mean and the standard deviation of bits per byte over seeds, by round."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nanolm.errors import DiskFull, NanolmError, UsageError, refuse
+from nanolm.errors import DataError, DiskFull, ModelError, NanolmError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.model.build import build_model
 from nanolm.model.device import choose_device, choose_dtype, free_memory
@@ -109,7 +109,7 @@ def sweep(
         else:
             watch(Note(f"going on with {work.folder}"))
         with StopRequest() as stop:
-            done = work.all_rounds(stop)
+            done = state.run is not None or work.all_rounds(stop)
         interrupted = SweepResult(str(work.folder), None, None, ranked(state.trials))
         return work.finish(out is not None) if done else interrupted
 
@@ -207,9 +207,10 @@ class Sweep(Ledger[SweepState]):
                 continue
             if len(alive) == 1:
                 break
-            alive.sort(key=lambda each: each.score())
-            best = alive[: max(1, len(alive) // halving.FACTOR)]
-            alive, number = [each for each in best if each.score() < math.inf], number + 1
+            # By this round, whatever was known of later ones before a kill.
+            order = sorted((each.score(number), place) for place, each in enumerate(alive))
+            best = order[: max(1, len(alive) // halving.FACTOR)]
+            alive, number = [alive[place] for score, place in best if score < math.inf], number + 1
         return True
 
     def time_for_another(self, count: int, tried: list[SweepTrial]) -> bool:
@@ -226,6 +227,7 @@ class Sweep(Ledger[SweepState]):
         """Train it for a round, and save what came of it; False if it was interrupted."""
         start, budget = time.monotonic(), self.state.budgets[number]
         run, begun = Run(self.folder_of(trial)), False
+        run.settle(lambda text: self.watch(Note(text)))
         try:
             facts = run.facts() if run.exists() else {}
             begun = bool(facts) and len(facts.get("earlier", [])) == number
@@ -249,7 +251,11 @@ class Sweep(Ledger[SweepState]):
         except DiskFull:
             raise
         except NanolmError as error:
-            trial.error = str(error)
+            if number and isinstance(error, DataError | ModelError):  # says nothing about settings
+                self.watch(Note(f"{error}; what {run.path} came to before is what counts"))
+                trial.results.append(trial.results[-1])
+            else:
+                trial.error = str(error)
         if begun:  # what it took before a kill counts too
             self.state.seconds += max(0.0, budget - (time.monotonic() - start))
         self.save()
@@ -266,12 +272,13 @@ class Sweep(Ledger[SweepState]):
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
             raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
-        if state.run is None:
-            free = (path for path in numbered(name) if not path.exists())
-            state.run = str(self.folder / "best" if inside else next(free))
-            self.save()
         if self.folder_of(best).exists():
+            if state.run is None or Path(state.run).exists():  # taken meanwhile
+                free = (path for path in numbered(name) if not path.exists())
+                state.run = str(self.folder / "best" if inside else next(free))
+                self.save()
             self.folder_of(best).rename(state.run)
+        assert state.run is not None
         facts = Run(Path(state.run)).facts()
         facts["result"]["run"] = state.run
         Run(Path(state.run)).update(facts)
