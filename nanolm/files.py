@@ -4,12 +4,14 @@
     >>> verify(Path("runs/x/checkpoints/step-00000120"))
 
 A folder's MANIFEST.json, written last, has the size and SHA-256 of every file, and its own. A kill
-at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named.
+at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named. What
+is damaged is never deleted, but renamed.
 """
 
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -17,10 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nanolm.errors import DiskFull, ModelError
+from nanolm.errors import DataError, DiskFull, ModelError
 
 MANIFEST = "MANIFEST.json"
-TEMPORARY, TRASH = ".tmp-", ".trash-"
+TEMPORARY, TRASH, DAMAGED = ".tmp-", ".trash-", "damaged-"
+FORMAT = 2  # of the JSON files of runs and checkpoints; those of version 0.1.0 do not say: 1
 
 
 def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
@@ -29,7 +32,8 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
-        temporary.mkdir(parents=True)
+        parent.mkdir(exist_ok=True)  # and not what it is in, which may have been moved
+        temporary.mkdir()
         write(temporary)
         files = sorted(temporary.iterdir())
         os.umask(mask := os.umask(0))
@@ -41,7 +45,7 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         _flush(temporary / MANIFEST)
         _flush(temporary)
         if final.exists():  # left by a run that was resumed from further back
-            discard(final)
+            retire(final)
         temporary.rename(final)
         _flush(parent)
     except Exception as error:
@@ -65,22 +69,25 @@ def no_room(error: Exception) -> bool:
     return said or (isinstance(error, OSError) and error.errno in full)
 
 
-def verify(folder: Path) -> None:
-    """Raise ModelError, naming the file, unless everything is as the manifest says."""
+def verify(folder: Path) -> set[str]:
+    """Raise ModelError, naming the file, unless everything is as the manifest says; returns the
+    names of all files that it has."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise ModelError(f"{manifest} is missing, or no file")
     try:
-        entries: dict[str, Any] = json.loads(manifest.read_bytes())["files"]
+        values = json.loads(manifest.read_bytes())
+        entries: dict[str, Any] = values["files"]
         sound = all(
             Path(name).name == name and set(entry) == {"size", "sha256"}
             for name, entry in entries.items()
         )
-        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
-        if not sound or _manifest(entries).encode() != manifest.read_bytes():
+        # Its content counts: a copy to another system may have changed its line ends.
+        if not sound or values["sha256"] != _checksum(entries, values.get("format")):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{manifest} is damaged: it does not match its own checksum") from None
+    check_format(manifest, values)
     for name, entry in entries.items():
         file = folder / name
         if not file.is_file():
@@ -89,6 +96,7 @@ def verify(folder: Path) -> None:
             raise ModelError(f"{file} is damaged: {size:,} bytes, not {entry['size']:,}")
         if sha256(file) != entry["sha256"]:
             raise ModelError(f"{file} is damaged: its contents do not match its checksum")
+    return {MANIFEST, *entries}
 
 
 class InUse(Exception):
@@ -136,8 +144,11 @@ def in_use(file: Path) -> bool:
 def sweep(parent: Path, name: str = "") -> None:
     """Remove what a killed process left half done (of the folder `name`, if that is given)."""
     for pattern in (TEMPORARY, TRASH):
-        for folder in parent.glob(f"{pattern}{name}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for entry in parent.glob(f"{pattern}{name}*"):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -161,8 +172,48 @@ def replace(temporary: Path, file: Path) -> None:
 
 
 def _manifest(entries: dict[str, Any]) -> str:
-    own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
-    return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
+    values = {"format": FORMAT, "files": entries, "sha256": _checksum(entries, FORMAT)}
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _checksum(entries: dict[str, Any], version: int | None) -> str:
+    covered = entries if version is None else [version, entries]
+    return hashlib.sha256(json.dumps(covered).encode()).hexdigest()
+
+
+def check_format(file: Path, values: Any) -> None:
+    """Refuse what a newer version has written, or somebody else."""
+    version = values.get("format", 1) if isinstance(values, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise DataError(f"{file} is not nanolm's: it is no JSON object with a format")
+    if version > FORMAT:
+        newer = f"format {version}; this one reads up to {FORMAT}"
+        raise DataError(f"{file} was written by a newer nanolm ({newer}): upgrade nanolm")
+
+
+def retire(folder: Path) -> str:
+    """Remove a folder that is superseded, if it is whole and holds nothing else; if not, it is set
+    aside: returns what to report about that."""
+    try:
+        known = verify(folder)
+        for file in folder.iterdir():
+            if file.name not in known and not file.name.startswith("."):
+                raise ModelError(f"{file} is not nanolm's")
+    except ModelError as error:
+        return f"{error}; it is kept as {set_aside(folder)}"
+    discard(folder)
+    return ""
+
+
+def set_aside(path: Path) -> Path:
+    """Give what is damaged a name that says so, out of the way."""
+    for number in itertools.count(1):
+        end = f"-{number}" if number > 1 else ""
+        aside = path.with_name(f"{DAMAGED}{path.name}{end}")
+        if not os.path.lexists(aside):
+            path.rename(aside)
+            return aside
+    raise AssertionError
 
 
 def discard(folder: Path) -> None:

@@ -63,7 +63,7 @@ def go_back(run: Run, more: dict[str, float], notify: Notify) -> None:
         best.rename(kept)
         checkpoint.point(run.path / "best", kept)
         notify(Note(f"the model that it came to is kept in {kept}"))
-    checkpoint.discard_after(run.checkpoints, folder)
+    checkpoint.retire_after(run.checkpoints, folder, lambda text: notify(Note(text)))
     checkpoint.point(run.path / "last", folder)
     # Fewer than the most there are to be?
     capped = facts["result"].get("stopped") in ("minutes", TooLittleTime.stopped)

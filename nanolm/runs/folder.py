@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,13 +40,29 @@ class Run:
     """The files of one run. Making one touches nothing on the disk."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.metrics = path / "metrics.jsonl"
-        self.samples = path / "samples.md"
-        self.log = path / "log.txt"
-        self.config_file = path / "config.toml"
-        self.facts_file = path / "run.json"
+        self._path = path
+        self.folder: int | None = None  # its descriptor, while it is held
+        self.report: Callable[[str], None] = lambda text: None
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is; while it is held, also after somebody has moved it."""
+        if self.folder is not None and not same_folder(self._path, self.folder):
+            before, self._path = self._path, folder_path(self.folder) or self._path
+            if self._path == before:
+                self.folder = None
+                cure = f"if you moved {before} to another disk, go on there with --out"
+                raise DataError(f"{before} was removed while it was being trained; {cure}")
+            where = f"{before} was moved to {self._path}: training goes on there"
+            self.report(f"{where}; if it is interrupted, resume it with --out {self._path}")
+        return self._path
+
+    checkpoints = property(lambda self: self.path / "checkpoints")
+    metrics = property(lambda self: self.path / "metrics.jsonl")
+    samples = property(lambda self: self.path / "samples.md")
+    log = property(lambda self: self.path / "log.txt")
+    config_file = property(lambda self: self.path / "config.toml")
+    facts_file = property(lambda self: self.path / "run.json")
 
     def exists(self) -> bool:
         return self.facts_file.is_file()
@@ -107,7 +124,7 @@ class Run:
         """Hold the run; a second process is refused. The system lets go even after a kill."""
         made = not self.path.exists()
         try:
-            with files.locked(self.path / ".lock"):
+            with files.locked(self.path / ".lock"), self.held():
                 try:
                     yield
                 except BaseException:
@@ -117,6 +134,41 @@ class Run:
         except files.InUse as owner:
             text = f"{self.path} is being trained by another process ({owner})"
             raise DataError(f"{text}; wait for it, or start another run with --out") from None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Know the folder by more than its name, which may change."""
+        if os.name != "nt":  # which does not let anybody move it
+            self.folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        folder = self.folder
+        try:
+            yield
+        finally:
+            self.folder = None
+            if folder is not None:
+                os.close(folder)
+
+
+def same_folder(path: Path, folder: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(folder))
+    except OSError:
+        return False
+
+
+def folder_path(folder: int) -> Path | None:
+    """The path of an open folder by now; None if it has none, or the system does not say."""
+    path = None
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        if sys.platform == "darwin":
+            import fcntl
+
+            path = Path(
+                os.fsdecode(fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+            )
+        else:
+            path = Path(os.readlink(f"/proc/self/fd/{folder}"))
+    return path if path and same_folder(path, folder) else None
 
 
 def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
