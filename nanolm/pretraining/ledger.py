@@ -43,6 +43,9 @@ class Ledger(Generic[S]):
         self.minutes, self.clock, self.watch = minutes, clock, watch
 
     def save(self) -> None:
+        if not self.folder.is_dir():
+            cure = "if you moved it, resume it there with --out"
+            raise DataError(f"{self.folder} was moved or removed while runs were trained; {cure}")
         now = time.monotonic()
         self.state.seconds += now - self.clock
         self.clock = now

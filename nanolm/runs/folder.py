@@ -36,33 +36,46 @@ if TYPE_CHECKING:
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 
 
+class Entry:
+    """A file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "Run", kind: type) -> Path:
+        return run.path / self.name
+
+
 class Run:
     """The files of one run. Making one touches nothing on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.folder: int | None = None  # its descriptor, while it is held
+        self.begun = False  # and has a run.json
         self.report: Callable[[str], None] = lambda text: None
 
     @property
     def path(self) -> Path:
         """Where the folder is; while it is held, also after somebody has moved it."""
-        if self.folder is not None and not same_folder(self._path, self.folder):
-            before, self._path = self._path, folder_path(self.folder) or self._path
-            if self._path == before:
-                self.folder = None
-                cure = f"if you moved {before} to another disk, go on there with --out"
-                raise DataError(f"{before} was removed while it was being trained; {cure}")
-            where = f"{before} was moved to {self._path}: training goes on there"
-            self.report(f"{where}; if it is interrupted, resume it with --out {self._path}")
-        return self._path
+        if self.folder is None:
+            return self._path
+        path = self._path if same_folder(self._path, self.folder) else folder_path(self.folder)
+        if path is None or (self.begun and not (path / "run.json").exists()):
+            cure = "if you moved it to another disk, resume it there with --out"
+            raise DataError(f"{self._path} was removed while it was being trained; {cure}")
+        if path != self._path:
+            before, self._path = self._path, path
+            resume = f"if it is interrupted, resume it with --out {path}"
+            self.report(f"{before} was moved to {path}: training goes on there; {resume}")
+        return path
 
-    checkpoints = property(lambda self: self.path / "checkpoints")
-    metrics = property(lambda self: self.path / "metrics.jsonl")
-    samples = property(lambda self: self.path / "samples.md")
-    log = property(lambda self: self.path / "log.txt")
-    config_file = property(lambda self: self.path / "config.toml")
-    facts_file = property(lambda self: self.path / "run.json")
+    checkpoints = Entry("checkpoints")
+    metrics = Entry("metrics.jsonl")
+    samples = Entry("samples.md")
+    log = Entry("log.txt")
+    config_file = Entry("config.toml")
+    facts_file = Entry("run.json")
 
     def exists(self) -> bool:
         return self.facts_file.is_file()
@@ -71,8 +84,9 @@ class Run:
         """Whether nothing is there, or only what a start that failed before the first step left."""
         if not self.path.is_dir():
             return not self.path.exists()
-        left = (".lock", self.log.name, self.config_file.name)
-        names = {entry.name for entry in self.path.iterdir()}.difference(left)
+        left = (".lock", self.log, self.config_file, self.metrics, self.samples, self.checkpoints)
+        entries = [*self.path.iterdir(), *self.checkpoints.glob("*")]
+        names = {entry.name for entry in entries}.difference(Path(each).name for each in left)
         return all(name.startswith(files.TEMPORARY) for name in names)
 
     def finished(self) -> bool:
@@ -83,6 +97,7 @@ class Run:
 
     def clear(self) -> None:
         """Remove all but the log, as if the run had not begun."""
+        self.begun = False
         self.facts_file.unlink()  # first: it is what makes the run exist
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -94,17 +109,24 @@ class Run:
         return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
-        return read_file(self.facts_file, parse_facts)
+        facts = read_file(self.facts_file, parse_facts)
+        files.check_format(self.facts_file, facts)
+        return facts
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
+        for file in (self.metrics, self.samples):
+            if file.exists():  # of a run that was removed while it was being trained
+                files.set_aside(file)
         self.configure(settings)
         self.update(facts)
+        self.begun = self.folder is not None
 
     def configure(self, settings: dict[str, Any]) -> None:
         files.write_atomically(self.config_file, dump_toml(settings))
 
     def update(self, facts: dict[str, Any]) -> None:
+        facts = {"format": files.FORMAT, **facts}
         files.write_atomically(self.facts_file, json.dumps(facts, indent=1) + "\n")
 
     def lengths(self) -> dict[str, int]:
@@ -128,8 +150,9 @@ class Run:
                 try:
                     yield
                 except BaseException:
-                    if made and self.free():  # nothing that anybody could go on with
-                        shutil.rmtree(self.path, ignore_errors=True)
+                    with contextlib.suppress(DataError):
+                        if made and self.free():  # nothing that anybody could go on with
+                            shutil.rmtree(self.path, ignore_errors=True)
                     raise
         except files.InUse as owner:
             text = f"{self.path} is being trained by another process ({owner})"
@@ -139,12 +162,12 @@ class Run:
     def held(self) -> Iterator[None]:
         """Know the folder by more than its name, which may change."""
         if os.name != "nt":  # which does not let anybody move it
+            self.begun = self.exists()
             self.folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        folder = self.folder
         try:
             yield
         finally:
-            self.folder = None
+            folder, self.folder = self.folder, None
             if folder is not None:
                 os.close(folder)
 
@@ -158,30 +181,32 @@ def same_folder(path: Path, folder: int) -> bool:
 
 def folder_path(folder: int) -> Path | None:
     """The path of an open folder by now; None if it has none, or the system does not say."""
-    path = None
-    with contextlib.suppress(ImportError, AttributeError, OSError):
+    try:
         if sys.platform == "darwin":
             import fcntl
 
-            path = Path(
-                os.fsdecode(fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
-            )
+            name = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
+            path = Path(os.fsdecode(name))
         else:
             path = Path(os.readlink(f"/proc/self/fd/{folder}"))
-    return path if path and same_folder(path, folder) else None
+    except OSError:
+        return None
+    return path if same_folder(path, folder) else None
 
 
 def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     if not file.is_file():
         raise DataError(f"{file} does not exist, or is no file")
     try:
-        return parse(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error!r}") from None
 
 
 def parse_facts(text: str) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(text)
+    if isinstance(version := facts.get("format"), int) and version > files.FORMAT:
+        return facts  # to be refused for that
     objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError("not what nanolm writes")
