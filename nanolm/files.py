@@ -17,7 +17,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from nanolm.errors import DataError, DiskFull, ModelError
 
@@ -189,6 +190,30 @@ def check_format(file: Path, values: Any) -> None:
     if version > FORMAT:
         newer = f"format {version}; this one reads up to {FORMAT}"
         raise DataError(f"{file} was written by a newer nanolm ({newer}): upgrade nanolm")
+
+
+def check_fields(stored: Any) -> None:
+    """Raise ValueError unless the fields of a dataclass, as JSON gave them, are of their types."""
+    for name, hint in get_type_hints(type(stored)).items():
+        if not _fits(value := getattr(stored, name), hint):
+            raise ValueError(f"{name} is {value!r:.80}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint is Any:
+        return True
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, list | tuple)
+    if kind is list:
+        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(each, parts[1]) for each in value.values())
+    return isinstance(value, kind)
 
 
 def retire(folder: Path) -> str:

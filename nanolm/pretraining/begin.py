@@ -127,8 +127,11 @@ class RunStart(Generic[S]):
 def saved_settings(run: Run, kind: type[S]) -> S:
     # A run of 0.1.0 held out the end of its text, and did not say so.
     missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
-    settings = kind.from_dict({**missing, **run.settings()})
-    settings.check()
+    try:
+        settings = kind.from_dict({**missing, **run.settings()})
+        settings.check()
+    except UsageError as error:
+        raise DataError(f"{run.config_file} cannot be used: {error}") from None
     return settings
 
 
@@ -196,7 +199,8 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
                 refuse_finished(run)
                 refuse_other_settings(run, settings)
         elif not run.free():
-            raise DataError(f"{out} is there already and is no run; choose another --out")
+            why = "has no run.json, so it" if run.checkpoints.is_dir() else "is there already and"
+            raise DataError(f"{out} {why} is no run; choose another --out")
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run

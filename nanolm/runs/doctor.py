@@ -75,6 +75,6 @@ def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
     try:
         if run or (folder / files.MANIFEST).exists():
             files.verify(folder)
-    except ModelError as error:
+    except (NanolmError, OSError) as error:
         problem = str(error)
     return CheckpointHealth(folder.name, size, problem, links)

@@ -16,6 +16,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +110,7 @@ class Run:
         return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
-        facts = read_file(self.facts_file, parse_facts)
-        files.check_format(self.facts_file, facts)
-        return facts
+        return read_file(self.facts_file, partial(parse_facts, self.facts_file))
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
@@ -203,13 +202,16 @@ def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, A
         raise DataError(f"{file} cannot be read: {error!r}") from None
 
 
-def parse_facts(text: str) -> dict[str, Any]:
+def parse_facts(file: Path, text: str) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(text)
-    if isinstance(version := facts.get("format"), int) and version > files.FORMAT:
-        return facts  # to be refused for that
-    objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
+    files.check_format(file, facts)
+    result = facts.get("result", {})
+    objects = (facts["request"], facts["fingerprints"], result)
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError("not what nanolm writes")
+    for name in ("steps", "best_step", "seconds") if result else ():
+        if not isinstance(result[name], int | float):
+            raise ValueError(f"its result has {name} {result[name]!r:.80}")
     return facts
 
 

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,51 @@ def test_the_texts_are_compared_before_anything_is_moved(run: Path) -> None:
     with pytest.raises(DataError, match="began with"):
         resume(run, [])
     assert (run / "checkpoints" / "step-00000031").is_dir()
+
+
+def test_a_newer_format_is_named(run: Path) -> None:
+    step = run / "checkpoints" / "step-00000031"
+    reads = {run / "run.json": Run(run).facts, step / "state.json": partial(read_state, step)}
+    for file, read in reads.items():
+        values = json.loads(file.read_text())
+        assert values["format"] == files.FORMAT
+        file.write_text(json.dumps(values | {"format": 99}))
+        with pytest.raises(DataError, match=f"{file} was written by a newer nanolm .format 99;"):
+            read()
+        file.write_text(json.dumps(values | {"format": "x"}))
+        with pytest.raises(DataError, match="is not nanolm's"):
+            read()
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_taken_for_damaged(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "FORMAT", 3)
+        step = files.commit(run / "checkpoints", "step-00000035", write)
+    with pytest.raises(DataError, match="written by a newer nanolm"):
+        resume(run, [])
+    assert step.is_dir()
+
+
+@pytest.mark.parametrize("change", [{"step": "3"}, {"sums": []}, {"best": 1}, {"unknown": 1}])
+def test_a_state_of_wrong_types_is_named(change: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({**json.loads(State().to_json()), **change}))
+    with pytest.raises(ModelError, match=r"state\.json cannot be read"):
+        read_state(tmp_path)
+
+
+BROKEN = ["", "[]", '{"format": 9}', '{"request": {}, "fingerprints": {}, "parameters": "x"}']
+BROKEN += ['{"request": {}, "fingerprints": {}, "result": {"steps": []}}', "[" * 100_000]
+
+
+def test_a_broken_run_does_not_hide_the_others(run: Path, cli: Cli) -> None:
+    for number, text in enumerate(BROKEN):
+        other = shutil.copytree(run, run.parent / f"broken-{number}", symlinks=True)
+        (other / "run.json").write_text(text)
+    result = cli("runs", "--folder", run.parent, "--json")
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["run"] for line in result.stdout.splitlines()] == [str(run)]
+    for number in range(len(BROKEN)):
+        assert f"broken-{number} is passed over: " in result.stderr
+        assert f"broken-{number}/run.json" in result.stderr
