@@ -18,13 +18,8 @@ from nanolm.report.curves import Series
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
-UNREADABLE = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-)  # raised by files edited by hand
+# Raised by files edited by hand.
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Run folders with damaged, newer or foreign files: nothing that cannot be read is deleted."""
 
+import json
 import random
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from nanolm import files
 from nanolm.errors import DataError, ModelError
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import Run
+from nanolm.training.state import State, read_state
 
 CRLF = (b"\n", b"\r\n")
 SETTINGS = {"steps": 40, "save_every": 10, **TINY_MODEL}
@@ -122,8 +125,9 @@ def test_the_texts_are_compared_before_anything_is_moved(run: Path) -> None:
 
 def test_a_newer_format_is_named(run: Path) -> None:
     step = run / "checkpoints" / "step-00000031"
-    reads = {run / "run.json": Run(run).facts, step / "state.json": partial(read_state, step)}
-    for file, read in reads.items():
+    reads: list[tuple[Path, Callable[[], object]]] = [(run / "run.json", Run(run).facts)]
+    reads += [(step / "state.json", partial(read_state, step))]
+    for file, read in reads:
         values = json.loads(file.read_text())
         assert values["format"] == files.FORMAT
         file.write_text(json.dumps(values | {"format": 99}))
