@@ -18,7 +18,7 @@ def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
             verify(folder)
             return folder
         except ModelError as error:
-            report(f"{error}; using the checkpoint before it")
+            report(f"{error}; trying the checkpoint before it")
     return None
 
 

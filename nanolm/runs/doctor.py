@@ -27,6 +27,7 @@ class Diagnosis:
     to_go_on: str | None  # the checkpoint that training would resume from
     to_use: str | None  # the one that `sample`, `classify` and all others would take
     left_behind: tuple[str, ...]  # by what was killed; the next start removes it
+    set_aside: tuple[str, ...] = ()  # because it was damaged
 
     def sound(self) -> bool:
         damaged = any(each.problem for each in self.checkpoints)
@@ -62,8 +63,11 @@ def examine(path: Path) -> Diagnosis:
         to_use = find_model(path, lambda text: None).name
     names = [each.name for each in (*sorted(path.iterdir()), *sorted(run.checkpoints.glob("*")))]
     left_behind = tuple(name for name in names if name.startswith((files.TEMPORARY, files.TRASH)))
+    aside = tuple(name for name in names if name.startswith(files.DAMAGED))
     to_go_on = whole[-1] if whole and state == "unfinished" else None
-    return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
+    return Diagnosis(
+        str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind, aside
+    )
 
 
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:

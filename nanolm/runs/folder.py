@@ -34,6 +34,7 @@ from nanolm.text import HUB, NAMED, tokenizer_problem
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
+PAGES = ("report.html", "loss.svg", "epochs.svg")
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 
 
@@ -97,14 +98,17 @@ class Run:
         return bool(self.facts().get("result", {}).get("stopped") == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Remove all but the log, as if the run had not begun."""
+        """Remove what nanolm wrote, but the log, as if the run had not begun."""
         self.begun = False
         self.facts_file.unlink()  # first: it is what makes the run exist
-        for entry in self.path.iterdir():
+        for folder in list_checkpoints(self.checkpoints):
+            files.retire(folder)
+        for name in (*PAGES, "best", "last", self.metrics.name, self.samples.name):
+            entry = self.path / name
             if entry.is_dir() and not entry.is_symlink():
-                files.discard(entry)
-            elif entry.name not in (".lock", self.log.name):
-                entry.unlink()
+                files.set_aside(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
     def settings(self) -> dict[str, Any]:
         return read_file(self.config_file, tomllib.loads)

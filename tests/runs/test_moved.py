@@ -14,15 +14,8 @@ from nanolm.errors import DataError
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.folder import Run
 
-TINY: dict[str, Any] = {
-    "layers": 1,
-    "heads": 2,
-    "dim": 16,
-    "context": 16,
-    "batch": 4,
-    "threads": 1,
-    "workers": 1,
-}
+TINY: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+TINY |= {"threads": 1, "workers": 1}
 WORDS = [word for name, value in TINY.items() for word in (f"--{name}", value)]
 
 
