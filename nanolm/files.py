@@ -4,23 +4,27 @@
     >>> verify(Path("runs/x/checkpoints/step-00000120"))
 
 A folder's MANIFEST.json, written last, has the size and SHA-256 of every file, and its own. A kill
-at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named.
+at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named. What
+is damaged is never deleted, but renamed.
 """
 
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from nanolm.errors import DiskFull, ModelError
+from nanolm.errors import DataError, DiskFull, ModelError, NanolmError
 
 MANIFEST = "MANIFEST.json"
-TEMPORARY, TRASH = ".tmp-", ".trash-"
+TEMPORARY, TRASH, DAMAGED = ".tmp-", ".trash-", "damaged-"
+FORMAT = 2  # of the JSON files of runs and checkpoints; those of version 0.1.0 do not say: 1
 
 
 def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
@@ -29,7 +33,8 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
-        temporary.mkdir(parents=True)
+        parent.mkdir(exist_ok=True)  # and not what it is in, which may have been moved
+        temporary.mkdir()
         write(temporary)
         files = sorted(temporary.iterdir())
         os.umask(mask := os.umask(0))
@@ -41,7 +46,7 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         flush(temporary / MANIFEST)
         flush(temporary)
         if final.exists():  # left by a run that was resumed from further back
-            discard(final)
+            retire(final)
         temporary.rename(final)
         flush(parent)
     except Exception as error:
@@ -65,22 +70,25 @@ def no_room(error: Exception) -> bool:
     return said or (isinstance(error, OSError) and error.errno in full)
 
 
-def verify(folder: Path) -> None:
-    """Raise ModelError, naming the file, unless everything is as the manifest says."""
+def verify(folder: Path) -> set[str]:
+    """Raise ModelError, naming the file, unless everything is as the manifest says; returns the
+    names of all files that it has."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise ModelError(f"{manifest} is missing, or no file")
     try:
-        entries: dict[str, Any] = json.loads(manifest.read_bytes())["files"]
+        values = json.loads(manifest.read_bytes())
+        entries: dict[str, Any] = values["files"]
         sound = all(
             Path(name).name == name and set(entry) == {"size", "sha256"}
             for name, entry in entries.items()
         )
-        # Written anew, it must be the file byte for byte: a flip in its white space counts too.
-        if not sound or _manifest(entries).encode() != manifest.read_bytes():
+        # Its content counts: a copy to another system may have changed its line ends.
+        if not sound or values["sha256"] != _checksum(entries, values.get("format")):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{manifest} is damaged: it does not match its own checksum") from None
+    check_format(manifest, values)
     for name, entry in entries.items():
         file = folder / name
         if not file.is_file():
@@ -89,6 +97,7 @@ def verify(folder: Path) -> None:
             raise ModelError(f"{file} is damaged: {size:,} bytes, not {entry['size']:,}")
         if sha256(file) != entry["sha256"]:
             raise ModelError(f"{file} is damaged: its contents do not match its checksum")
+    return {MANIFEST, *entries}
 
 
 class InUse(Exception):
@@ -161,8 +170,82 @@ def replace(temporary: Path, file: Path) -> None:
 
 
 def _manifest(entries: dict[str, Any]) -> str:
-    own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
-    return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
+    values = {"format": FORMAT, "files": entries, "sha256": _checksum(entries, FORMAT)}
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _checksum(entries: dict[str, Any], version: int | None) -> str:
+    covered = entries if version is None else [version, entries]
+    return hashlib.sha256(json.dumps(covered).encode()).hexdigest()
+
+
+def check_format(file: Path, values: Any) -> None:
+    """Refuse what a newer version has written, or somebody else."""
+    version = values.get("format", 1) if isinstance(values, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise DataError(f"{file} is not nanolm's: it is no JSON object with a format")
+    if version > FORMAT:
+        newer = f"format {version}; this one reads up to {FORMAT}"
+        raise DataError(f"{file} was written by a newer nanolm ({newer}): upgrade nanolm")
+
+
+def check_fields(stored: Any) -> None:
+    """Raise ValueError unless the fields of a dataclass, as JSON gave them, are of their types."""
+    for name, hint in get_type_hints(type(stored)).items():
+        if not _fits(value := getattr(stored, name), hint):
+            raise ValueError(f"{name} is {value!r:.80}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint is Any:
+        return True
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, list | tuple)
+    if kind is list:
+        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(each, parts[1]) for each in value.values())
+    return isinstance(value, kind)
+
+
+def retire(folder: Path) -> str:
+    """Remove a folder that is superseded, if it can be; if not, it is set aside: returns what to
+    report about that."""
+    if why := why_keep(folder):
+        return f"{why}; it is kept as {set_aside(folder)}"
+    discard(folder)
+    return ""
+
+
+def why_keep(folder: Path) -> str:
+    """Nothing if it is whole and holds nothing else, so that it can be removed when superseded."""
+    try:
+        known = verify(folder)
+    except NanolmError as error:
+        return str(error)
+    names = (file for file in folder.iterdir() if not file.name.startswith("."))
+    return next((f"{file} is not nanolm's" for file in names if file.name not in known), "")
+
+
+def set_aside(path: Path) -> Path:
+    """Give what is damaged a name that says so, out of the way."""
+    return path.rename(name_aside(path))
+
+
+def name_aside(path: Path) -> Path:
+    return free_name(path.with_name(f"{DAMAGED}{path.name}"))
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or with a number behind it."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    names = itertools.chain([path], numbered)
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def discard(path: Path) -> None:

@@ -11,6 +11,7 @@ its own. Run as a program, this file is what starts the commands.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -101,7 +102,11 @@ class Commands:
         self.running = set[int]()
 
     def start(
-        self, *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
+        self,
+        *arguments: object,
+        stdin: str = "",
+        environment: dict[str, str] | None = None,
+        privileged: bool = True,
     ) -> Command:
         place = self.loaded.place()
         for name in STREAMS:
@@ -111,13 +116,14 @@ class Commands:
             folder=str(self.folder),
             environment={**os.environ, **(environment or {})},
             streams=[str(place / name) for name in STREAMS],
+            privileged=privileged,
         )
         self.running.add(pid)
         return Command(self, pid, place)
 
-    def run(self, *arguments: object) -> tuple[int, str]:
+    def run(self, *arguments: object, **rest: Any) -> tuple[int, str]:
         """To its end: its exit code, and what it said."""
-        command = self.start(*arguments)
+        command = self.start(*arguments, **rest)
         return command.wait(), command.said()
 
     def close(self) -> None:
@@ -143,7 +149,11 @@ def serve(lines: Iterable[str], channel: socket.socket) -> None:
 
 
 def become(
-    arguments: list[str], folder: str, environment: dict[str, str], streams: list[str]
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    streams: list[str],
+    privileged: bool,
 ) -> None:
     """The command itself; it does not come back."""
     from nanolm.cli.main import main
@@ -154,6 +164,9 @@ def become(
     for number, stream in enumerate(streams):
         how = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(stream, how), number)
+    if not privileged:  # even root is then held by the mode of a file
+        version, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        ctypes.CDLL(None).capset(version, nothing)
     sys.argv = ["nanolm", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -125,6 +126,13 @@ def write(folder: Path) -> None:
 @pytest.fixture
 def committed(tmp_path: Path) -> Path:
     return commit(tmp_path, "step-00000003", write)
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    """A run of version 0.1.0: "finished", "unfinished" or "classifier"."""
+    with tarfile.open(Path(__file__).parent / "runs" / "v0_1_0" / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
 
 
 @contextlib.contextmanager

@@ -57,8 +57,11 @@ def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
         links = f", {' and '.join(each.links)}" if each.links else ""
         shown.append((each.name, f"{each.problem or 'whole'}, {each.bytes / 1e6:,.1f} MB{links}"))
     if diagnosis.state == "unfinished":
-        shown.append(("to go on from", diagnosis.to_go_on or "none: training starts at step 0"))
+        shown.append(("to go on from", diagnosis.to_go_on or "none"))
     shown.append(("to use", diagnosis.to_use or "none"))
+    if diagnosis.set_aside:
+        names = ", ".join(diagnosis.set_aside)
+        shown.append(("set aside", f"{names}: damaged; remove what you do not need"))
     if diagnosis.left_behind:
         names = ", ".join(diagnosis.left_behind)
         shown.append(("left behind", f"{names}: by what was killed; the next start removes it"))

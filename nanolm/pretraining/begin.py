@@ -21,7 +21,7 @@ import torch
 
 from nanolm import __version__, files
 from nanolm.choice import Choice, Report
-from nanolm.errors import DataError, UsageError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config_json import model_type
@@ -66,6 +66,7 @@ class RunStart(Generic[S]):
                     self.run.clear()
             self.load_settings()
             self.notify = also_to_log(self.run, self.notify)
+            self.run.report, _ = reports(self.notify)
             with deterministic_algorithms(self.settings.deterministic):
                 yield
 
@@ -74,16 +75,22 @@ class RunStart(Generic[S]):
         if self.fresh:
             return None
         run = self.run
-        files.sweep(run.checkpoints)
-        folder = checkpoint.newest_valid(run.checkpoints, lambda text: self.notify(Note(text)))
-        checkpoint.discard_after(run.checkpoints, folder)
-        if folder is None:
-            self.notify(Note(f"{run.path} has no checkpoint to go on from: starting at step 0"))
         known = run.facts()["fingerprints"]
         for what, fingerprint in fingerprints.items():
             if known.get(what) != fingerprint:
                 cure = "bring it back, or start a new run with --out"
                 raise DataError(f"the {what} is not the one that {run.path} began with; {cure}")
+        note, _ = reports(self.notify)
+        folder = checkpoint.newest_valid(run.checkpoints, note)
+        if folder:
+            files.sweep(run.checkpoints)
+            checkpoint.retire_after(run.checkpoints, folder, note)
+        elif checkpoint.list_checkpoints(run.checkpoints) or checkpoint.was_saved(run.path):
+            look = f"nothing was deleted: see `nanolm doctor {run.path}`"
+            cure = "restore its checkpoints from a backup, or start a new run with --out"
+            raise ModelError(f"{run.path} has no whole checkpoint to go on from; {look}; {cure}")
+        else:
+            note(f"{run.path} has no checkpoint to go on from: starting at step 0")
         return folder
 
     def record(
@@ -121,8 +128,11 @@ class RunStart(Generic[S]):
 def saved_settings(run: Run, kind: type[S]) -> S:
     # A run of 0.1.0 held out the end of its text, and did not say so.
     missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
-    settings = kind.from_dict({**missing, **run.settings()})
-    settings.check()
+    try:
+        settings = kind.from_dict({**missing, **run.settings()})
+        settings.check()
+    except UsageError as error:
+        raise DataError(f"{run.config_file} cannot be used: {error}") from None
     return settings
 
 
@@ -192,7 +202,8 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
                 refuse_finished(run)
                 refuse_other_settings(run, settings)
         elif not run.free():
-            raise DataError(f"{out} is there already and is no run; choose another --out")
+            why = "has no run.json, so it" if run.checkpoints.is_dir() else "is there already and"
+            raise DataError(f"{out} {why} is no run; choose another --out")
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run

@@ -6,18 +6,17 @@ The learning rate of a finished run has fallen to zero, so it goes on from the c
 that; the model that the run came to is kept in its folder `earlier`.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError, TooLittleTime, UsageError
+from nanolm.errors import DataError, TooLittleTime, UsageError
 from nanolm.pretraining.begin import reports, saved_settings
 from nanolm.pretraining.train import TrainResult, train
 from nanolm.runs import checkpoint, journal
 from nanolm.runs.checkpoint import EARLIER
-from nanolm.runs.folder import CHECKPOINTS, Run, dump_facts
+from nanolm.runs.folder import CHECKPOINTS, Run, dump_facts, retirement
 from nanolm.runs.toml import dump_toml
 from nanolm.training.events import Notify
 from nanolm.training.metrics_log import write_result
@@ -77,19 +76,12 @@ def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> 
     later = [each for each in checkpoint.list_checkpoints(run.checkpoints) if each > folder]
     best, change = checkpoint.follow(run.path / "best"), list[journal.Operation]()
     if best and any(each.samefile(best) for each in later):
-        kept = free_name(run.path / EARLIER / best.name)
+        kept = files.free_name(run.path / EARLIER / best.name)
         change.append(("move", f"{CHECKPOINTS}/{best.name}", f"{EARLIER}/{kept.name}"))
         report(f"the model that it came to is kept in {kept}")
         later = [each for each in later if each.name != best.name]
         best = kept
-    for each in later:
-        try:
-            files.verify(each)
-            change.append(("discard", f"{CHECKPOINTS}/{each.name}"))
-        except ModelError as error:
-            aside = free_name(each.with_name(f"damaged-{each.name}"))
-            change.append(("move", f"{CHECKPOINTS}/{each.name}", f"{CHECKPOINTS}/{aside.name}"))
-            report(f"{error}; it is kept as {aside}")
+    change += [retirement(each, report) for each in later]
     if best and best.parent.name == EARLIER:
         change.append(("link", "best", f"{EARLIER}/{best.name}"))
     # Fewer than the most there are to be?
@@ -107,12 +99,6 @@ def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> 
         ("write", EXTENDING, ""),
     ]
     journal.commit(run.path, f"going back to step {decay:,}, to train for longer", change)
-
-
-def free_name(path: Path) -> Path:
-    """`path`, or with a number behind it."""
-    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return path if not path.exists() else next(name for name in names if not name.exists())
 
 
 def enlarged(

@@ -43,10 +43,14 @@ class Ledger(Generic[S]):
         self.minutes, self.clock, self.watch = minutes, clock, watch
 
     def save(self) -> None:
+        if not self.folder.is_dir():
+            cure = "if you moved it, resume it there with --out"
+            raise DataError(f"{self.folder} was moved or removed while runs were trained; {cure}")
         now = time.monotonic()
         self.state.seconds += now - self.clock
         self.clock = now
-        files.write_atomically(self.file, json.dumps(asdict(self.state), indent=1) + "\n")
+        values = {"format": files.FORMAT, **asdict(self.state)}
+        files.write_atomically(self.file, json.dumps(values, indent=1) + "\n")
 
     def left(self) -> float:
         """Seconds."""
@@ -87,6 +91,12 @@ def read_state(file: Path, make: Callable[..., S]) -> S | None:
     if not file.is_file():
         return None
     try:
-        return make(**json.loads(file.read_text(encoding="utf-8")))
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+        files.check_format(file, values)
+        values.pop("format", None)
+        state = make(**values)
+        files.check_fields(state)
+        return state
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read: {error!r}; remove {file.parent}") from None
+        cure = "restore it, or choose another --out"
+        raise DataError(f"{file} cannot be read: {error!r}; {cure}") from None

@@ -7,6 +7,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -165,7 +166,8 @@ def make_job(
     start.record(settings, plan.choices + measured, text.fingerprints, model, **more)
     facts = run.facts()
     if not start.fresh and isinstance(facts.get("forecast"), dict):
-        forecast = Forecast(**facts["forecast"])
+        with suppress(TypeError):  # of another version
+            forecast = Forecast(**facts["forecast"])
     fixed_steps = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
     return Job(settings, run, text, model, folder, fixed_steps, base, forecast)
 

@@ -79,7 +79,7 @@ def follow() -> TrainResult:
     """Do what the first of several processes has decided, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
-        with tuning.deterministic_algorithms(job.settings.deterministic):
+        with tuning.deterministic_algorithms(job.settings.deterministic), job.run.held():
             return learn(job, world, stopwatch(None), lambda event: None)
 
 

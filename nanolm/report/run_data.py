@@ -18,7 +18,8 @@ from nanolm.report.curves import Series
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # raised by files edited by hand
+# Raised by files edited by hand.
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class RunData:
 
 
 def read_run(run: Run) -> RunData:
-    text = run.samples.read_text(encoding="utf-8") if run.samples.exists() else ""
+    text = run.samples.read_text("utf-8", "replace") if run.samples.exists() else ""
     parts = iter(SAMPLE_HEADING.split(text)[1:])
     samples = []
     for step, bits, sample in zip(parts, parts, parts, strict=True):
@@ -99,8 +100,10 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
         if run.exists():
             try:
                 summaries.append(summarize(run))
-            except (DataError, *UNREADABLE) as error:
+            except DataError as error:
                 note(f"{run.path} is passed over: {error}")
+            except UNREADABLE as error:
+                note(f"{run.path} is passed over: {run.facts_file}: {error!r}")
         elif run.is_rest():
             note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` removes what is there")
     return summaries
@@ -121,7 +124,7 @@ def summarize(run: Run) -> RunSummary:
         state = STOPPED_EARLY
     else:
         state = ending(result) if result else "stopped"
-    return RunSummary(
+    summary = RunSummary(
         run=str(run.path),
         corpus=", ".join(Path(str(text)).name for text in texts),
         parameters=facts.get("parameters"),
@@ -134,3 +137,8 @@ def summarize(run: Run) -> RunSummary:
         state=state,
         started=str(facts.get("started", "")),
     )
+    try:
+        files.check_fields(summary)
+    except ValueError as error:
+        raise DataError(f"{run.facts_file} is not what nanolm writes: {error}") from None
+    return summary

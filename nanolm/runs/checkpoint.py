@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanolm.errors import ModelError
-from nanolm.files import TEMPORARY, discard, verify
+from nanolm.files import DAMAGED, MANIFEST, TEMPORARY, retire, set_aside, verify
 
 EARLIER = "earlier"  # the folder of what a run came to before it was extended
 
@@ -20,7 +20,7 @@ def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
             verify(folder)
             return folder
         except ModelError as error:
-            report(f"{error}; using the checkpoint before it")
+            report(f"{error}; trying the checkpoint before it")
     return None
 
 
@@ -29,21 +29,31 @@ def list_checkpoints(parent: Path) -> list[Path]:
     return sorted(folder for folder in parent.glob("step-*") if folder.is_dir())
 
 
-def discard_after(parent: Path, kept: Path | None) -> None:
-    """Remove what is newer than `kept`: damaged, and in the way of what comes next."""
-    for folder in list_checkpoints(parent):
-        if kept is None or folder.name > kept.name:
-            discard(folder)
+def was_saved(run: Path) -> bool:
+    """Whether there is, or was, a checkpoint, be it damaged."""
+    saved = (run / "checkpoints").glob(f"{DAMAGED}step-*")
+    return any(saved) or any(os.path.lexists(run / name) for name in ("best", "last"))
 
 
-def prune(parent: Path, keep: set[str]) -> None:
-    for folder in list_checkpoints(parent)[:-2]:
-        if folder.name not in keep:
-            discard(folder)
+def retire_after(parent: Path, kept: Path, report: Callable[[str], None]) -> None:
+    """Remove what is newer than `kept`, and in the way of what comes next."""
+    retire_all([each for each in list_checkpoints(parent) if each.name > kept.name], report)
+
+
+def prune(parent: Path, keep: set[str], report: Callable[[str], None]) -> None:
+    retire_all([each for each in list_checkpoints(parent)[:-2] if each.name not in keep], report)
+
+
+def retire_all(folders: list[Path], report: Callable[[str], None]) -> None:
+    for folder in folders:
+        if problem := retire(folder):
+            report(problem)
 
 
 def point(link: Path, target: Path) -> None:
     """Make `link` lead to `target`, atomically; a small file where links cannot be made."""
+    if link.is_dir() and not link.is_symlink():  # by a copy of the run that had no links
+        retire(link) if follow(link) != link.resolve() else set_aside(link)
     relative = os.path.relpath(target, link.parent)
     temporary = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
     temporary.unlink(missing_ok=True)
@@ -63,10 +73,22 @@ def follow(link: Path) -> Path | None:
 
 
 def target_of(link: Path) -> Path | None:
-    """What `link` names, whether that is there or not."""
+    """What `link` names, whether that is there or not: by a link, or by the small file in its
+    place. A folder there is what a copy without links has made of it: it stands for the checkpoint
+    that it repeats, or else for itself."""
     try:
-        written = link.is_file() and not link.is_symlink()
-        target = link.parent / link.read_text(encoding="utf-8") if written else link.resolve()
-        return target if os.path.lexists(link) else None
+        if link.is_symlink():
+            return link.resolve()
+        if link.is_file():
+            return link.parent / link.read_text(encoding="utf-8").strip()
+        if not link.is_dir():
+            return None
+        folders = [*link.parent.glob("checkpoints/*"), *link.parent.glob(f"{EARLIER}/*")]
+        return next((each for each in folders if same_manifest(each, link)), link).resolve()
     except (OSError, RuntimeError, ValueError):  # a loop, or no text
         return None
+
+
+def same_manifest(folder: Path, other: Path) -> bool:
+    one, two = folder / MANIFEST, other / MANIFEST
+    return one.is_file() and two.is_file() and one.read_bytes() == two.read_bytes()

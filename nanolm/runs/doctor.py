@@ -30,6 +30,7 @@ class Diagnosis:
     to_go_on: str | None  # the checkpoint that training would resume from
     to_use: str | None  # the one that `sample`, `classify` and all others would take
     left_behind: tuple[str, ...]  # by what was killed; the next start removes it
+    set_aside: tuple[str, ...] = ()  # because it was damaged
 
     def sound(self) -> bool:
         damaged = any(each.problem for each in self.checkpoints)
@@ -65,8 +66,11 @@ def examine(path: Path) -> Diagnosis:
         to_use = resolve_model(path, lambda text: None).name
     names = [each.name for each in (*sorted(path.iterdir()), *sorted(run.checkpoints.glob("*")))]
     left_behind = tuple(name for name in names if name.startswith(LEFT))
+    aside = tuple(name for name in names if name.startswith(files.DAMAGED))
     to_go_on = whole[-1] if whole and state == "unfinished" else None
-    return Diagnosis(str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind)
+    return Diagnosis(
+        str(path), state, tuple(problems), checked, to_go_on, to_use, left_behind, aside
+    )
 
 
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
@@ -78,6 +82,6 @@ def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
     try:
         if run or (folder / files.MANIFEST).exists():
             files.verify(folder)
-    except ModelError as error:
+    except (NanolmError, OSError) as error:
         problem = str(error)
     return CheckpointHealth(folder.name, size, problem, links)

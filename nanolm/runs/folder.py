@@ -14,8 +14,10 @@ import json
 import os
 import re
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +41,46 @@ OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURN
 PAGES = ("report.html", "loss.svg", "loss.png", "epochs.svg", "epochs.png")  # of `nanolm report`
 
 
+class Entry:
+    """A file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "Run", kind: type) -> Path:
+        return run.path / self.name
+
+
 class Run:
     """The files of one run. Making one touches nothing on the disk."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checkpoints = path / CHECKPOINTS
-        self.metrics = path / "metrics.jsonl"
-        self.samples = path / "samples.md"
-        self.log = path / "log.txt"
-        self.config_file = path / "config.toml"
-        self.facts_file = path / "run.json"
+        self._path = path
+        self.folder: int | None = None  # its descriptor, while it is held
+        self.begun = False  # and has a run.json
+        self.report: Callable[[str], None] = lambda text: None
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is; while it is held, also after somebody has moved it."""
+        if self.folder is None:
+            return self._path
+        path = self._path if same_folder(self._path, self.folder) else folder_path(self.folder)
+        if path is None or (self.begun and not (path / "run.json").exists()):
+            cure = "if you moved it to another disk, resume it there with --out"
+            raise DataError(f"{self._path} was removed while it was being trained; {cure}")
+        if path != self._path:
+            before, self._path = self._path, path
+            resume = f"if it is interrupted, resume it with --out {path}"
+            self.report(f"{before} was moved to {path}: training goes on there; {resume}")
+        return path
+
+    checkpoints = Entry(CHECKPOINTS)
+    metrics = Entry("metrics.jsonl")
+    samples = Entry("samples.md")
+    log = Entry("log.txt")
+    config_file = Entry("config.toml")
+    facts_file = Entry("run.json")
 
     def exists(self) -> bool:
         return self.facts_file.is_file()
@@ -58,8 +89,9 @@ class Run:
         """Whether nothing is there, or only what a start that failed before the first step left."""
         if not self.path.is_dir():
             return not self.path.exists()
-        left = (".lock", self.log.name, self.config_file.name)
-        names = {entry.name for entry in self.path.iterdir()}.difference(left)
+        left = (".lock", self.log, self.config_file, self.metrics, self.samples, self.checkpoints)
+        entries = [*self.path.iterdir(), *self.checkpoints.glob("*")]
+        names = {entry.name for entry in entries}.difference(Path(each).name for each in left)
         return all(name.startswith(files.TEMPORARY) for name in names)
 
     def is_rest(self) -> bool:
@@ -81,21 +113,32 @@ class Run:
         return bool(self.facts().get("result", {}).get("stopped") == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Remove all but the log, as if the run had not begun."""
-        names = sorted(entry.name for entry in self.path.iterdir())
-        gone = [("discard", name) for name in names if name not in (".lock", self.log.name)]
-        journal.commit(self.path, "starting over", gone)
+        """Remove what nanolm wrote, but the log, as if the run had not begun."""
+        self.begun = False
+        change = [retirement(each, self.report) for each in list_checkpoints(self.checkpoints)]
+        written = (self.metrics, self.samples, self.config_file, self.facts_file)
+        for name in (*PAGES, *LINKS, *(file.name for file in written)):
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                change.append(("move", name, files.name_aside(entry).name))
+            else:
+                change.append(("discard", name))
+        journal.commit(self.path, "starting over", change)
 
     def settings(self) -> dict[str, Any]:
         return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
-        return read_file(self.facts_file, parse_facts)
+        return read_file(self.facts_file, partial(parse_facts, self.facts_file))
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write what is known before the first step; run.json last, it makes the run exist."""
+        for file in (self.metrics, self.samples):
+            if file.exists():  # of a run that was removed while it was being trained
+                files.set_aside(file)
         self.configure(settings)
         self.update(facts)
+        self.begun = self.folder is not None
 
     def configure(self, settings: dict[str, Any]) -> None:
         files.write_atomically(self.config_file, dump_toml(settings))
@@ -138,36 +181,87 @@ class Run:
         """Hold the run; a second process is refused. The system lets go even after a kill."""
         made = not self.path.exists()
         try:
-            with files.locked(self.path / ".lock"):
+            with files.locked(self.path / ".lock"), self.held():
                 try:
                     yield
                 except BaseException:
-                    if made and self.free():  # nothing that anybody could go on with
-                        shutil.rmtree(self.path, ignore_errors=True)
+                    with contextlib.suppress(DataError):
+                        if made and self.free():  # nothing that anybody could go on with
+                            shutil.rmtree(self.path, ignore_errors=True)
                     raise
         except files.InUse as owner:
             text = f"{self.path} is being trained by another process ({owner})"
             raise DataError(f"{text}; wait for it, or start another run with --out") from None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Know the folder by more than its name, which may change."""
+        if os.name != "nt":  # which does not let anybody move it
+            self.begun = self.exists()
+            self.folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield
+        finally:
+            folder, self.folder = self.folder, None
+            if folder is not None:
+                os.close(folder)
+
+
+def same_folder(path: Path, folder: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(folder))
+    except OSError:
+        return False
+
+
+def folder_path(folder: int) -> Path | None:
+    """The path of an open folder by now; None if it has none, or the system does not say."""
+    try:
+        if sys.platform == "darwin":
+            import fcntl
+
+            name = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
+            path = Path(os.fsdecode(name))
+        else:
+            path = Path(os.readlink(f"/proc/self/fd/{folder}"))
+    except OSError:
+        return None
+    return path if same_folder(path, folder) else None
 
 
 def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     if not file.is_file():
         raise DataError(f"{file} does not exist, or is no file")
     try:
-        return parse(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error!r}") from None
 
 
 def dump_facts(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, indent=1) + "\n"
+    return json.dumps({"format": files.FORMAT, **facts}, indent=1) + "\n"
 
 
-def parse_facts(text: str) -> dict[str, Any]:
+def retirement(folder: Path, report: Callable[[str], None]) -> journal.Operation:
+    """How a journal gets a superseded checkpoint out of the way: what is damaged is kept."""
+    name = f"{CHECKPOINTS}/{folder.name}"
+    if not (why := files.why_keep(folder)):
+        return "discard", name
+    aside = files.name_aside(folder)
+    report(f"{why}; it is kept as {aside}")
+    return "move", name, f"{CHECKPOINTS}/{aside.name}"
+
+
+def parse_facts(file: Path, text: str) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(text)
-    objects = (facts["request"], facts["fingerprints"], facts.get("result", {}))
+    files.check_format(file, facts)
+    result = facts.get("result", {})
+    objects = (facts["request"], facts["fingerprints"], result)
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError("not what nanolm writes")
+    for name in ("steps", "best_step", "seconds") if result else ():
+        if not isinstance(result[name], int | float):
+            raise ValueError(f"its result has {name} {result[name]!r:.80}")
     return facts
 
 

@@ -20,6 +20,11 @@ class SweepTrial:
     results: list[dict[str, Any]] = field(default_factory=list)  # of `train`, by round
     error: str | None = None
 
+    def __post_init__(self) -> None:
+        if not all(result["seconds"] >= 0 and result["stopped"] for result in self.results):
+            raise ValueError("a result is not what nanolm writes")
+        [float(bits) for bits in self.bits()]
+
     def bits(self) -> list[float]:
         return [result["val_bits_per_byte"] for result in self.results]
 

@@ -36,7 +36,7 @@ class Checkpointer:
         self.saved_step = -1
         self.last_save = time.monotonic()
         self.writer = ThreadPoolExecutor(1)
-        self.writing: Future[None] | None = None
+        self.writing: Future[list[str]] | None = None
 
     def is_overdue(self) -> bool:
         return time.monotonic() - self.last_save > SAVE_SECONDS
@@ -63,13 +63,13 @@ class Checkpointer:
     def save(self) -> None:
         """Copy what a checkpoint of this step needs, for another thread to write."""
         self.last_save = time.monotonic()
-        state, folder = self.state, self.folder(self.state.step)
-        if self.saved_step == state.step:
+        state, step = self.state, self.state.step
+        if self.saved_step == step:
             return
         self.finish()
         if not state.bad_steps:
             state.good_step = state.step
-        self.saved_step = state.step
+        self.saved_step = step
         if not (self.world.first or self.task.sharded):
             return
         state.lengths = self.run.lengths()
@@ -90,14 +90,20 @@ class Checkpointer:
             save_file(on_cpu, place / "optimizer.safetensors")
             (place / "state.json").write_text(state_json, encoding="utf-8")
 
-        def commit() -> None:
+        def commit() -> list[str]:
+            damaged: list[str] = []
             # On a stream of its own: copying does not wait for the steps. There are few streams,
             # given out in turn; of this priority, it is none that a step is captured on.
             stream = torch.cuda.Stream(priority=-1) if self.on_gpu else None
             with torch.cuda.stream(stream) if stream else nullcontext():
-                files.commit(self.run.checkpoints, folder.name, write, size)
-            checkpoint.point(self.run.path / "last", folder)
-            checkpoint.prune(self.run.checkpoints, names)
+                try:
+                    files.commit(self.run.checkpoints, self.folder(step).name, write, size)
+                except FileNotFoundError:  # the run was moved meanwhile
+                    files.sweep(self.run.checkpoints)
+                    files.commit(self.run.checkpoints, self.folder(step).name, write, size)
+            checkpoint.point(self.run.path / "last", self.folder(step))
+            checkpoint.prune(self.run.checkpoints, names, damaged.append)
+            return damaged
 
         if self.on_gpu:
             torch.cuda.synchronize()  # the copies are made
@@ -108,7 +114,8 @@ class Checkpointer:
     def finish(self) -> None:
         """Wait until the last checkpoint is whole on the disk, or say why it is not."""
         if self.writing:
-            self.writing.result()
+            for text in self.writing.result():
+                self.notify(Note(text))
             self.writing = None
 
     def last_good(self) -> Path | None:
@@ -128,7 +135,8 @@ class Checkpointer:
         self.load_state(folder)
         self.world.barrier()  # until all have read it
         if self.world.first:
-            checkpoint.discard_after(self.run.checkpoints, folder)
+            after = (self.run.checkpoints, folder)
+            checkpoint.retire_after(*after, lambda text: self.notify(Note(text)))
             self.run.cut_back(self.state.lengths)
         self.link("last", folder)
         if self.state.best:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nanolm import files
 from nanolm.errors import ModelError
 
 NAMES_ON_DISK = {  # where they are not those of the fields: as version 0.1.0 wrote them
@@ -55,13 +56,17 @@ class State:
 
     def to_json(self) -> str:
         values = {NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
-        return json.dumps(values, indent=1) + "\n"
+        return json.dumps({"format": files.FORMAT, **values}, indent=1) + "\n"
 
 
 def read_state(folder: Path) -> State:
     file, fields = folder / "state.json", {name: key for key, name in NAMES_ON_DISK.items()}
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        return State(**{fields.get(name, name): value for name, value in values.items()})
+        files.check_format(file, values)
+        values.pop("format", None)
+        state = State(**{fields.get(name, name): value for name, value in values.items()})
+        files.check_fields(state)
+        return state
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None

@@ -23,7 +23,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
 def test_pruning_keeps_two_and_what_it_is_told(tmp_path: Path) -> None:
     for step in range(1, 7):
         commit(tmp_path, f"step-{step:08}", write)
-    prune(tmp_path, keep={"step-00000002"})
+    prune(tmp_path, {"step-00000002"}, pytest.fail)
     left = [entry.name[-1] for entry in sorted(tmp_path.iterdir())]
     assert left == ["2", "5", "6"]
 

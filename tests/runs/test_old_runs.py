@@ -1,23 +1,18 @@
 """Run folders that version 0.1.0 wrote: they load, resume and extend, and keep their split."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from conftest import Cli, unpacked
 
 import nanolm
 from nanolm.runs.folder import Run
 
-FIXTURES = Path(__file__).parent / "v0_1_0"
-
 
 @pytest.fixture
 def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    with tarfile.open(FIXTURES / f"{request.param}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / str(request.param)
+    return unpacked(request.param, tmp_path)
 
 
 @pytest.mark.parametrize("old", ["finished", "unfinished"], indirect=True)

@@ -1,0 +1,102 @@
+"""A run folder that is moved or removed while it is being trained."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Command, Commands
+from faults import before_step, steps_of, wait_for_step
+
+import nanolm
+from nanolm.errors import DataError
+from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.runs.folder import Run
+
+TINY: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+TINY |= {"threads": 1, "workers": 1}
+WORDS = [word for name, value in TINY.items() for word in (f"--{name}", value)]
+
+
+def start(commands: Commands, run: Path, steps: int = 100_000) -> Command:
+    words = ("train", "embedded:tiny", "--out", run, "--steps", steps, *WORDS)
+    return commands.start(*words, "--save-every", 10)
+
+
+@pytest.mark.parametrize("parent", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_moved_run_goes_on_where_it_is(parent: bool, commands: Commands, tmp_path: Path) -> None:
+    run, moved = tmp_path / "runs" / "here", tmp_path / "there"
+    command = start(commands, run)
+    wait_for_step(run, 20)
+    (run.parent if parent else run).rename(moved)
+    moved = moved / "here" if parent else moved
+    wait_for_step(moved, max(steps_of(moved)) + 30)
+    command.send(signal.SIGINT)
+    assert command.wait() == 75, command.said()
+    assert f"{run} was moved to {moved}" in command.said()
+    assert f"--out {moved}" in command.said()
+    assert not run.exists()
+    assert len(list_checkpoints(moved / "checkpoints")) >= 2
+    again, done = start(commands, moved), max(steps_of(moved))
+    wait_for_step(moved, done + 10)
+    again.send(signal.SIGINT)
+    assert again.wait() == 75 and f"resuming {moved} at step" in again.said()
+
+
+def test_a_removed_run_ends_with_a_message(commands: Commands, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "here"
+    command = start(commands, run)
+    wait_for_step(run, 20)
+    shutil.rmtree(run, ignore_errors=True)
+    assert command.wait() == 3, command.said()
+    assert f"{run} was removed while it was being trained" in command.said()
+    again = start(commands, run, steps=20)
+    assert again.wait() == 0, again.said()
+
+
+@pytest.mark.parametrize("moment", ["", "checkpoints", "run.json"])
+def test_a_removed_run_does_not_come_back(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one of which only a part is removed so far."""
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        target = run / moment
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+    settings = {**TINY, "steps": 40, "save_every": 5}
+    with monkeypatch.context() as patch:
+        before_step(patch, 20, remove)
+        if moment == "checkpoints":
+            nanolm.train("embedded:tiny", out=run, **settings)
+            assert Run(run).finished()
+            return
+        with pytest.raises(DataError, match="was removed while it was being trained"):
+            nanolm.train("embedded:tiny", out=run, **settings)
+    assert run.exists() == bool(moment)
+
+
+def test_a_run_moved_in_the_middle_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    from nanolm import files
+
+    flush = files.flush
+
+    def move(path: Path) -> None:
+        flush(path)
+        if "step-00000020" in str(path) and run.exists():
+            run.rename(moved)
+
+    notes: list[str] = []
+    monkeypatch.setattr(files, "flush", move)
+    settings = {**TINY, "steps": 40, "save_every": 10}
+    result = nanolm.train(
+        "embedded:tiny", out=run, notify=lambda event: notes.append(str(event)), **settings
+    )
+    assert result.run == str(moved) and not run.exists()
+    assert Run(moved).finished() and not list(moved.glob("checkpoints/.*"))
+    assert any("was moved to" in note for note in notes)
