@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import select
 import signal
 import socket
@@ -101,8 +102,16 @@ class Commands:
         self.running = set[int]()
 
     def start(
-        self, *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
+        self,
+        *arguments: object,
+        stdin: str = "",
+        environment: dict[str, str] | None = None,
+        streams: dict[str, str] | None = None,
+        file_bytes: int | None = None,
+        ignored: tuple[int, ...] = (),
     ) -> Command:
+        """`streams` are files or devices to use in place of those that are kept; no file may grow
+        beyond `file_bytes`; signals can be `ignored` from the start, as by nohup."""
         place = self.loaded.place()
         for name in STREAMS:
             (place / name).write_bytes(stdin.encode() if name == "stdin" else b"")
@@ -110,7 +119,9 @@ class Commands:
             arguments=[str(argument) for argument in arguments],
             folder=str(self.folder),
             environment={**os.environ, **(environment or {})},
-            streams=[str(place / name) for name in STREAMS],
+            streams=[(streams or {}).get(name, str(place / name)) for name in STREAMS],
+            file_bytes=file_bytes,
+            ignored=ignored,
         )
         self.running.add(pid)
         return Command(self, pid, place)
@@ -143,7 +154,12 @@ def serve(lines: Iterable[str], channel: socket.socket) -> None:
 
 
 def become(
-    arguments: list[str], folder: str, environment: dict[str, str], streams: list[str]
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    streams: list[str],
+    file_bytes: int | None,
+    ignored: list[int],
 ) -> None:
     """The command itself; it does not come back."""
     from nanolm.cli.main import main
@@ -154,6 +170,10 @@ def become(
     for number, stream in enumerate(streams):
         how = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(stream, how), number)
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     sys.argv = ["nanolm", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
