@@ -27,7 +27,14 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.model.classifier import Classifier, filling, prefix_pooled
-from nanolm.model.huggingface import BaseModel, load_classifier, load_tensors, save_model, save_partial, snapshot
+from nanolm.model.huggingface import (
+    BaseModel,
+    load_classifier,
+    load_tensors,
+    save_model,
+    save_partial,
+    snapshot,
+)
 from nanolm.model.stored import ADAPTERS, TRAINED
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nanolm.evaluation import Score, evaluate
 from nanolm.errors import ModelError
+from nanolm.evaluation import Score, evaluate
 from nanolm.formats import printable
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model

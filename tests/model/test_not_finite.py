@@ -19,7 +19,7 @@ from nanolm.model.stored import WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
 
-def change(folder: Path, edit: Callable[[str, Tensor], None], file: str = WEIGHTS) -> Path:
+def change(folder: Path, edit: Callable[[str, Tensor], object], file: str = WEIGHTS) -> Path:
     tensors = load_file(folder / file)
     for name, tensor in tensors.items():
         edit(name, tensor)

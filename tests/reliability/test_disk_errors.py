@@ -17,7 +17,6 @@ import nanolm
 from nanolm import files
 from nanolm.errors import DiskFull
 from nanolm.files import disk_problem, verify
-from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.folder import Run
 
 Ended = tuple[Journey, Path]
@@ -182,7 +181,7 @@ def on_a_read_only_disk(disk: Path) -> list[bool]:
     (disk.parent / "text.txt").write_text(TEXT)
     text, run = str(disk.parent / "text.txt"), str(disk / "run")
     small = ["--steps", 3, "--dim", 16, "--layers", 1, "--heads", 2]
-    writing = [
+    writing: list[list[object]] = [
         ["train", text, "--out", disk / "new", *small],
         ["train", "--extend", run, "--steps", 90],
         ["report", run],
@@ -190,7 +189,7 @@ def on_a_read_only_disk(disk: Path) -> list[bool]:
         ["tokenizer", "train", text, "--out", disk / "new"],
         ["runs", "rm", run, "--yes"],
     ]
-    reading = [["sample", run, "--tokens", 5], ["info", run], ["doctor", run], ["eval", run, text]]
+    reading: list[list[object]] = [["sample", run, "--tokens", 5], ["info", run], ["doctor", run], ["eval", run, text]]
     found = []
     for words, code in [(each, 7) for each in writing] + [(each, 0) for each in reading]:
         done = subprocess.run(program(*words), capture_output=True, encoding="utf-8")

@@ -99,7 +99,9 @@ def test_a_terminal_that_is_closed(options: list[str], commands: Commands, tmp_p
     master, slave = os.openpty()
     terminal = dict.fromkeys(("stdout", "stderr"), os.ttyname(slave))
     words = [*journeys(tmp_path)["training"].words("run", steps=30_000), *options]
-    command = commands.start(*words, streams=terminal, environment={"TERM": "xterm-256color", **EAGER})
+    command = commands.start(
+        *words, streams=terminal, environment={"TERM": "xterm-256color", **EAGER}
+    )
     watched_until_step(master, tmp_path / "run", 10)
     os.close(slave)
     time.sleep(0.2)  # it goes on, whatever it says
