@@ -189,7 +189,12 @@ def on_a_read_only_disk(disk: Path) -> list[bool]:
         ["tokenizer", "train", text, "--out", disk / "new"],
         ["runs", "rm", run, "--yes"],
     ]
-    reading: list[list[object]] = [["sample", run, "--tokens", 5], ["info", run], ["doctor", run], ["eval", run, text]]
+    reading: list[list[object]] = [
+        ["sample", run, "--tokens", 5],
+        ["info", run],
+        ["doctor", run],
+        ["eval", run, text],
+    ]
     found = []
     for words, code in [(each, 7) for each in writing] + [(each, 0) for each in reading]:
         done = subprocess.run(program(*words), capture_output=True, encoding="utf-8")
