@@ -286,10 +286,10 @@ def _locked(folder: Path, report: Report) -> Iterator[None]:
         with files.locked(folder / ".lock", lambda: report("waiting for another process", 0, 0)):
             yield
     except OSError as error:
-        if not files.no_room(error):
+        if not (problem := files.disk_problem(error)):
             raise
-        kept = "what has arrived is kept. Free some space and run the same command again to go on."
-        raise DiskFull(f"the disk is full: no room in {folder}; {kept}") from None
+        kept = f"what has arrived is kept. {problem.cure}, then run the same command again."
+        raise DiskFull(f"{problem.what}: {folder} cannot be written; {kept}") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

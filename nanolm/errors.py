@@ -64,6 +64,10 @@ class ToldElsewhere(NanolmError):
         self.exit_code = exit_code
 
 
+# A ModelError, where the weights are finite and what comes of them is not.
+NOT_FINITE = "the model's outputs are not finite: its weights are damaged, or too large"
+
+
 def refuse(problems: list[str]) -> None:
     """Raise one UsageError that lists all `problems`, if there are any."""
     if problems:

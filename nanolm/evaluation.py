@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanolm.choice import Report
+from nanolm.errors import NOT_FINITE, ModelError
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
@@ -82,6 +83,8 @@ def evaluate_texts(
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
+                if not math.isfinite(score.loss):
+                    raise ModelError(NOT_FINITE)
                 # Of the text itself: other people's tokenizers may add to it, or lose of it.
                 bits = score.loss * score.tokens / math.log(2)
                 score = replace(score, bits_per_byte=bits / max(1, corpus.size))

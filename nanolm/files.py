@@ -14,17 +14,33 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from nanolm.errors import DataError, DiskFull, ModelError, NanolmError
 
 MANIFEST = "MANIFEST.json"
 TEMPORARY, TRASH, DAMAGED = ".tmp-", ".trash-", "damaged-"
 FORMAT = 2  # of the JSON files of runs and checkpoints; those of version 0.1.0 do not say: 1
+
+
+class DiskProblem(NamedTuple):
+    what: str
+    cure: str
+
+
+FREE = "Free some space"
+DISK_PROBLEMS = {
+    errno.ENOSPC: DiskProblem("the disk is full", FREE),
+    errno.EDQUOT: DiskProblem("the disk quota is used up", FREE),
+    errno.EFBIG: DiskProblem("the limit on file size is reached", "Raise it (`ulimit -f`)"),
+    errno.EROFS: DiskProblem("the file system is read-only", "Make it writable"),
+    errno.EIO: DiskProblem("the disk reports an input/output error", "Check the disk"),
+}
 
 
 def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
@@ -52,22 +68,25 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
     except Exception as error:
         size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
-        if not no_room(error):
+        if not (problem := disk_problem(error)):
             raise
         place = next(each for each in (parent, *parent.absolute().parents) if each.exists())
-        free = f"{shutil.disk_usage(place).free / 1e6:,.1f} MB are free"
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f"; {shutil.disk_usage(place).free / 1e6:,.1f} MB are free"
         raise DiskFull(
-            f"the disk is full: no room for {final} ({size / 1e6:,.1f} MB or more; {free}); what "
-            "was saved before is intact. Free some space and run the same command again to go on."
+            f"{problem.what}: {final} cannot be written ({size / 1e6:,.1f} MB or more{free}); what "
+            f"was saved before is intact. {problem.cure}, then run the same command again to go on."
         ) from None
     return final
 
 
-def no_room(error: Exception) -> bool:
-    """Is the disk full? safetensors says so in words alone."""
-    full = (errno.ENOSPC, errno.EDQUOT)
-    said = any(f"(os error {number})" in str(error) for number in full)
-    return said or (isinstance(error, OSError) and error.errno in full)
+def disk_problem(error: BaseException) -> DiskProblem | None:
+    """What is wrong with the disk, if that is what `error` says; safetensors says it in words."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (said := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(said[1])
+    return DISK_PROBLEMS.get(number or 0)
 
 
 def verify(folder: Path) -> set[str]:
@@ -153,13 +172,14 @@ def write_atomically(file: Path, text: str) -> None:
     """Replace `file` by `text`, or leave it as it was."""
     temporary = file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="")
         replace(temporary, file)
     except Exception as error:
         temporary.unlink(missing_ok=True)
-        if not no_room(error):
+        if not (problem := disk_problem(error)):
             raise
-        raise DiskFull(f"the disk is full: no room for {file}; it is as it was before") from None
+        text = f"{problem.what}: {file} cannot be written, and is as it was before"
+        raise DiskFull(f"{text}. {problem.cure}, then run the same command again.") from None
 
 
 def replace(temporary: Path, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers and counts as people read them.
+"""Numbers, counts and the words of others as people read them.
 
 >>> readable(1040.3), readable(0.01234), readable(1e6), counted(1, "step"), counted(2500, "pass")
 ('1,040', '0.0123', '1,000,000', '1 step', '2,500 passes')
@@ -7,6 +7,11 @@
 import math
 
 SMALLEST = 1e-4  # numbers below it are easier to read with an exponent
+# Control characters, as pictures of themselves: text may come from anywhere, and an escape code
+# could rewrite the terminal, as others turn around the text beside them. Line ends and tabs stay.
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 
 def readable(value: float, digits: int = 3) -> str:
@@ -25,3 +30,8 @@ def counted(count: float, what: str) -> str:
     shown = readable(count)
     plural = "es" if what.endswith("s") else "s"
     return f"{shown} {what}" + plural * (shown != "1")
+
+
+def printable(text: str) -> str:
+    """`text` with nothing in it that a terminal would obey."""
+    return text.translate(VISIBLE)

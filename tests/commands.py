@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import select
 import signal
 import socket
@@ -107,7 +108,12 @@ class Commands:
         stdin: str = "",
         environment: dict[str, str] | None = None,
         privileged: bool = True,
+        streams: dict[str, str] | None = None,
+        file_bytes: int | None = None,
+        ignored: tuple[int, ...] = (),
     ) -> Command:
+        """`streams` are files or devices to use in place of those that are kept; no file may grow
+        beyond `file_bytes`; signals can be `ignored` from the start, as by nohup."""
         place = self.loaded.place()
         for name in STREAMS:
             (place / name).write_bytes(stdin.encode() if name == "stdin" else b"")
@@ -115,8 +121,10 @@ class Commands:
             arguments=[str(argument) for argument in arguments],
             folder=str(self.folder),
             environment={**os.environ, **(environment or {})},
-            streams=[str(place / name) for name in STREAMS],
+            streams=[(streams or {}).get(name, str(place / name)) for name in STREAMS],
             privileged=privileged,
+            file_bytes=file_bytes,
+            ignored=ignored,
         )
         self.running.add(pid)
         return Command(self, pid, place)
@@ -154,6 +162,8 @@ def become(
     environment: dict[str, str],
     streams: list[str],
     privileged: bool,
+    file_bytes: int | None,
+    ignored: list[int],
 ) -> None:
     """The command itself; it does not come back."""
     from nanolm.cli.main import main
@@ -167,6 +177,10 @@ def become(
     if not privileged:  # even root is then held by the mode of a file
         version, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
         ctypes.CDLL(None).capset(version, nothing)
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     sys.argv = ["nanolm", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

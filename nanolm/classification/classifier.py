@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nanolm.choice import Report
 from nanolm.classification.data import Encoded, Ints, Texts, Truncation, encode, known_labels
 from nanolm.classification.metrics import ClassifierScores, Mistake, score, softmax, worst_mistakes
-from nanolm.errors import DataError
+from nanolm.errors import NOT_FINITE, DataError, ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier
@@ -120,7 +120,10 @@ class TextClassifier:
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
         unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
         data = encode_for(self.model, unknown, self.tokenizer, report)
-        return predict(self.model, len(self.labels), data, self.low, report)
+        logits = predict(self.model, len(self.labels), data, self.low, report)
+        if not np.isfinite(logits).all():
+            raise ModelError(NOT_FINITE)
+        return logits
 
     def classify(self, text: str) -> dict[str, float]:
         """The probability of each label, the likeliest first."""

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
@@ -27,7 +27,14 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.model.classifier import Classifier, filling, prefix_pooled
-from nanolm.model.huggingface import BaseModel, load_classifier, save_model, save_partial, snapshot
+from nanolm.model.huggingface import (
+    BaseModel,
+    load_classifier,
+    load_tensors,
+    save_model,
+    save_partial,
+    snapshot,
+)
 from nanolm.model.stored import ADAPTERS, TRAINED
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
@@ -280,9 +287,9 @@ class ClassifierTask(Task):
 
     def load_weights(self, folder: Path) -> None:
         if (folder / TRAINED).exists():
-            self.classifier.load_state_dict(load_file(folder / TRAINED), strict=False)
+            self.classifier.load_state_dict(load_tensors(folder / TRAINED), strict=False)
             if self.adapters:
-                self.adapters.load_state_dict(load_file(folder / ADAPTERS))
+                self.adapters.load_state_dict(load_tensors(folder / ADAPTERS))
             return
         if self.adapters:  # they are in there already
             self.adapters.active = False
@@ -290,13 +297,13 @@ class ClassifierTask(Task):
 
     def load_checkpoint(self, folder: Path) -> None:
         if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
-            tensors = load_file(folder / ADAPTERS)
+            tensors = load_tensors(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)
         else:
             self.load_weights(folder)
         if self.untied_head:
-            self.untied_head.load_state_dict(load_file(folder / LANGUAGE_HEAD))
+            self.untied_head.load_state_dict(load_tensors(folder / LANGUAGE_HEAD))
 
 
 def feature_size(model: Classifier) -> float:

@@ -10,10 +10,10 @@ import click
 
 from nanolm.bench.settings import PEERS, BenchSettings
 from nanolm.cli.columns import fitted
-from nanolm.cli.console import note, print_json, printable
+from nanolm.cli.console import note, print_json
 from nanolm.cli.options import Command, Table, json_option, options_of
 from nanolm.errors import refuse
-from nanolm.formats import counted, readable
+from nanolm.formats import counted, printable, readable
 
 if TYPE_CHECKING:
     from nanolm.bench.costs import Profile

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nanolm.cli.console import printable, styled
+from nanolm.cli.console import styled
+from nanolm.formats import printable
 from nanolm.text import spelled
 
 if TYPE_CHECKING:

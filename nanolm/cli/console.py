@@ -1,5 +1,7 @@
 """What all verbs print with: results on stdout, everything else on stderr."""
 
+import errno
+import io
 import json
 import math
 import os
@@ -13,20 +15,47 @@ from typing import Any
 import click
 
 from nanolm.files import write_atomically
+from nanolm.formats import printable
 from nanolm.machine import process
 
 INTERRUPTED = 75  # exit code: saved, and the same command goes on
 
-# Control characters, as pictures of themselves: text may come from anywhere, and an escape code
-# could rewrite the terminal, as others turn around the text beside them. Line ends and tabs stay.
-_VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-_VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
+class Output(io.RawIOBase):
+    """stdout or stderr. The first write that fails is kept as `error`, and raised if `raises`;
+    whatever comes after it goes nowhere, where it cannot fail again."""
 
-def printable(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey."""
-    return text.translate(_VISIBLE)
+    def __init__(self, stream: io.TextIOWrapper, raises: bool) -> None:
+        self.stream, self.raises = stream, raises
+        self.raw: Any = getattr(stream.buffer, "raw", stream.buffer)  # the same, if unbuffered
+        self.terminal = stream.isatty()  # as long as it is open
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def write(self, data: Any) -> int | None:
+        if self.error is None:
+            try:
+                written: int | None = self.raw.write(data)
+                return written
+            except OSError as error:
+                closed = self.terminal and error.errno == errno.EIO
+                self.error = BrokenPipeError() if closed else error
+                error.filename = "the output"
+                if self.raises:
+                    raise self.error from None
+        return memoryview(data).nbytes
+
+    def as_text(self) -> io.TextIOWrapper:
+        how = (self.stream.line_buffering, self.stream.write_through)
+        return io.TextIOWrapper(io.BufferedWriter(self), "utf-8", "backslashreplace", None, *how)
 
 
 def finite(value: Any) -> Any:
@@ -60,8 +89,16 @@ def note_interruption(step: int | None = None) -> int:
 
 
 def write_page(file: Path, text: str) -> None:
-    write_atomically(file, text)
+    write_file(file, text)
     note_written(file)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Whole or not at all, but for what is no file, such as /dev/stdout."""
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+    else:
+        write_atomically(file.resolve(), text)
 
 
 def note_written(file: Path) -> None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import complain, note, print_json, printable
+from nanolm.cli.console import complain, note, print_json
 from nanolm.cli.options import READING, Command, CommandGroup, json_option, options_of
 from nanolm.errors import refuse
+from nanolm.formats import printable
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.columns import visible
-from nanolm.cli.console import note, note_written, print_json, printable, write_page
+from nanolm.cli.console import note, note_written, print_json, write_page
 from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
 from nanolm.errors import UsageError, refuse
-from nanolm.formats import counted
+from nanolm.formats import counted, printable
 from nanolm.text import spelled
 from nanolm.training.settings import DEVICES
 

@@ -14,9 +14,9 @@ import traceback
 import click
 
 from nanolm import __version__, errors
-from nanolm.cli.console import INTERRUPTED, complain
+from nanolm.cli.console import INTERRUPTED, Output, complain
 from nanolm.cli.options import CommandGroup
-from nanolm.files import no_room
+from nanolm.files import disk_problem
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
 
@@ -25,7 +25,7 @@ VERBS = (  # each a module with a `command`, or what follows the dash
     *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
     *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
 )
-TRAINING = ("train", "sweep", "finetune", "finetune-sentiment")
+TRAINING = ("train", "sweep", "finetune", "finetune-sentiment", "compare")
 NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
 
 
@@ -92,6 +92,8 @@ def cli(context: click.Context) -> None:
     nanolm bench                            how fast this machine trains and writes
     nanolm doctor                           what a bug report needs; doctor RUN: is it whole?
     """
+    if (output := stdout()) and context.invoked_subcommand in TRAINING:
+        output.raises = False  # the work counts, even if nobody sees what came of it
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
         raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
@@ -107,7 +109,7 @@ def main() -> None:
         if stream is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+            setattr(sys, name, Output(stream, raises=name == "stdout").as_text())
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     code = run()
@@ -116,10 +118,18 @@ def main() -> None:
     sys.exit(code)
 
 
+def stdout() -> Output | None:
+    output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return output if isinstance(output, Output) else None
+
+
 def run() -> int:
     try:
         code = cli.main(prog_name="nanolm", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
+        output = stdout()
+        if output and output.error and not code:
+            raise output.error
         return code if isinstance(code, int) else 0
     except errors.ToldElsewhere as error:
         return error.exit_code
@@ -131,15 +141,13 @@ def run() -> int:
         complain(str(error), common=isinstance(error, errors.UsageError))
         return error.exit_code
     except (ClosedPipe, BrokenPipeError):
-        # What is still in the buffer goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        text = f"{error.filename or 'a file'}: {error.strerror or error}"
-        if no_room(error):
-            complain(f"the disk is full: {text}; free some space and run the same command again")
+        name = error.filename or "a file"
+        if problem := disk_problem(error):
+            complain(f"{problem.what}: {name}. {problem.cure}, then run the same command again.")
             return errors.DiskFull.exit_code
-        complain(text)
+        complain(f"{name}: {error.strerror or error}")
         return errors.DataError.exit_code
     except (KeyboardInterrupt, Exception) as error:
         out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

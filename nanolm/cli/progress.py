@@ -1,6 +1,5 @@
 """Training as it is seen: a live line on a terminal, plain lines in a file or pipe."""
 
-import os
 import sys
 import textwrap
 import time
@@ -14,23 +13,18 @@ from rich.live import Live
 from rich.text import Text
 
 from nanolm.choice import Choice
-from nanolm.cli.console import printable
 from nanolm.cli.tables import one_line
+from nanolm.formats import printable
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
 LIVE_SECONDS = 0.1  # between two pictures of a bar
 
 
-class QuietConsole(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end the program here and now
-
-
 class TrainingView(AbstractContextManager["TrainingView"]):
     def __init__(self) -> None:
         # Takes text literally: no markup, no guessing at colours.
-        self.console = QuietConsole(file=sys.stderr, markup=False, highlight=False, emoji=False)
+        self.console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each number
         self.expected: float | None = None  # bits per byte by the plan, at the last evaluation
@@ -42,26 +36,22 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             self.live.stop()
 
     def show(self, event: Event) -> None:
-        """Show it; a stderr that nobody reads any more must not end the run."""
-        try:
-            match event:
-                case Progressed():
-                    self.progressed(event)
-                case Preparing():
-                    self.preparing(event)
-                case Wrote():
-                    sample = Text(one_line(event.prompt + event.text), "dim")
-                    sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
-                    if self.live:
-                        self.console.print(sample)
-                case Planned() if self.live:
-                    self.line("\n".join(plan_lines(event.choices, self.console.width)))
-                case _:
-                    self.line(str(event))
-                    if self.live and isinstance(event, Started):
-                        self.live.start()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        match event:
+            case Progressed():
+                self.progressed(event)
+            case Preparing():
+                self.preparing(event)
+            case Wrote():
+                sample = Text(one_line(event.prompt + event.text), "dim")
+                sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
+                if self.live:
+                    self.console.print(sample)
+            case Planned() if self.live:
+                self.line("\n".join(plan_lines(event.choices, self.console.width)))
+            case _:
+                self.line(str(event))
+                if self.live and isinstance(event, Started):
+                    self.live.start()
 
     def show_within(self, event: Event) -> None:
         """Of a run that is one of many; its progress only where that does not stay."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from nanolm import files
-from nanolm.cli.console import note, print_json, printable
+from nanolm.cli.console import note, print_json
 from nanolm.cli.options import Command, CommandGroup, json_option
 from nanolm.cli.tables import one_line, show_table
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import printable
 
 if TYPE_CHECKING:
     from nanolm.report.run_data import RunSummary

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.console import note, note_interruption, print_json, printable
+from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import Command, Option, json_option, options_of
 from nanolm.cli.tables import one_line, show_table
 from nanolm.cli.train import NO_CORPUS, TABLE
 from nanolm.errors import UsageError
-from nanolm.formats import counted
+from nanolm.formats import counted, printable
 from nanolm.training.settings import TrainSettings
 
 if TYPE_CHECKING:

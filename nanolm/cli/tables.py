@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import click
 
 from nanolm.cli.columns import fitted
-from nanolm.cli.console import printable
+from nanolm.formats import printable
 
 NARROWEST = 4  # letters that the first column keeps, however narrow the terminal
 

@@ -20,6 +20,7 @@ from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComp
 from nanolm.comparison.step_times import step_times
 from nanolm.comparison.training import ModelKind, StopTraining
 from nanolm.errors import DataError, did_you_mean, refuse
+from nanolm.files import write_atomically
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.pretraining.begin import reports, run_name, with_absolute_paths
 from nanolm.pretraining.ledger import Ledger, LedgerState, opened
@@ -216,7 +217,7 @@ def draw(result: CompareResult, name: str) -> None:
         title = "one sequence a step, the longer it is"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
     for stem, picture in pictures.items():
-        (Path(result.folder) / f"{stem}.svg").write_text(picture, encoding="utf-8")
+        write_atomically(Path(result.folder) / f"{stem}.svg", picture)
 
 
 def averaged(

@@ -4,6 +4,7 @@
 >>> language_model.generate("Once upon a time", seed=1)
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from nanolm.choice import Report
-from nanolm.errors import UsageError
+from nanolm.errors import NOT_FINITE, ModelError, UsageError
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.beam_search import Beam, beam_search
 from nanolm.generation.decoding import CachedDecoder, Decoder, first_visible
@@ -145,6 +146,8 @@ class LanguageModel:
                 number, builder = builders[row]
                 if builder.stopped:
                     continue
+                if math.isnan(token.logprob):
+                    raise ModelError(NOT_FINITE)
                 piece = builder.add(token)
                 if builder.stopped:
                     batch.leave(row)
@@ -163,6 +166,8 @@ class LanguageModel:
             beams = known[sample.prompt]
             builder = TextBuilder(sample, row.params, self.tokenizer)
             for token in beams[min(sample.number, len(beams) - 1)].tokens:
+                if math.isnan(token.logprob):
+                    raise ModelError(NOT_FINITE)
                 builder.add(token)
             yield number, sample.text
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nanolm.errors import UsageError
+from nanolm.errors import NOT_FINITE, ModelError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
@@ -42,6 +42,8 @@ def inspect_text(model: Model, ids: list[int], top: int = 6) -> Inspection:
         raise UsageError("a recurrent model has no attention to look at")
     weights: list[Tensor] = []
     layers = [logit_lens(model, x, ids, top) for x in residual_stream(model, ids, weights)]
+    if not np.isfinite(layers[-1].probabilities).all():
+        raise ModelError(NOT_FINITE)
     return Inspection(ids, torch.cat(weights).float().cpu().numpy(), layers)
 
 

@@ -8,7 +8,9 @@ is trained, with `base.json` saying where the rest is and what its checksum was.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +18,9 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from nanolm.errors import ModelError
+from nanolm.errors import NOT_FINITE, ModelError
 from nanolm.model import stored
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
@@ -29,6 +31,7 @@ from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier)
 SHARD = 5_000_000_000  # bytes; larger weights are written as several files
+LARGE = 30.0  # root mean square of a tensor, beyond which a few tokens show whether it overflows
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,13 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
     config = stored.load_config(folder)
     if dropout is not None:
         config = replace(config, dropout=dropout)
-    state = read_state(folder, config)
+    state, large = read_state(folder, config)
     with torch.device("meta"):  # shapes only: nothing is allocated
         model = build_model(config)
     model.load_state_dict(state, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.token_embedding.weight
-    return model.eval()
+    return checked(model.eval(), large)
 
 
 def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
@@ -159,11 +162,11 @@ def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
         config = replace(config, base=replace(config.base, dropout=dropout))
     if stored.is_partial(folder):
         return load_partial(folder, config)
-    state = read_state(folder, config)
+    state, large = read_state(folder, config)
     with torch.device("meta"):
         model = Classifier(config)
     model.load_state_dict(state, assign=True)
-    return model.eval()
+    return checked(model.eval(), large)
 
 
 def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
@@ -189,13 +192,11 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
     if inside.config != config.base:
         raise ModelError(f"{folder} does not fit the model it refers to, {base.folder}")
     model = Classifier(config, inside)
-    model.load_state_dict(read_state(folder, config), strict=False)
+    state, large = read_state(folder, config)
+    model.load_state_dict(state, strict=False)
     if (file := folder / stored.ADAPTERS).exists():
-        try:
-            merge_adapters(model.base, load_file(file))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
-    return model.eval()
+        merge_adapters(model.base, load_tensors(file))
+    return checked(model.eval(), large)
 
 
 def weights_fingerprint(folder: Path) -> str:
@@ -209,11 +210,22 @@ def weights_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_state(folder: Path, config: stored.Config) -> dict[str, Tensor]:
-    """The parameters of `config` by their names here; of a partial checkpoint, the trained ones."""
+def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], str]:
+    """The parameters of `config` by their names here; of a partial checkpoint, the trained ones.
+    And where the first unusually large ones are."""
+    large = ""
+
+    def read_tensor(source: stored.StoredTensor) -> Tensor:
+        nonlocal large
+        tensor: Tensor = source.file.get_tensor(source.name).to(torch.float32)
+        where = f"{source.path}: {source.name}"
+        if root_mean_square(tensor, where) > LARGE:
+            large = large or where
+        return tensor
+
     with stored.checked_tensors(folder, config, "pt") as tensors:
         if stored.is_partial(folder):
-            return {name: read_tensor(each) for name, each in tensors.items()}
+            return {name: read_tensor(each) for name, each in tensors.items()}, large
         state = {}
         for mapping in stored.tensor_mappings(config):
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
@@ -224,12 +236,46 @@ def read_state(folder: Path, config: stored.Config) -> dict[str, Tensor]:
             head = read_tensor(tensors[stored.HEAD])
             if not torch.equal(head, state["token_embedding.weight"]):
                 raise ModelError(f"{folder}: {stored.HEAD} differs from the embedding")
-        return state
+        return state, large
 
 
-def read_tensor(source: stored.StoredTensor) -> Tensor:
-    tensor: Tensor = source.file.get_tensor(source.name).to(torch.float32)
-    # The sum is quick to have, and where it is not finite, one of them may be to blame.
-    if not tensor.sum().isfinite() and not tensor.isfinite().all():
-        raise ModelError(f"{source.name}: its numbers are not finite; the model is broken")
-    return tensor
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file of ours."""
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
+    for name, tensor in tensors.items():
+        root_mean_square(tensor.float(), f"{file}: {name}")
+    return tensors
+
+
+def root_mean_square(tensor: Tensor, where: str) -> float:
+    """Of weights, which must be finite, and their squares too."""
+    squares = torch.linalg.vector_norm(tensor).item() ** 2 if tensor.numel() else 0.0
+    if not squares < torch.finfo(torch.float32).max:
+        kind = "too large to compute with" if tensor.isfinite().all() else "not finite"
+        raise ModelError(f"{where}: its numbers are {kind}; the model is broken")
+    return math.sqrt(squares / max(1, tensor.numel()))
+
+
+def checked(model: M, large: str) -> M:
+    """The model; refused if its weights are `large` somewhere, so that what it computes overflows.
+    A norm makes zeros of what overflows: its inputs are looked at, and the outputs."""
+    if not large:
+        return model
+    seen: list[Tensor] = []
+    norms = [each for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
+    base = model.base if isinstance(model, Classifier) else model
+    largest = base.token_embedding.weight.abs().amax(dim=1)
+    ids = largest.topk(min(len(largest), base.window() or 16, 16)).indices[None]  # (1, time)
+    with torch.no_grad(), ExitStack() as hooks:
+        for norm in norms:
+            hook = norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            hooks.enter_context(hook)
+        seen.append(base(ids))
+        if isinstance(model, Classifier):
+            seen.append(model.score(seen[-1]))
+    if not all(torch.linalg.vector_norm(x, dim=-1).square().isfinite().all() for x in seen):
+        raise ModelError(f"{NOT_FINITE} ({large})")
+    return model

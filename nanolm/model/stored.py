@@ -184,6 +184,7 @@ class StoredTensor(NamedTuple):
     """A tensor in an open file; nothing of it is read yet."""
 
     file: Any
+    path: Path
     name: str
     shape: Shape
     dtype: str
@@ -227,7 +228,7 @@ def open_weights(
                     raise ModelError(f"{file}: {name[:200]} is there twice")
                 if not name.endswith(IGNORED) or prefix == "":
                     shape = tuple(part.get_shape())
-                    tensors[short] = StoredTensor(opened, name, shape, part.get_dtype())
+                    tensors[short] = StoredTensor(opened, file, name, shape, part.get_dtype())
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{file} cannot be read: {str(error)[:300]}") from None
     return tensors

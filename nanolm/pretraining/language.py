@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nanolm.errors import ModelError
 from nanolm.evaluation import Score, evaluate
+from nanolm.formats import printable
 from nanolm.generation.language_model import LanguageModel
 from nanolm.model.base import Model
 from nanolm.model.fast.training import speed_up, speedups_of
@@ -187,8 +189,11 @@ class NextToken(Task):
             return
         text = self.job.text
         writer = LanguageModel(network, text.tokenizer)
-        sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
-        quoted = "\n".join("> " + line for line in (text.prompt + sample).splitlines())
+        try:
+            sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+        except ModelError as error:  # it may come back
+            sample = f" ({error})"
+        quoted = "\n".join("> " + printable(line) for line in (text.prompt + sample).splitlines())
         append(self.job.run.samples, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
         self.notify(Wrote(step, text.prompt, sample))
 

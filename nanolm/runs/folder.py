@@ -374,5 +374,9 @@ def ending(result: dict[str, Any]) -> str:
 
 
 def append(file: Path, text: str) -> None:
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(text)
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        error.filename = str(file)  # writing does not say where
+        raise

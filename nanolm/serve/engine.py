@@ -14,6 +14,7 @@ leaves the batch between two tokens. All models take turns, a token each.
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
 import time
 from array import array
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from nanolm.errors import NanolmError, OutOfMemory, out_of_memory
+from nanolm.errors import NOT_FINITE, ModelError, NanolmError, OutOfMemory, out_of_memory
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
 from nanolm.generation.language_model import LanguageModel, TextBuilder, max_rows
@@ -279,7 +280,8 @@ class ModelWorker:
             params = SamplingParams(tokens=3, temperature=temperature)
             batch.join([BatchRow(start, params, top=top) for _ in range(size)])
             while batch.busy():
-                list(batch.step())
+                if any(math.isnan(token.logprob) for _, token in batch.step()):
+                    raise ModelError(NOT_FINITE)
 
     def turn(self) -> None:
         """One token more of everything, and whoever waits and fits in."""

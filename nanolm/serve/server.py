@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nanolm.errors import UsageError
 from nanolm.serve.guard import App, Receive, Scope, Send
 from nanolm.serve.request_models import APIError
+from nanolm.training.interrupt import stop_signals
 
 HEADER_SECONDS = 20.0  # in which a client has to say what it wants
 STALL_SECONDS = 20.0  # in which it has to take something of what was sent
@@ -137,8 +138,7 @@ class GracefulServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
+        before = {kind: signal.signal(kind, self.handle_exit) for kind in stop_signals()}
         try:
             yield
         finally:

@@ -173,9 +173,9 @@ def read_with_problems(
         except (NanolmError, OSError) as error:
             if isinstance(error, NanolmError):
                 problems.append(error)
-            elif files.no_room(error):
-                cure = "free some, or name a folder with room in NANOLM_CACHE"
-                message = f"the disk is full: no room for a copy of the text in {folder}; {cure}"
+            elif problem := files.disk_problem(error):
+                cure = f"{problem.cure}, or name another folder in NANOLM_CACHE."
+                message = f"{problem.what}: no room for a copy of the text in {folder}. {cure}"
                 raise DiskFull(message) from None
             else:
                 gone = isinstance(error, FileNotFoundError)

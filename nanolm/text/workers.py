@@ -105,7 +105,10 @@ def map_in_order(
 
 
 def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
+    # What all processes of a terminal or a job are sent is for the parent to deal with.
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     # A pipe that breaks: the parent is gone, and nobody waits for an answer.
     with contextlib.suppress(BrokenPipeError), open(0, "rb") as requests, open(1, "wb") as answers:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanolm.formats import printable
 from nanolm.report.page import write_report
 from nanolm.runs.folder import Run, append
 from nanolm.training.budget import Budget
@@ -149,7 +150,11 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
 
     def both(event: Event) -> None:
         if not isinstance(event, Preparing | Progressed | Wrote):
-            append(run.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(str(event))}\n"
+            try:
+                append(run.log, line)
+            except OSError as error:  # the run is whole without it
+                notify(Note(f"{run.log} lacks a line: {error.strerror}"))
         notify(event)
 
     return both

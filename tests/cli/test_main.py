@@ -11,7 +11,7 @@ from conftest import Cli, program
 
 import nanolm
 from nanolm.cli import main
-from nanolm.cli.console import printable
+from nanolm.formats import printable
 from nanolm.training.interrupt import StopRequest
 
 

@@ -14,7 +14,9 @@ from hostile import MARKUP
 from models import of_family
 
 import nanolm
+from nanolm.classification.finetune import finetune
 from nanolm.classification.metrics import score
+from nanolm.classification.settings import FinetuneSettings
 from nanolm.generation.language_model import Sample
 from nanolm.generation.page import samples_page
 from nanolm.inspect.attribution import attribute
@@ -145,3 +147,23 @@ def test_names_are_not_obeyed_either(verb: str, cli: Cli) -> None:
     shown = cli(verb, "\x1b[32mevil")
     assert "[32mevil" in shown.stderr
     assert "\x1b[32m" not in shown.stderr
+
+
+def test_the_files_of_a_run_are_not_obeyed(tmp_path: Path) -> None:
+    """Those that one would look at with `cat`, whatever names, labels and texts hold."""
+    codes = "\x1b]0;owned\x07\x9b2J\u202e"
+    data = tmp_path / "labels.tsv"
+    rows = [f"{word} soup {n}\t{word}{codes}" for n in range(30) for word in ("good", "bad")]
+    data.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    asked = FinetuneSettings(data=(str(data),), start_from="none", preset="nano", steps=3)
+    labels, words = (tmp_path / f"{kind}{codes}" for kind in ("labels", "words"))
+    finetune(asked, labels)
+    text = tmp_path / "text.txt"
+    text.write_text(f"{codes} and more\n" * 200, encoding="utf-8")
+    shape = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
+    nanolm.train(text, out=words, steps=20, tokenizer="byte", **shape)  # type: ignore[arg-type]
+    names = ("log.txt", "config.toml", "run.json", "metrics.jsonl", "samples.md")
+    for file in [*(labels / name for name in names[:-1]), *(words / name for name in names)]:
+        found = file.read_text(encoding="utf-8")
+        assert not OBEYED.findall(found), file.name
+        assert "owned" in found or file.name not in ("log.txt", "samples.md")
