@@ -45,6 +45,7 @@ from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
 ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
+KEY_LENGTH = 32
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 PROBE_BYTES = 65_536  # that tell how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
@@ -180,10 +181,7 @@ def _prepared(
         files.sweep(parent, key)
         if _whole(folder, note):
             return open_tokens(folder, request.tokenizer, fingerprints)
-        for old in parent.iterdir():  # not used for long, or left half done by a kill
-            days = KEEP_DAYS if not old.name.startswith(".") else 1
-            if old.is_dir() and time.time() - old.stat().st_mtime > days * 86_400:
-                files.discard(old)
+        _discard_unused(parent)
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
@@ -195,6 +193,23 @@ def _prepared(
         if resolved:  # a run asks for it by the size that was found, when it goes on
             files.write_atomically(parent / f"{resolved(prepared.tokenizer.vocab_size)}.alias", key)
         return prepared
+
+
+def _discard_unused(parent: Path) -> None:
+    """Remove what has not been used for long, or was left half done by a kill; others may be doing
+    the same, and what another process is using stays."""
+
+    def unused(folder: Path) -> bool:
+        days = 1 if folder.name.startswith(".") else KEEP_DAYS
+        return folder.is_dir() and time.time() - folder.stat().st_mtime > days * 86_400
+
+    for old in parent.iterdir():
+        with contextlib.suppress(FileNotFoundError, files.InUse):
+            if unused(old):
+                key = old.name.removeprefix(files.TEMPORARY).removeprefix(files.TRASH)
+                with files.locked(parent / f"{key[:KEY_LENGTH]}.lock"):
+                    if unused(old):  # still
+                        files.discard(old)
 
 
 def find_texts(
@@ -240,7 +255,7 @@ def _key(
 
     def named(*parts: Any) -> str:
         everything = json.dumps([FORMAT, corpus, held_out, *parts])
-        return hashlib.sha256(everything.encode()).hexdigest()[:32]
+        return hashlib.sha256(everything.encode()).hexdigest()[:KEY_LENGTH]
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
