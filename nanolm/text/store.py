@@ -26,7 +26,7 @@ import numpy as np
 from nanolm import files
 from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError, NanolmError
-from nanolm.formats import counted
+from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
@@ -288,7 +288,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
             few = f"{corpus.size} bytes are too little to train on; give at least a few sentences"
-            raise DataError(f"{', '.join(request.corpus)}: {few}")
+            raise DataError(f"{listed(request.corpus, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
             sizes = (request.vocab_size, report, request.most_doublings, request.measured)

@@ -237,8 +237,10 @@ def clean(cache: Path, others: int) -> list[int]:
         for number in range(others)
     ]
     for process in processes:
+        assert process.stdout
         assert process.stdout.readline()  # all have loaded
     for process in processes:
+        assert process.stdin
         process.stdin.write(b"go\n")
         process.stdin.flush()
     for process in processes:
