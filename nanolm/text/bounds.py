@@ -46,6 +46,7 @@ def always_allowed() -> int:
 
 def parquet_batch_rows(metadata: Any, limit: ExpansionLimit) -> int:
     """How many rows to read at once: a dictionary may give each as much as its column has."""
+    limit.check(ROW_BYTES * metadata.num_rows)
     largest = 1
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
