@@ -6,11 +6,17 @@ nothing else. Anything that is not one of these is a bug of ours (exit code 1).
 
 from difflib import get_close_matches
 
-MAX_NAME = 200  # characters of a name that may be a slip of another; comparing takes their square
+from nanolm.formats import abridged
+
+LONGEST_MESSAGE = 4_000  # characters; what is quoted may come from a file, and be of any length
+LONGEST_WORD, MOST_KNOWN = 100, 1_000  # to look for what was meant; it takes the square of that
 
 
 class NanolmError(Exception):
     exit_code = 1  # base of every error that is the user's to mend
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(abridged(message, LONGEST_MESSAGE))
 
 
 class UsageError(NanolmError):
@@ -76,6 +82,6 @@ def refuse(problems: list[str]) -> None:
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """A question to end a message with, where something close to `word` is known."""
-    word = str(word)
-    close = get_close_matches(word, known, n=1) if len(word) <= MAX_NAME else []
+    some = [name for name in known[:MOST_KNOWN] if len(name) <= LONGEST_WORD]
+    close = get_close_matches(str(word)[:LONGEST_WORD], some, n=1)
     return f"; did you mean {close[0]}?" if close else ""

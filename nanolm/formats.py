@@ -5,6 +5,8 @@
 """
 
 import math
+from collections.abc import Collection
+from itertools import islice
 
 SMALLEST = 1e-4  # numbers below it are easier to read with an exponent
 # Control characters, as pictures of themselves: text may come from anywhere, and an escape code
@@ -23,6 +25,20 @@ def readable(value: float, digits: int = 3) -> str:
     before = math.floor(math.log10(abs(value))) + 1 if value else 1
     text = f"{value:,.{max(0, digits - before)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def abridged(text: str, most: int = 80) -> str:
+    """`text`, or its beginning and its end where it has over `most` characters."""
+    if len(text) <= most:
+        return text
+    left_out = f" ... ({len(text):,} characters) ... "
+    return text[: most // 2] + left_out + text[len(text) - most // 2 :]
+
+
+def listed(names: Collection[str], most: int = 10) -> str:
+    """The first of `names` with commas between them, and how many there are if there are more."""
+    shown = ", ".join(abridged(name) for name in islice(names, most))
+    return shown + (f", ... ({len(names):,} in all)" if len(names) > most else "")
 
 
 def counted(count: float, what: str) -> str:

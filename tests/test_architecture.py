@@ -8,8 +8,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "nanolm"
 # Each may know those before it; a module may know its own part.
 ORDER = [
-    "errors",
     "formats",
+    "errors",
     "webpage",
     "choice",
     "machine",

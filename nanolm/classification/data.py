@@ -18,7 +18,8 @@ import numpy.typing as npt
 from nanolm.choice import Report
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError
-from nanolm.text.labelled import Labelled, read_labelled
+from nanolm.formats import abridged, listed
+from nanolm.text.labelled import RIGHT_COLUMN, Labelled, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -68,11 +69,12 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     written, count, notes = sorted_labels(set(whole.labels)), len(whole.labels), list(whole.notes)
     if len(written) == 1:
         more = "; --limit may be too low" if count == settings.limit else ""
-        where = ", ".join(settings.data[:5])
-        raise DataError(f"{where}: only one label, {written[0]!r}; a classifier needs two{more}")
+        where = listed(settings.data, 5)
+        raise DataError(
+            f"{where}: only one label, {abridged(written[0])!r}; a classifier needs two{more}"
+        )
     if len(written) > 10 and 5 * len(written) > count:
-        question = "is that the right column? (--label-column)"
-        notes.append(f"{len(written):,} labels for {count:,} texts: {question}")
+        notes.append(f"{len(written):,} labels for {count:,} texts: {RIGHT_COLUMN}")
     labels = SENTIMENTS.get(written, written) if settings.sentiment else written
     train = numbered(whole, written)
     parts: dict[str, Texts | None] = {"val": None, "test": None}
@@ -80,8 +82,8 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
         if file := getattr(settings, name):
             other = read_labelled((file,), replace(reading, label_file=None), report)
             notes += other.notes
-            if strange := sorted(set(other.labels) - set(written))[:10]:
-                words = f"{', '.join(strange)}; there are {', '.join(written[:10])}"
+            if strange := sorted(set(other.labels) - set(written)):
+                words = f"{listed(strange)}; there are {listed(written)}"
                 problem = f"--{name} {file} has labels that the training data has not"
                 raise DataError(f"{problem}: {words}")
             parts[name] = numbered(other, written)
@@ -98,7 +100,10 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     notes += duplicates(train, val, "validation")
     notes += duplicates(train, test, "test") if test else []
     first = zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True)
-    shown = [f"  {' '.join(label.split())}: {' '.join(text.split())[:70]}" for label, text in first]
+    shown = [
+        f"  {abridged(' '.join(label.split()))}: {' '.join(text[:1000].split())[:70]}"
+        for label, text in first
+    ]
     return LabelSplit(labels, train, val, test, whole.how, shown, notes)
 
 
@@ -121,10 +126,9 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
     if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
         return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
-        words = f"{', '.join(sorted(written))} can mean several of {', '.join(known)}"
+        words = f"{listed(sorted(written))} can mean several of {listed(known)}"
         raise DataError(f"{where}: {words}; write out which")
-    strange = ", ".join(sorted(written - set(known))[:10])
-    words = f"{strange}; it knows {', '.join(known[:20])}"
+    words = f"{listed(sorted(written - set(known)))}; it knows {listed(known, 20)}"
     raise DataError(f"{where} has labels that the classifier does not know: {words}")
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import click
 
+from nanolm.errors import LONGEST_MESSAGE
 from nanolm.files import write_atomically
-from nanolm.formats import printable
+from nanolm.formats import abridged, printable
 from nanolm.machine import process
 
 INTERRUPTED = 75  # exit code: saved, and the same command goes on
@@ -73,12 +74,13 @@ def complain(message: str, common: bool = False) -> None:
     rank, _ = process()
     if rank and common:
         return
-    text = printable(f"process {rank}: {message}" if rank else message).replace("\n", "\n       ")
+    message = abridged(f"process {rank}: {message}" if rank else message, LONGEST_MESSAGE)
+    text = printable(message).replace("\n", "\n       ")
     click.echo(styled("error:", fg="red", bold=True) + " " + text, err=True)
 
 
 def note(message: str) -> None:
-    click.echo(printable(message), err=True)
+    click.echo(printable(abridged(message, LONGEST_MESSAGE)), err=True)
 
 
 def note_interruption(step: int | None = None) -> int:

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
+from nanolm.formats import abridged, listed
 from nanolm.text.source import TextSource
 
 # Better names first; of each group all are as good.
@@ -66,7 +67,8 @@ class TextTable:
     def summary(self, text: int, label: int) -> str:
         if self.obvious:
             return self.kind
-        shown = [repr(self.names[n]) if self.names else f"column {n + 1}" for n in (text, label)]
+        names = [abridged(repr(name)) for name in self.names or ()]
+        shown = [names[n] if names else f"column {n + 1}" for n in (text, label)]
         return f"{self.kind}; text is {shown[0]}, label is {shown[1]}"
 
 
@@ -118,7 +120,7 @@ class Column:
     def __str__(self) -> str:
         example = max(self.filled, key=self.filled.__getitem__, default="")
         shown = example if len(example) <= 40 else example[:37] + "..."
-        return f"{self.name or self.number + 1} ({shown!r})"
+        return f"{abridged(self.name) or self.number + 1} ({shown!r})"
 
 
 def label_value(value: str) -> str:
@@ -157,7 +159,9 @@ def text_and_label_columns(
     text = text or _find_text([c for c in columns if c is not label], table)
     label = label or _label_by_content([c for c in columns if c is not text], table)
     if text is label:
-        raise UsageError(f"{table.source.name}: {text.name!r} cannot be both text and label")
+        raise UsageError(
+            f"{table.source.name}: {abridged(text.name)!r} cannot be both text and label"
+        )
     return text.number, label.number
 
 
@@ -244,11 +248,11 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
 def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
-    names = " and ".join(repr(column.name) for column in columns[:5])
+    names = " and ".join(repr(abridged(column.name)) for column in columns[:5])
     cure = "say which with --text-column and --label-column. Its columns are"
     both = f"{names} may each be the {what}; {cure} {_listed(table.columns())}"
     raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 
 
 def _listed(columns: list[Column]) -> str:
-    return ", ".join(map(str, columns[:30])) + (", ..." if columns[30:] else "")
+    return listed([*map(str, columns)], 30)

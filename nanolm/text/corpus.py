@@ -20,6 +20,8 @@ from typing import IO, Self
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, DiskFull, NanolmError
+from nanolm.formats import listed
+from nanolm.text.bounds import ExpansionLimit
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import TextBlocks, documents
 from nanolm.text.source import READ_BYTES, TextSource
@@ -149,7 +151,7 @@ def read_corpus(
     corpus, problems = read_with_problems(sources, reading, folder, report)
     raise_all(problems)
     if not corpus.documents:
-        names = ", ".join(source.name for source in sources.files[:5])
+        names = listed([source.name for source in sources.files], 5)
         raise DataError(f"{names}: no text in there; give a file with at least a few sentences")
     return corpus
 
@@ -162,11 +164,12 @@ def read_with_problems(
     corpus = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
     problems: list[NanolmError] = []
     total, done = sources.size(), 0
+    limit = ExpansionLimit(listed([source.name for source in sources.files], 3), total)
 
     for source in sources.files:
         whole = corpus.length, corpus.documents
         try:
-            for more in _copy(source, reading, corpus):
+            for more in _copy(source, reading, corpus, limit):
                 report("reading", done + more, total)
             done += source.size()
             report("reading", done, total)
@@ -209,7 +212,9 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
             limit -= len(text)
 
 
-def _copy(source: TextSource, reading: Reading, corpus: Corpus) -> Iterator[int]:
+def _copy(
+    source: TextSource, reading: Reading, corpus: Corpus, limit: ExpansionLimit
+) -> Iterator[int]:
     """Write the documents of a file; how far it is, now and then."""
     stamp = source.stamp()
     blank, begun = "", False  # what a document began with, until something is seen in it
@@ -231,6 +236,7 @@ def _copy(source: TextSource, reading: Reading, corpus: Corpus) -> Iterator[int]
         except UnicodeEncodeError as error:
             where = f"after {text[max(0, error.start - 20) : error.start]!r}; mend that text"
             raise DataError(f"{source.name}: half a character (a surrogate) {where}") from None
+        limit.add(len(data))
         corpus.file.write(data)
         corpus.length += len(data)
         written += len(data)

@@ -10,9 +10,19 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, Any
 
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import abridged, listed
+from nanolm.text.bounds import (
+    MOST_COLUMNS,
+    MOST_NESTED,
+    ROW_BYTES,
+    ExpansionLimit,
+    check_arrow_buffers,
+    parquet_batch_rows,
+)
 from nanolm.text.decoding import Reading, decoded, lines, whole_lines
 from nanolm.text.source import COMPRESSIONS, TextSource, decompressed
 
@@ -50,10 +60,23 @@ def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Ro
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            if sum(map(line.count, "[{")) > MOST_NESTED and depth(row) > MOST_NESTED:
+                raise RecursionError
+        except RecursionError:
+            deep = f"is nested more than {MOST_NESTED} levels deep; remove or flatten that line"
+            raise DataError(f"{source.name}, line {number:,} {deep}") from None
+        except ValueError as error:
             wrong = f"line {number:,} is not JSON ({error}); remove or mend that line"
             raise DataError(f"{source.name}, {wrong}") from None
         yield number, row
+
+
+def depth(value: Any) -> int:
+    level, count = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level, count = [*chain.from_iterable(parts)], count + 1
+    return count
 
 
 def json_text(row: Any, place: str, field: str | None) -> str:
@@ -68,19 +91,21 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     texts = [path for path, value in leaves(row) if isinstance(value, str)]
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
-    hint = f"its texts are {', '.join(texts[:10])}" if texts else "it holds no text"
+    hint = f"its texts are {listed(texts)}" if texts else "it holds no text"
     raise DataError(
         f"{place}: no text in the field {field or 'text'!r}; {hint} (--text-field NAME)"
     )
 
 
-def leaves(row: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What an object holds, and the objects in it, each with the dotted path that leads there."""
-    for name, value in row.items():
+    waiting: list[tuple[str, Any]] = [("", row)]  # not by recursion: Arrow may nest deeply
+    while waiting:
+        path, value = waiting.pop()
         if isinstance(value, dict):
-            yield from leaves(value, f"{path}{name}.")
+            waiting += [(f"{path}{name}.", inner) for name, inner in reversed(value.items())]
         else:
-            yield path + name, value
+            yield path[:-1], value
 
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
@@ -106,6 +131,9 @@ def csv_rows(source: TextSource, lines: Iterable[str], delimiter: str, quoted: b
     rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter, **how)
     try:
         for row in rows:
+            if len(row) > MOST_COLUMNS:
+                many = f"{len(row):,} columns; a table may have {MOST_COLUMNS:,}"
+                raise DataError(f"{source.name}, line {rows.line_num:,} has {many}")
             yield rows.line_num, row
     except csv.Error as error:
         raise DataError(f"{source.name}, line {rows.line_num:,}: {error}; mend that row") from None
@@ -122,7 +150,7 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
     if asked is None and len(header) == 1:
         return 0
     cure = "Say which with --text-column NAME, or its number if this is no header"
-    there = f"its columns are {', '.join(header)}. {cure}"
+    there = f"its columns are {listed(header, 30)}. {cure}"
     raise UsageError(f"{place}: no column {asked or 'text'!r}; {there}")
 
 
@@ -134,7 +162,8 @@ def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator
         return steps[:1]
 
     for batch in arrow_batches(source, stream, pick):
-        for value in batch.column(0).to_pylist():
+        for cell in batch.column(0):  # one by one: a dictionary may make each of them large
+            value = cell.as_py()
             for step in steps[1:]:
                 value = (value or {}).get(step)
             if value is not None:
@@ -154,24 +183,24 @@ def arrow_batches(
         raise UsageError(message) from None
     if source.path.suffix.lower() in COMPRESSIONS:  # these are read from their end
         stream = io.BytesIO(b"".join(decompressed(source, stream)))
+    limit = ExpansionLimit(source.name, source.size())
     try:
         if source.suffix == ".parquet":
             file = parquet.ParquetFile(stream)
-            yield from file.iter_batches(batch_size=1024, columns=pick(file.schema_arrow))
-            return
-        try:
-            reader = ipc.open_stream(stream)
-        except pyarrow.ArrowInvalid:  # the other of the two Arrow layouts
-            stream.seek(0)
-            file = ipc.open_file(stream)
-            names = pick(file.schema)
-            reader = (file.get_batch(number) for number in range(file.num_record_batches))
+            names, rows = pick(file.schema_arrow), parquet_batch_rows(file.metadata, limit)
+            reader = file.iter_batches(batch_size=rows, columns=names)
         else:
+            check_arrow_buffers(stream, limit)
+            reader = ipc.open_stream(stream)
             names = pick(reader.schema)
         for batch in reader:
-            yield batch.select(names)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+            limit.add(ROW_BYTES * batch.num_rows)  # even where they are empty
+            batch = batch.select(names)
+            batch.validate(full=True)
+            limit.add(batch.nbytes)
+            yield batch
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = abridged(str(error).partition("\n")[0], 300)
         raise DataError(f"{source.name} is damaged or no {source.suffix[1:]}: {reason}") from None
 
 
@@ -181,13 +210,19 @@ def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name.split(".")[0] in schema.names:
         return name
-    there = f"its columns are {', '.join(schema.names)} (--text-column NAME)"
+    there = f"its columns are {listed(schema.names, 30)} (--text-column NAME)"
     raise UsageError(f"{source.name}: no column {name!r}; {there}")
 
 
 def arrow_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    batches = arrow_batches(source, stream, lambda schema: schema.names)
-    return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    limit = ExpansionLimit(source.name, source.size())
+    number = 0
+    for batch in arrow_batches(source, stream, lambda schema: schema.names):
+        for cells in zip(*batch.columns, strict=True):
+            values = [cell.as_py() for cell in cells]
+            limit.add(sum(len(value) for value in values if isinstance(value, str | bytes | list)))
+            number += 1
+            yield number, dict(zip(batch.schema.names, values, strict=True))
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,22 @@ from typing import IO
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
-from nanolm.formats import counted
+from nanolm.formats import abridged, counted, listed
 from nanolm.machine import cache_folder
+from nanolm.text.bounds import ROW_BYTES, ExpansionLimit
 from nanolm.text.columns import label_value, text_and_label_columns, text_and_maybe_label
 from nanolm.text.decoding import Reading, decoded, lines
 from nanolm.text.documents import TABLES
 from nanolm.text.source import TextSource, blamed_on
-from nanolm.text.sources import find_sources, skipped_files
+from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
 UNLABELLED = "unsup"  # what the film reviews of aclImdb call their folder without labels
+
+LONGEST_LABEL = 1_000  # characters
+MOST_LABELS = 5_000  # scores have a table of all pairs of them
+RIGHT_COLUMN = "is that the right column? (--label-column)"
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,14 @@ def read_labelled(
         else:
             texts.append(text.strip())
             labels.append(label_value(label))
+            if len(labels[-1]) > LONGEST_LABEL:
+                long = f"{abridged(labels[-1])!r} is too long for a label"
+                raise DataError(f"{listed(names, 5)}: {long}; {RIGHT_COLUMN}")
     if not texts:
-        raise DataError(f"{', '.join(names[:5])}: no rows with a text and a label in there")
+        raise DataError(f"{listed(names, 5)}: no rows with a text and a label in there")
+    if (kinds_of_label := len(set(labels))) > MOST_LABELS:
+        many = f"{kinds_of_label:,} different labels; a classifier can have {MOST_LABELS:,}"
+        raise DataError(f"{listed(names, 5)}: {many}; {RIGHT_COLUMN}")
     notes = list(log.notes)
     if log.broken:
         name, *others = log.broken
@@ -115,6 +126,15 @@ def _labelled_rows(
     names: Sequence[str], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
     sources = find_sources(names, cache_folder(), report, reading.encoding)
+    limit = ExpansionLimit(listed(names, 5), sources.size())
+    for text, label in _rows_of(sources, names, reading, report, log):
+        limit.add(len(text) + len(label) + 2 * ROW_BYTES)
+        yield text, label
+
+
+def _rows_of(
+    sources: Sources, names: Sequence[str], reading: LabelReading, report: Report, log: _Log
+) -> Iterator[tuple[str, str]]:
     log.notes += sources.notes
     if sources.skipped.total():
         log.notes.append(skipped_files(sources.skipped))
@@ -182,8 +202,7 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
         return {}
     if {top.lower() for top in tops} <= SPLIT_NAMES or max(map(len, parts.values())) > 2:
         cure = f"name the one to read, for example {folder / tops[-1]}"
-        listed = ", ".join(tops[:10])
-        raise UsageError(f"{folder} has the folders {listed}, which are no classes; {cure}")
+        raise UsageError(f"{folder} has the folders {listed(tops)}, which are no classes; {cure}")
     return {
         path: steps[0] if len(steps) == 2 and steps[0] != UNLABELLED else ""
         for path, steps in parts.items()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from nanolm.errors import DataError, NanolmError, UsageError
+from nanolm.text.bounds import ExpansionLimit
 
 READ_BYTES = 1 << 20  # at once
 
@@ -154,7 +155,9 @@ def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
         if named not in (None, compression):
             raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
         unpacked = compression.open(stream) if compression else stream
+        limit = ExpansionLimit(source.name, source.size())
         while block := unpacked.read(READ_BYTES):
+            limit.add(len(block))
             yield block
     except ImportError:
         message = f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"

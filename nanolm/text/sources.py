@@ -17,6 +17,7 @@ from pathlib import Path
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text.binary import binary_format, looks_binary
+from nanolm.text.bounds import ExpansionLimit
 from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
 from nanolm.text.source import COMPRESSIONS, TextSource
 
@@ -115,10 +116,11 @@ def _expand(
 
 
 def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
-    if stat.S_ISREG(path.stat().st_mode):  # and an error if it is not there
+    status = path.stat()  # and an error if it is not there
+    if stat.S_ISREG(status.st_mode) and status.st_size:
         return TextSource(str(path), path)
     # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
-    # since nobody may ever write to it.
+    # since nobody may ever write to it. Or empty, or of /proc: those have no size, but contents.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb", buffering=0):
         return _copied(str(path), descriptor, cache, sources)
@@ -126,6 +128,12 @@ def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
 
 def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSource:
     """A stream kept in a file that vanishes with this process."""
+    status = os.fstat(descriptor)
+    device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+    if device and not os.isatty(descriptor) and status.st_rdev != os.stat(os.devnull).st_rdev:
+        raise DataError(f"{name} is a device, not a text; give a file, a folder or a pipe")
+    no_size = stat.S_ISREG(status.st_mode) and not status.st_size
+    limit = ExpansionLimit(name, 0) if no_size else None
     cache.mkdir(parents=True, exist_ok=True)
     copy = tempfile.TemporaryFile(dir=cache)  # noqa: SIM115
     while True:
@@ -136,6 +144,8 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
             continue
         if not part:
             break
+        if limit:
+            limit.add(len(part))
         if sources.until is not None and time.monotonic() > sources.until:
             copy.write(part[: part.rfind(b"\n") + 1 or part.rfind(b" ") + 1 or len(part)])
             size = f"{copy.tell() / 1e6:,.1f} MB"
@@ -179,12 +189,12 @@ def _not_text(source: TextSource, encoding: str) -> str | None:
         return "oddly named"
     if not source.path.is_file():
         return "no regular file"
+    if not source.size():
+        return "empty"
     if source.suffix in TABLES or source.path.suffix in COMPRESSIONS:
         return None
     with source.open() as stream:
         start = stream.read(SNIFFED)
-    if not start:
-        return "empty"
     if source.suffix in KNOWN_SUFFIXES:  # then what cannot be read is an error, not a picture
         return None
     if binary_format(start, source.name):

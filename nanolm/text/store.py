@@ -26,7 +26,7 @@ import numpy as np
 from nanolm import files
 from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError, NanolmError
-from nanolm.formats import counted
+from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
@@ -45,6 +45,7 @@ from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
 FORMAT = 5  # to be raised whenever the same request would give other tokens
 ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
+KEY_LENGTH = 32
 KEEP_DAYS = 30  # after so long without use, prepared texts are removed
 PROBE_BYTES = 65_536  # that tell how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
@@ -180,10 +181,7 @@ def _prepared(
         files.sweep(parent, key)
         if _whole(folder, note):
             return open_tokens(folder, request.tokenizer, fingerprints)
-        for old in parent.iterdir():  # not used for long, or left half done by a kill
-            days = KEEP_DAYS if not old.name.startswith(".") else 1
-            if old.is_dir() and time.time() - old.stat().st_mtime > days * 86_400:
-                files.discard(old)
+        _discard_unused(parent)
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
@@ -195,6 +193,23 @@ def _prepared(
         if resolved:  # a run asks for it by the size that was found, when it goes on
             files.write_atomically(parent / f"{resolved(prepared.tokenizer.vocab_size)}.alias", key)
         return prepared
+
+
+def _discard_unused(parent: Path) -> None:
+    """Remove what has not been used for long, or was left half done by a kill; others may be doing
+    the same, and what another process is using stays."""
+
+    def unused(folder: Path) -> bool:
+        days = 1 if folder.name.startswith(".") else KEEP_DAYS
+        return folder.is_dir() and time.time() - folder.stat().st_mtime > days * 86_400
+
+    for old in parent.iterdir():
+        with contextlib.suppress(FileNotFoundError, files.InUse):
+            if unused(old):
+                key = old.name.removeprefix(files.TEMPORARY).removeprefix(files.TRASH)
+                with files.locked(parent / f"{key[:KEY_LENGTH]}.lock"):
+                    if unused(old):  # still
+                        files.discard(old)
 
 
 def find_texts(
@@ -240,7 +255,7 @@ def _key(
 
     def named(*parts: Any) -> str:
         everything = json.dumps([FORMAT, corpus, held_out, *parts])
-        return hashlib.sha256(everything.encode()).hexdigest()[:32]
+        return hashlib.sha256(everything.encode()).hexdigest()[:KEY_LENGTH]
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
@@ -273,7 +288,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
             few = f"{corpus.size} bytes are too little to train on; give at least a few sentences"
-            raise DataError(f"{', '.join(request.corpus)}: {few}")
+            raise DataError(f"{listed(request.corpus, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
             sizes = (request.vocab_size, report, request.most_doublings, request.measured)

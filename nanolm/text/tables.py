@@ -12,12 +12,13 @@ from itertools import chain, islice
 from typing import IO, Any
 
 from nanolm.errors import DataError
+from nanolm.text.bounds import MOST_COLUMNS
 from nanolm.text.columns import NUMBER, Row, TextTable, is_column_name, repeats
 from nanolm.text.documents import Rows, csv_rows, format_of, leaves
 from nanolm.text.source import TextSource
 
 SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
-SAMPLE_ROWS = 10_000  # to find its columns
+SAMPLE_ROWS, SAMPLE_CELLS = 10_000, 2_000_000  # to find its columns
 MOST_CLASSES = 100  # more are hardly written as words before each text
 FEW_CLASSES, TEXTS_EACH = 6, 10  # as many in any file; more of them with so many texts each
 PROSE_SHARE = 0.03  # of all words; 0.06 and more in sentences, 0.004 and less in labelled sets
@@ -56,7 +57,13 @@ def read_table(
 def _table(
     source: TextSource, kind: str, names: list[str] | None, rows: Iterator[Row], *obvious: bool
 ) -> TextTable:
-    return TextTable(source, kind, names, list(islice(rows, SAMPLE_ROWS)), rows, *obvious)
+    sample, room = list[Row](), SAMPLE_CELLS
+    for row in islice(rows, SAMPLE_ROWS):
+        sample.append(row)
+        room -= len(row[1])
+        if room < 0:
+            break
+    return TextTable(source, kind, names, sample, rows, *obvious)
 
 
 def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
@@ -69,6 +76,9 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     rows = ((number, flattened(number, value)) for number, value in objects)
     sample = list(islice(rows, SAMPLE_ROWS))
     names = list(dict.fromkeys(name for _, row in sample for name in row))
+    if len(names) > MOST_COLUMNS:
+        many = f"{len(names):,} different fields; a table may have {MOST_COLUMNS:,}"
+        raise DataError(f"{source.name} has {many}")
     cells = ((n, [row.get(name, "") for name in names]) for n, row in chain(sample, rows))
     return _table(source, kind, names, cells)
 

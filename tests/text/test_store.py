@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,6 +223,66 @@ def kills(count: int, tmp_path: Path) -> None:
 
 def test_a_kill_leaves_nothing_that_is_trusted_wrongly(tmp_path: Path) -> None:
     kills(4, tmp_path)
+
+
+def clean(cache: Path, others: int) -> list[int]:
+    """What comes of so many processes that prepare texts of their own in one old cache."""
+    for number in range(300):
+        old = cache / "tokens" / f"old-{number}"
+        old.mkdir(parents=True)
+        (old / "train.bin").write_bytes(b"0")
+        os.utime(old, (0, 0))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", CLEAN, str(number), str(cache)], **PIPES)
+        for number in range(others)
+    ]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline()  # all have loaded
+    for process in processes:
+        assert process.stdin
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+    return [process.returncode for process in processes]
+
+
+PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+CLEAN = """
+import sys
+from pathlib import Path
+from nanolm.text.store import TextRequest, prepare_tokens
+number, cache = sys.argv[1], Path(sys.argv[2])
+text = cache / f"{number}.txt"
+text.write_text("a cat sat on mat " + number)
+print("ready", flush=True)
+sys.stdin.readline()
+prepare_tokens(TextRequest(corpus=(str(text),), tokenizer="byte"), cache=cache)
+"""
+
+
+def test_several_clean_the_cache_at_once(tmp_path: Path) -> None:
+    assert clean(tmp_path, 3) == [0, 0, 0]
+    left = {entry.name for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()}
+    assert len(left) == 3
+    assert not any("old" in name for name in left)
+
+
+def test_a_text_that_another_process_is_opening_is_not_removed(
+    text_file: Path, tmp_path: Path
+) -> None:
+    prepare_tokens(TextRequest(corpus=(str(text_file),), tokenizer="char"), cache=tmp_path)
+    parent = tmp_path / "tokens"
+    (old,) = [entry for entry in parent.iterdir() if entry.is_dir()]
+    half_done = parent / f".tmp-{old.name}-1"
+    half_done.mkdir()
+    for folder in (old, half_done):
+        os.utime(folder, (0, 0))
+    with files.locked(parent / f"{old.name}.lock"):
+        prepare_tokens(TextRequest(corpus=(str(text_file),), tokenizer="byte"), cache=tmp_path)
+        assert old.exists()
+        assert half_done.exists()
 
 
 @pytest.mark.slow

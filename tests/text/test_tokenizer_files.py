@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+import time
 import unicodedata
 from collections.abc import Callable
 from functools import cache
@@ -30,7 +31,7 @@ from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.text import NAMED
 from nanolm.text.corpus import SAFE_CUT
 from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer, spell, train_tokenizer
-from nanolm.text.tokenizer_files import load_tokenizer, named_tokenizer, read_json
+from nanolm.text.tokenizer_files import hugging_face, load_tokenizer, named_tokenizer, read_json
 from nanolm.text.tokenizer_files.byte_level import ByteLevelFile
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.published import PUBLISHED, Ranks
@@ -841,3 +842,90 @@ def test_the_tokens_around_what_one_says(tmp_path: Path) -> None:
     assert loaded(tmp_path, parts).turn is None
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     assert loaded(tmp_path, parts).turn == (size, size + 1)
+
+
+def with_parts(folder: Path, parts: dict[str, Any], added: int = 0) -> Path:
+    """A small tokenizer.json that only the library reads, with these parts."""
+    names = [*"abcdefghijklmnopqrstuvwxyz ", "</s>"]
+    new = [{"id": 28 + n, "content": f"<{n}>", "normalized": True} for n in range(added)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    whole = {
+        "version": "1.0",
+        "added_tokens": [flags | each for each in new],
+        "model": {
+            "type": "BPE",
+            "vocab": {name: id for id, name in enumerate(names)},
+            "merges": [],
+        },
+        **parts,
+    }
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(whole))
+    return file
+
+
+def sequence(key: str, times: int, **step: Any) -> dict[str, Any]:
+    return {"type": "Sequence", key: [step] * times}
+
+
+SPLIT_STEP = {"type": "Split", "pattern": {"Regex": "a|b"}, "behavior": "Isolated", "invert": False}
+REPLACE_STEP = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+NESTED: dict[str, Any] = sequence("normalizers", 30, type="NFC")
+LONG_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "splits": ("pre_tokenizer", sequence("pretokenizers", 2_000, **SPLIT_STEP), "2,001"),
+    "normalizers": ("normalizer", sequence("normalizers", 5_000, type="NFC"), "5,001"),
+    "replacements": ("normalizer", sequence("normalizers", 101, **REPLACE_STEP), "102"),
+    "decoders": ("decoder", sequence("decoders", 5_000, **REPLACE_STEP), "5,001"),
+    "processors": ("post_processor", sequence("processors", 5_000, type="ByteLevel"), "5,001"),
+    "nested": ("normalizer", sequence("normalizers", 4, **NESTED), "125"),
+}
+
+
+@pytest.mark.parametrize("name", LONG_PARTS)
+def test_a_pipeline_of_many_steps_is_refused(name: str, tmp_path: Path) -> None:
+    key, part, steps = LONG_PARTS[name]
+    file = with_parts(tmp_path, {key: part})
+    with pytest.raises(ModelError, match=rf"{file}: its {key} has {steps} steps; 100 at most"):
+        load_tokenizer(file)
+
+
+def test_a_pipeline_of_some_steps_is_read(tmp_path: Path) -> None:
+    normalizer = sequence("normalizers", 90, **REPLACE_STEP)
+    tokenizer = load_tokenizer(with_parts(tmp_path, {"normalizer": normalizer}, 2_000))
+    assert tokenizer.encode("cab") == [2, 1, 1]
+    assert tokenizer.decode([2, 1, 1]).replace(" ", "") == "cbb"
+
+
+@pytest.mark.parametrize("pattern", ["[a-z ]+[a-z ]+[A-Z]", "(a+)+$"])
+def test_patterns_that_take_for_ever(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugging_face, "SECONDS", 0.5)
+    split = {**SPLIT_STEP, "pattern": {"Regex": pattern}}
+    tokenizer = load_tokenizer(with_parts(tmp_path, {"pre_tokenizer": split}))
+    assert tokenizer.encode("cab") == [2, 0, 1]
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"cannot encode this text: (it takes|.*over)"):
+        tokenizer.encode("a" * 1500 + "b")
+    assert time.monotonic() - start < 5
+
+
+def test_long_tokens_are_left_to_the_library(tmp_path: Path) -> None:
+    """To look through them here would take minutes."""
+    spelled = {spell(bytes([n])): n for n in range(256)}
+    merges = []
+    for start in "abcdefghij":
+        token = start
+        for _ in range(400):
+            merges.append((token, "x"))
+            token += "x"
+            spelled[token] = len(spelled)
+    spelled[END_OF_TEXT] = len(spelled)
+    model = {"type": "BPE", "vocab": spelled, "merges": merges}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    whole = {"version": "1.0", "model": model, "pre_tokenizer": byte_level, "decoder": byte_level}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(whole))
+    tokenizer = load_tokenizer(file)
+    assert isinstance(tokenizer, HuggingFace)
+    assert len(tokenizer.encode("a" + "x" * 400)) == 1

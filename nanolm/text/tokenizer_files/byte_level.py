@@ -14,7 +14,8 @@ from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Conten
 from nanolm.text.words import SPLIT
 
 MOST_ADDED = 10_000  # tokens that are matched by one pattern; the most in use are 6,400
-LONGEST_TOKEN = 1024  # bytes; to check it takes the square of that
+MOST_ADDED_LETTERS = 200_000  # of their names
+MOST_CHECKED = 100_000_000  # squares of their lengths; 200,000 tokens of 7 bytes have 10 million
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 
 # GPT-2's pattern on what remains when each digit has been cut out: white space before a digit
@@ -37,6 +38,8 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
     pattern = split_pattern(contents.whole.get("pre_tokenizer"))
     if merges is None or pattern is None or len(contents.added) > MOST_ADDED:
         return None
+    if sum(len(new["content"]) for new in contents.added) > MOST_ADDED_LETTERS:
+        return None
     options = ("unk_token", "dropout", "byte_fallback", *AFFIXES)
     normalizer = contents.whole.get("normalizer")
     if normalizer not in (None, {"type": "NFC"}) or any(model.get(key) for key in options):
@@ -57,9 +60,9 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
     # tiktoken merges any two parts that make a token, `tokenizers` only those listed. So those
     # that come up must be listed; or all there are, with words that are tokens taken whole.
     ranks = {raw[token]: vocabulary[token] for token in made}
+    if sum(len(token) ** 2 for token in ranks) > MOST_CHECKED:
+        return None
     for token in ranks:
-        if len(token) > LONGEST_TOKEN:
-            return None
         if len(token) > 1 and tuple(last_parts(token, ranks)) not in listed:
             splits = ((token[:at], token[at:]) for at in range(1, len(token)))
             possible = {pair for pair in splits if ranks.keys() >= set(pair)}

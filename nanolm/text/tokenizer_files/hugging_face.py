@@ -1,8 +1,10 @@
 """Any tokenizer.json (sentencepiece's, WordPiece ...), encoded by Hugging Face `tokenizers`."""
 
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from nanolm.text.tokenizer import Ids, Tokenizer, utf8
 from nanolm.text.tokenizer_files import tokenizer_json
 from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents
 
+MOST_STEPS = 100  # of each part; those in use have 20 at most, and each goes through all the text
+SECONDS, SECONDS_A_CHARACTER = 20.0, 1e-4  # that a call may take; patterns can take for ever
 MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
 BLANK = "\u2581"  # how sentencepiece writes a blank
 
@@ -29,6 +33,11 @@ class HuggingFace(Tokenizer):
             message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
         most_of_all = tokenizer_json.LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens
+        for key in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if (steps := count_steps(contents.whole.get(key))) > MOST_STEPS:
+                raise ModelError(
+                    f"{self.file}: its {key} has {steps:,} steps; {MOST_STEPS} at most"
+                )
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} makes texts many times longer")
@@ -42,9 +51,10 @@ class HuggingFace(Tokenizer):
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
         written |= dict.fromkeys(special["special"].values(), True)
         # How the text of a token is to be had from its name shows in the steps before and after.
-        steps = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
-        fallback, blank, spelled = (part in steps for part in ("ByteFallback", BLANK, "ByteLevel"))
+        parts = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
+        fallback, blank, spelled = (part in parts for part in ("ByteFallback", BLANK, "ByteLevel"))
         tokens = [b""] * (max(ids.values()) + 1)
+        others: list[int] = []
         for token, id in ids.items():
             if token in written:
                 tokens[id] = b"" if written[token] else token.encode()
@@ -55,18 +65,26 @@ class HuggingFace(Tokenizer):
             elif spelled and BYTE_OF_CHARACTER.keys() >= set(token):
                 tokens[id] = bytes(BYTE_OF_CHARACTER[character] for character in token)
             else:
-                tokens[id] = self.decode([id]).encode()
+                others.append(id)
+        for id, text in zip(others, self._decode([[id] for id in others]), strict=True):
+            tokens[id] = text.encode()
         super().__init__(tokens, **special)
 
     def encode_array(self, text: str) -> Ids:
         utf8(text)
         with blamed(f"{self.file} cannot encode this text"):
-            return np.array(self.library.encode(text, add_special_tokens=False).ids, np.uint32)
+            (encoded,) = in_time(
+                partial(self.library.encode_batch, [text], add_special_tokens=False), len(text)
+            )
+        return np.array(encoded.ids, np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
+        return self._decode([list(ids)])[0]
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        decode = partial(self.library.decode_batch, rows, skip_special_tokens=True)
         with blamed(f"{self.file} cannot decode its tokens"):
-            text: str = self.library.decode(list(ids), skip_special_tokens=True)
-        return text
+            return list(in_time(decode, sum(map(len, rows))))
 
     def to_json(self) -> str:
         return self.text
@@ -81,6 +99,33 @@ def blamed(message: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelError(f"{message}: {str(error)[:300]}") from None
+
+
+def in_time(call: Callable[[], Any], size: int) -> Any:
+    """What `call` gives, in a thread of its own: from Rust that does not come back one can only
+    walk away. Only calls with a batch let other threads go on."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((call(), None))
+        except BaseException as error:
+            outcome.extend((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds := SECONDS + SECONDS_A_CHARACTER * size)
+    if not outcome:
+        raise TimeoutError(f"it takes over {seconds:.0f} s; its patterns are too slow")
+    if outcome[1]:
+        raise outcome[1]
+    return outcome[0]
+
+
+def count_steps(part: Any) -> int:
+    """How many steps a part of a tokenizer.json has, with those in its sequences."""
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return sum(map(count_steps, inside)) + (isinstance(part, dict) and "type" in part)
 
 
 def growth(step: Any) -> float:
