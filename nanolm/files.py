@@ -9,6 +9,7 @@ at any moment leaves nothing or the whole; a flipped bit or a cut-off file is fo
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -142,15 +143,44 @@ def sweep(parent: Path, name: str = "") -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """Replace `file` by `text`, or leave it as it was."""
-    temporary = file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
+    with replacing(file) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield a path to write to; what is written there replaces `file`, or vanishes."""
+    temporary = aside(file)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
         replace(temporary, file)
     except Exception as error:
         temporary.unlink(missing_ok=True)
         if not no_room(error):
             raise
         raise DiskFull(f"the disk is full: no room for {file}; it is as it was before") from None
+
+
+def aside(file: Path) -> Path:
+    """Where to write what will replace `file`; what a killed process left there is removed."""
+    for left in file.parent.glob(f"{TEMPORARY}{glob.escape(file.name)}-*"):
+        if not _alive(left.name.rpartition("-")[2]):
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
+
+
+def _alive(process: str) -> bool:
+    """Whether another process has this number; True where that cannot be told."""
+    if os.name == "nt" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return int(process) != os.getpid()
 
 
 def replace(temporary: Path, file: Path) -> None:

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import kill_points
+
 SECONDS = 300.0  # that a command may take
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STREAMS = ("stdin", "stdout", "stderr")
@@ -155,6 +157,8 @@ def become(
         how = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(stream, how), number)
     sys.argv = ["nanolm", *arguments]
+    if orders := os.environ.pop(kill_points.ORDERS, None):
+        kill_points.arm(orders)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         main()

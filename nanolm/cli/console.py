@@ -59,8 +59,17 @@ def note_interruption(step: int | None = None) -> int:
     return INTERRUPTED
 
 
+def write_output(file: Path, text: str) -> None:
+    """Write it whole or not at all; a link stays a link, and a pipe or device is written to."""
+    target = file.resolve()
+    if target.exists() and not target.is_file():
+        file.write_text(text, encoding="utf-8", newline="")
+    else:
+        write_atomically(target, text)
+
+
 def write_page(file: Path, text: str) -> None:
-    write_atomically(file, text)
+    write_output(file, text)
     note_written(file)
 
 

@@ -12,7 +12,7 @@ import click
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli import options
 from nanolm.cli.columns import Columns, colour, visible
-from nanolm.cli.console import finite, note, print_json
+from nanolm.cli.console import finite, note, print_json, write_output
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
 from nanolm.text import spelled
@@ -149,7 +149,7 @@ def evaluate_classifier(
     for text in measured.notes:
         note(text)
     if mistakes_file is not None:
-        Path(mistakes_file).write_text(mistakes_csv(measured.mistakes), encoding="utf-8")
+        write_output(Path(mistakes_file), mistakes_csv(measured.mistakes))
         note(f"{mistakes_file}: all {len(measured.mistakes):,} mistakes")
     if as_json:
         values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
@@ -236,5 +236,5 @@ def write_page(file: Path, name: str, tokenizer: "Tokenizer", score: "Score") ->
     if shown < score.tokens:
         facts["shown"] = f"the first {shown:,} tokens"
     page = surprise_page(tokenizer, tokens.tolist(), facts, f"{Path(name).name}: bits of surprise")
-    file.write_text(page, encoding="utf-8")
+    write_output(file, page)
     note(f"{file}: {facts.get('shown', 'all tokens')}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.columns import Columns, colour, short, show_table, visible_text
-from nanolm.cli.console import finite, note, show_text
+from nanolm.cli.console import finite, note, show_text, write_output
 from nanolm.cli.options import (
     Command,
     Table,
@@ -154,7 +155,7 @@ def command(
 
         facts = {"model": name, **facts_of(params)}
         page = samples_page(writer.tokenizer, samples, facts, writing.words)
-        Path(html).write_text(page, encoding="utf-8")
+        write_output(Path(html), page)
     for file in filter(None, (csv_file, html)):
         note(f"written: {file}")
     if writing.interrupted:
@@ -358,17 +359,18 @@ def word_json(word: "Word", top: int) -> dict[str, Any]:
 def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> None:
     """A row for each token or word of each sample; fewer than `most` words may have been found."""
     others = [f"{what}_{n}" for n in range(1, most + 1) for what in (kind, "probability")]
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        rows = csv.writer(stream)
-        count = "id" if kind == "token" else "tokens"
-        rows.writerow(["sample", "position", kind, count, "probability", *others])
-        for number, sample in enumerate(samples, start=1):
-            for place, word in enumerate(sample, start=1):
-                about = word.tokens[0] if kind == "token" else len(word.tokens)
-                row = [number, place, word.text, about, f"{word.probability:.6f}"]
-                for text, chance in word.top:
-                    row += [text, f"{chance:.6f}"]
-                rows.writerow(row)
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    count = "id" if kind == "token" else "tokens"
+    rows.writerow(["sample", "position", kind, count, "probability", *others])
+    for number, sample in enumerate(samples, start=1):
+        for place, word in enumerate(sample, start=1):
+            about = word.tokens[0] if kind == "token" else len(word.tokens)
+            row = [number, place, word.text, about, f"{word.probability:.6f}"]
+            for text, chance in word.top:
+                row += [text, f"{chance:.6f}"]
+            rows.writerow(row)
+    write_output(file, table.getvalue())
 
 
 def facts_of(params: SamplingParams) -> dict[str, str]:

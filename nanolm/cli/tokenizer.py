@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.columns import Columns, visible
-from nanolm.cli.console import note, print_json, show_text
+from nanolm.cli.console import note, print_json, show_text, write_output
 from nanolm.cli.options import READING, Command, CommandGroup, Rows, json_option, options_of
 from nanolm.cli.tables import show_table
 from nanolm.errors import DataError, UsageError, refuse
@@ -166,7 +166,7 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
         from nanolm.text.page import tokens_page
 
         page = tokens_page(used, "\n".join(texts(text, file)), tokenizer or "tokens")
-        Path(html).write_text(page, encoding="utf-8")
+        write_output(Path(html), page)
         click.echo(html)
     else:
         for part in texts(text, file):

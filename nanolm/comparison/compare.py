@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nanolm import files
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
 from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
@@ -216,7 +217,7 @@ def draw(result: CompareResult, name: str) -> None:
         title = "one sequence a step, the longer it is"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
     for stem, picture in pictures.items():
-        (Path(result.folder) / f"{stem}.svg").write_text(picture, encoding="utf-8")
+        files.write_atomically(Path(result.folder) / f"{stem}.svg", picture)
 
 
 def averaged(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanolm.errors import ModelError
-from nanolm.files import TEMPORARY, discard, verify
+from nanolm.files import aside, discard, verify
 
 
 def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
@@ -43,8 +43,7 @@ def prune(parent: Path, keep: set[str]) -> None:
 def point(link: Path, target: Path) -> None:
     """Make `link` lead to `target`, atomically; a small file where links cannot be made."""
     relative = os.path.relpath(target, link.parent)
-    temporary = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = aside(link)
     try:
         temporary.symlink_to(relative, target_is_directory=True)
     except OSError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from nanolm import files
 from nanolm.errors import DiskFull, NanolmError, UsageError, refuse
 from nanolm.formats import counted
 from nanolm.model.build import build_model
@@ -278,7 +279,7 @@ class Sweep(Ledger[SweepState]):
         ended = [trial for trial in trials if trial.results]
         dots = [Dot(t.values, t.bits()[0], len(t.results) > 1, t is best) for t in ended]
         title = f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
-        (self.folder / "sweep.svg").write_text(sweep_svg(dots, title), encoding="utf-8")
+        files.write_atomically(self.folder / "sweep.svg", sweep_svg(dots, title))
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:
             why = "all combinations were tried, and longer training would not help the best"
             self.watch(Note(f"{self.left():.0f} s are left: {why}"))
