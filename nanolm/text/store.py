@@ -189,12 +189,14 @@ def _prepared(
             _prepare(request, texts, temporary, cache, report)
             if stamps() != before:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
+            # A run asks for it by the size that was found, when it goes on. First, so that no kill
+            # leaves prepared text without it.
+            if resolved:
+                size = load_tokenizer(temporary).vocab_size
+                files.write_atomically(parent / f"{resolved(size)}.alias", key)
 
         files.commit(parent, key, write)
-        prepared = open_tokens(folder, request.tokenizer, fingerprints)
-        if resolved:  # a run asks for it by the size that was found, when it goes on
-            files.write_atomically(parent / f"{resolved(prepared.tokenizer.vocab_size)}.alias", key)
-        return prepared
+        return open_tokens(folder, request.tokenizer, fingerprints)
 
 
 def find_texts(

@@ -70,7 +70,10 @@ CASES = {
         f"compare {LABELS} --only majority,bag,transformer --seeds 1 --budget 0.03 --out rows",
         clock=True,
     ),
-    "compare, of text": Case(f"compare text.txt {TINY} --budget 0.05 --out rows", clock=True),
+    "compare, of text": Case(
+        "compare text.txt --device cpu --threads 1 --only ngram,rnn --budget 0.05 --out rows",
+        clock=True,
+    ),
     "tokenizer train": Case("tokenizer train text.txt --vocab-size 300 --out tok"),
     "runs rm": Case("runs rm run --yes", (TRAIN,)),
     "report": Case("report run", (TRAIN, "report run"), outputs=("run/report.html",)),
