@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -300,7 +300,9 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Report) -> int:
+def encode_corpus(
+    corpus: Corpus, tokenizer: Tokenizer, file: Path | IO[bytes], report: Report
+) -> int:
     """Write the ids of the corpus, a start-of-text token before each document; how many."""
     threads = available_threads()
     # Two processes encode a third faster than two threads, but take half a second to start.
@@ -309,7 +311,7 @@ def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Repo
     parts = corpus.parts(whole=not tokenizer.cuttable)
     written = 0
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(file.open("wb"))
+        stream = stack.enter_context(file.open("wb")) if isinstance(file, Path) else file
         # Held-out text may begin in the middle of a document.
         if corpus.length and corpus.read(0, 1) != MARK:
             written += stream.write(encode(MARK))
@@ -325,6 +327,7 @@ def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Repo
         for (_, done), ids in answers:
             written += stream.write(ids)
             report("encoding", done, corpus.length)
+        stream.flush()
     return written // np.dtype(token_type(tokenizer)).itemsize
 
 
@@ -361,7 +364,7 @@ def open_tokens(
     )
 
 
-def mapped(file: Path, tokenizer: Tokenizer) -> Store:
-    if file.stat().st_size == 0:  # which cannot be mapped
+def mapped(file: Path | IO[bytes], tokenizer: Tokenizer) -> Store:
+    if os.stat(file if isinstance(file, Path) else file.fileno()).st_size == 0:  # cannot be mapped
         return np.empty(0, np.uint16)
     return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))
