@@ -57,7 +57,7 @@ class Trap:
         self.point = Point(**point) if point else None
         self.seen = Counter[tuple[str, str]]()
         self.lock = threading.RLock()
-        self.reached: tuple[int, str, int] | None = None  # by this thread; a file, and its length
+        self.reached: tuple[str, int] | None = None  # what was being written, its length before
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         which = AUDITED.get(event)
@@ -86,13 +86,13 @@ class Trap:
                 if not self.point.after:
                     os.kill(os.getpid(), signal.SIGKILL)
                 length = os.path.getsize(path) if adds and os.path.isfile(path) else 0
-                self.reached = (threading.get_ident(), path if call in WRITES else "", length)
+                self.reached = (path if call in WRITES else "", length)
 
     def tear(self) -> None:
         """Is the point behind us? Of what was written there, let half be on the disk; and end."""
-        if not self.reached or self.reached[0] != threading.get_ident():
+        if not self.reached:
             return
-        (_, path, before), self.reached = self.reached, None
+        (path, before), self.reached = self.reached, None
         if os.path.isfile(path):
             size = os.path.getsize(path)
             os.truncate(path, (size + min(before, size)) // 2)
