@@ -10,7 +10,6 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -78,8 +77,7 @@ def evaluate_texts(
         characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                file = Path(folder) / "tokens"
+            with tempfile.TemporaryFile(dir=cache) as file:  # of which a kill leaves nothing
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)

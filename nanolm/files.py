@@ -10,6 +10,7 @@ is damaged is never deleted, but renamed.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import itertools
 import json
@@ -170,9 +171,16 @@ def sweep(parent: Path, name: str = "") -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """Replace `file` by `text`, or leave it as it was."""
-    temporary = file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
-    try:
+    with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield a path to write to; what is written there replaces `file`, or vanishes."""
+    temporary = aside(file)
+    try:
+        yield temporary
         replace(temporary, file)
     except Exception as error:
         temporary.unlink(missing_ok=True)
@@ -180,6 +188,28 @@ def write_atomically(file: Path, text: str) -> None:
             raise
         text = f"{problem.what}: {file} cannot be written, and is as it was before"
         raise DiskFull(f"{text}. {problem.cure}, then run the same command again.") from None
+
+
+def aside(file: Path) -> Path:
+    """Where to write what will replace `file`; what a killed process left there is removed."""
+    for left in file.parent.glob(f"{TEMPORARY}{glob.escape(file.name)}-*"):
+        if not _alive(left.name.rpartition("-")[2]):
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
+
+
+def _alive(process: str) -> bool:
+    """Whether another process has this number; True where that cannot be told."""
+    if os.name == "nt" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return int(process) != os.getpid()
 
 
 def replace(temporary: Path, file: Path) -> None:

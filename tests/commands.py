@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import kill_points
+
 SECONDS = 300.0  # that a command may take
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STREAMS = ("stdin", "stdout", "stderr")
@@ -182,6 +184,8 @@ def become(
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     sys.argv = ["nanolm", *arguments]
+    if orders := os.environ.pop(kill_points.ORDERS, None):
+        kill_points.arm(orders)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         main()

@@ -1,15 +1,18 @@
+import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from conftest import write
 from faults import FULL, Killed, disk_fails
 
+from nanolm.cli.console import write_output
 from nanolm.errors import DiskFull, ModelError
-from nanolm.files import MANIFEST, InUse, commit, locked, sweep, verify
-from nanolm.runs.checkpoint import newest_valid
+from nanolm.files import MANIFEST, InUse, commit, locked, sweep, verify, write_atomically
+from nanolm.runs.checkpoint import newest_valid, point
 
 
 def test_a_commit_verifies_and_leaves_nothing_else(committed: Path, tmp_path: Path) -> None:
@@ -80,3 +83,35 @@ def test_a_lock_is_held_by_one_process_and_let_go_by_a_kill(tmp_path: Path) -> N
         assert waited
     other.wait()
     other.stdout.close()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
+    dead, alive = int(ended.stdout), os.getppid()
+    for process in (dead, alive, os.getpid()):
+        (tmp_path / f".tmp-run.json-{process}").write_text("half")
+        (tmp_path / f".tmp-best-{process}").symlink_to("nowhere")
+    write_atomically(tmp_path / "run.json", "{}")
+    point(tmp_path / "best", committed := commit(tmp_path, "step-00000003", write))
+    names = {f".tmp-run.json-{alive}", f".tmp-best-{alive}", "run.json", "best", committed.name}
+    assert {entry.name for entry in tmp_path.iterdir()} == names
+
+
+def test_an_output_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    write_output(tmp_path / "link.html", "new\r\n")
+    assert (tmp_path / "page.html").read_bytes() == b"new\r\n"
+    assert (tmp_path / "link.html").is_symlink()
+    os.mkfifo(pipe := tmp_path / "pipe")
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "text")
+    reader.join()
+    assert received == ["text"]
+    assert pipe.is_fifo()
+    write_output(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()

@@ -98,7 +98,7 @@ def write_page(file: Path, text: str) -> None:
 def write_file(file: Path, text: str) -> None:
     """Whole or not at all, but for what is no file, such as /dev/stdout."""
     if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8", newline="")
     else:
         write_atomically(file.resolve(), text)
 

@@ -14,6 +14,7 @@ from nanolm.cli.columns import visible
 from nanolm.cli.console import note, note_written, print_json, write_page
 from nanolm.cli.options import Command, device_option, json_option, unknown, unwritable
 from nanolm.errors import UsageError, refuse
+from nanolm.files import replacing
 from nanolm.formats import counted, printable
 from nanolm.text import spelled
 from nanolm.training.settings import DEVICES
@@ -245,7 +246,8 @@ class Inspector:
     def draw(self, name: str, draw: Callable[..., None], *arguments: Any) -> None:
         if self.png is not None:
             self.png.mkdir(parents=True, exist_ok=True)
-            draw(self.png / name, *arguments)
+            with replacing(self.png / name) as temporary:
+                draw(temporary, *arguments)
             note_written(self.png / name)
 
 

@@ -21,7 +21,7 @@ def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPatte
             axis.imshow(inspection.attention[layer, number] ** 0.5, vmax=1, **BLUES)
             axis.set_title(f"{layer + 1}.{number + 1} {head.kind}", fontsize=7)
             axis.set(xticks=[], yticks=[])
-    picture.savefig(file)
+    picture.savefig(file, format="png")
 
 
 def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
@@ -33,7 +33,7 @@ def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
     if len(names) <= MAX_LABELS:
         axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
         axis.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
-    picture.savefig(file)
+    picture.savefig(file, format="png")
 
 
 def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> None:
@@ -53,7 +53,7 @@ def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> No
     axis.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
     axis.set_yticks(range(rows), spelled(inspection.ids), fontsize=6.5, parse_math=False)
     axis.set_title("after each token, the likeliest next ones", fontsize=9)
-    picture.savefig(file)
+    picture.savefig(file, format="png")
 
 
 def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "equal") -> None:
@@ -65,4 +65,4 @@ def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "
         axis = picture.add_subplot(rows, columns, number)
         axis.imshow(matrix, cmap="RdBu", vmin=-1, vmax=1, aspect=aspect)
         axis.set_title(title, fontsize=8)
-    picture.savefig(file)
+    picture.savefig(file, format="png")

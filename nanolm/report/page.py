@@ -38,9 +38,12 @@ EPOCH_COLUMNS = {
 as_html = partial(marked, keep=" \n\t")  # only unusual white space is made visible
 
 
-def write_report(run: Run, png: bool = False) -> list[Path]:
-    """The page and the curves in the run folder; with `png` the curves as PNG too."""
+def write_report(run: Run, png: bool = False, result: dict[str, Any] | None = None) -> list[Path]:
+    """The page and the curves in the run folder; with `png` the curves as PNG too. A `result` is
+    one that run.json does not have yet."""
     data = read_run(run)
+    if result:
+        data.facts["result"] = result
     charts = run_charts(data)
     texts = {f"{name}.svg": curves_svg(chart) for name, chart in charts.items()}
     texts = {"report.html": report_page(data), **texts}
@@ -48,7 +51,8 @@ def write_report(run: Run, png: bool = False) -> list[Path]:
         files.write_atomically(run.path / name, text)
     pictures = {f"{name}.png": chart for name, chart in charts.items() if png}
     for name, chart in pictures.items():
-        chart_png(chart, run.path / name)
+        with files.replacing(run.path / name) as temporary:
+            chart_png(chart, temporary)
     return [run.path / name for name in (*texts, *pictures)]
 
 

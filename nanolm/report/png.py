@@ -58,4 +58,4 @@ def chart_png(chart: Chart, file: Path) -> None:
         if per_epoch:
             to_and_from_epochs = (lambda x: x / per_epoch, lambda x: x * per_epoch)
             axis.secondary_xaxis(-0.24, functions=to_and_from_epochs).set_xlabel("epoch")
-    drawing.savefig(file, bbox_inches="tight")
+    drawing.savefig(file, format="png", bbox_inches="tight")

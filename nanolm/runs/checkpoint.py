@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanolm.errors import ModelError
-from nanolm.files import DAMAGED, MANIFEST, TEMPORARY, retire, set_aside, verify
+from nanolm.files import DAMAGED, MANIFEST, aside, retire, set_aside, verify
 
 EARLIER = "earlier"  # the folder of what a run came to before it was extended
 
@@ -55,8 +55,7 @@ def point(link: Path, target: Path) -> None:
     if link.is_dir() and not link.is_symlink():  # by a copy of the run that had no links
         retire(link) if follow(link) != link.resolve() else set_aside(link)
     relative = os.path.relpath(target, link.parent)
-    temporary = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = aside(link)
     try:
         temporary.symlink_to(relative, target_is_directory=True)
     except OSError:

@@ -151,6 +151,13 @@ class Run:
         growing = (self.metrics, self.samples)
         return {file.name: file.stat().st_size if file.exists() else 0 for file in growing}
 
+    def flush(self) -> None:
+        """Wait until the growing files are on the disk: a checkpoint relies on their lengths."""
+        for file in (self.metrics, self.samples):
+            if file.exists():
+                with file.open("ab") as stream:
+                    os.fsync(stream.fileno())
+
     def cut_back(self, lengths: dict[str, int]) -> None:
         """Undo what was appended after a checkpoint, so that nothing appears twice."""
         for file in (self.metrics, self.samples):

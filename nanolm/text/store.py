@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -187,12 +187,14 @@ def _prepared(
             _prepare(request, texts, temporary, cache, report)
             if stamps() != before:  # then the key is not that of this text
                 raise DataError("the text changed while it was being read; run the command again")
+            # A run asks for it by the size that was found, when it goes on. First, so that no kill
+            # leaves prepared text without it.
+            if resolved:
+                size = load_tokenizer(temporary).vocab_size
+                files.write_atomically(parent / f"{resolved(size)}.alias", key)
 
         files.commit(parent, key, write)
-        prepared = open_tokens(folder, request.tokenizer, fingerprints)
-        if resolved:  # a run asks for it by the size that was found, when it goes on
-            files.write_atomically(parent / f"{resolved(prepared.tokenizer.vocab_size)}.alias", key)
-        return prepared
+        return open_tokens(folder, request.tokenizer, fingerprints)
 
 
 def _discard_unused(parent: Path) -> None:
@@ -313,7 +315,9 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Report) -> int:
+def encode_corpus(
+    corpus: Corpus, tokenizer: Tokenizer, file: Path | IO[bytes], report: Report
+) -> int:
     """Write the ids of the corpus, a start-of-text token before each document; how many."""
     threads = available_threads()
     # Two processes encode a third faster than two threads, but take half a second to start.
@@ -322,7 +326,7 @@ def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Repo
     parts = corpus.parts(whole=not tokenizer.cuttable)
     written = 0
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(file.open("wb"))
+        stream = stack.enter_context(file.open("wb")) if isinstance(file, Path) else file
         # Held-out text may begin in the middle of a document.
         if corpus.length and corpus.read(0, 1) != MARK:
             written += stream.write(encode(MARK))
@@ -338,6 +342,7 @@ def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, file: Path, report: Repo
         for (_, done), ids in answers:
             written += stream.write(ids)
             report("encoding", done, corpus.length)
+        stream.flush()
     return written // np.dtype(token_type(tokenizer)).itemsize
 
 
@@ -374,7 +379,7 @@ def open_tokens(
     )
 
 
-def mapped(file: Path, tokenizer: Tokenizer) -> Store:
-    if file.stat().st_size == 0:  # which cannot be mapped
+def mapped(file: Path | IO[bytes], tokenizer: Tokenizer) -> Store:
+    if os.stat(file if isinstance(file, Path) else file.fileno()).st_size == 0:  # cannot be mapped
         return np.empty(0, np.uint16)
     return np.asarray(np.memmap(file, dtype=token_type(tokenizer), mode="r"))

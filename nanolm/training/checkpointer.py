@@ -89,6 +89,7 @@ class Checkpointer:
             on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
             save_file(on_cpu, place / "optimizer.safetensors")
             (place / "state.json").write_text(state_json, encoding="utf-8")
+            self.run.flush()
 
         def commit() -> list[str]:
             damaged: list[str] = []

@@ -161,9 +161,9 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
 
 
 def write_result(run: Run, result: dict[str, Any], notify: Notify) -> None:
-    """To run.json, and the report; the run is whole without that, whatever happens there."""
-    run.update({**run.facts(), "result": result})
+    """The report, which the run is whole without, and run.json last: that makes it finished."""
     try:
-        write_report(run)
+        write_report(run, result=result)
     except Exception as error:
         notify(Note(f"there is no report ({error!r}); try `nanolm report {run.path}`"))
+    run.update({**run.facts(), "result": result})
