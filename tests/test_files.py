@@ -9,7 +9,7 @@ import pytest
 from conftest import write
 from faults import FULL, Killed, disk_fails
 
-from nanolm.cli.console import write_output
+from nanolm.cli.console import write_file
 from nanolm.errors import DiskFull, ModelError
 from nanolm.files import MANIFEST, InUse, commit, locked, sweep, verify, write_atomically
 from nanolm.runs.checkpoint import newest_valid, point
@@ -102,16 +102,16 @@ def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
 def test_an_output_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("old")
     (tmp_path / "link.html").symlink_to("page.html")
-    write_output(tmp_path / "link.html", "new\r\n")
+    write_file(tmp_path / "link.html", "new\r\n")
     assert (tmp_path / "page.html").read_bytes() == b"new\r\n"
     assert (tmp_path / "link.html").is_symlink()
     os.mkfifo(pipe := tmp_path / "pipe")
     received: list[str] = []
     reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
     reader.start()
-    write_output(pipe, "text")
+    write_file(pipe, "text")
     reader.join()
     assert received == ["text"]
     assert pipe.is_fifo()
-    write_output(Path("/dev/null"), "text")
+    write_file(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
