@@ -297,7 +297,7 @@ def test_idle_connections_keep_nobody_out(
             crowd(served, [b"", b"GET / HT", asked[:60], asked[:-10]][number % 4])
         time.sleep(0.3)
     assert requests.get(f"{served.url}/health", timeout=5).json()["writing"] == 1
-    assert health.slowest < 1
+    assert health.slowest < 3  # seconds; the machine may be busy with other tests
     assert len(capfd.readouterr().err) < 1000
 
 
@@ -312,7 +312,7 @@ def test_where_all_connections_are_in_use(
     with Health(served) as health:
         starts = [client.recv(12)[9:] for client in clients]
     assert set(starts) == {b"200", b"503"}
-    assert health.slowest < 1
+    assert health.slowest < 3  # seconds; the machine may be busy with other tests
     assert len(capfd.readouterr().err) < 1000
 
 
