@@ -221,7 +221,7 @@ def replace(temporary: Path, file: Path) -> None:
 
 def _manifest(entries: dict[str, Any]) -> str:
     values = {"format": FORMAT, "files": entries, "sha256": _checksum(entries, FORMAT)}
-    return json.dumps(values, indent=1) + "\n"
+    return json.dumps(values, indent=1)  # no line end: cut by a byte, it is damaged
 
 
 def _checksum(entries: dict[str, Any], version: int | None) -> str:

@@ -266,9 +266,9 @@ def parse_facts(file: Path, text: str) -> dict[str, Any]:
     objects = (facts["request"], facts["fingerprints"], result)
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError("not what nanolm writes")
-    for name in ("steps", "best_step", "seconds") if result else ():
-        if not isinstance(result[name], int | float):
-            raise ValueError(f"its result has {name} {result[name]!r:.80}")
+    for name in ("steps", "best_step", "seconds"):
+        if not isinstance(value := result.get(name, 0), int | float):
+            raise ValueError(f"its result has {name} {value!r:.80}")
     return facts
 
 

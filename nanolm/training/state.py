@@ -62,10 +62,11 @@ class State:
 def read_state(folder: Path) -> State:
     file, fields = folder / "state.json", {name: key for key, name in NAMES_ON_DISK.items()}
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8")).items()
+        values = {fields.get(name, name): value for name, value in stored}
         files.check_format(file, values)
         values.pop("format", None)
-        state = State(**{fields.get(name, name): value for name, value in values.items()})
+        state = State(**values)
         files.check_fields(state)
         return state
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

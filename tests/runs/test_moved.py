@@ -21,7 +21,7 @@ WORDS = [word for name, value in TINY.items() for word in (f"--{name}", value)]
 
 def start(commands: Commands, run: Path, steps: int = 100_000) -> Command:
     words = ("train", "embedded:tiny", "--out", run, "--steps", steps, *WORDS)
-    return commands.start(*words, "--save-every", 10)
+    return commands.start(*words, "--save-every", 10, "--no-compile")
 
 
 @pytest.mark.parametrize("parent", [False, pytest.param(True, marks=pytest.mark.slow)])
