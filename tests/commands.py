@@ -181,8 +181,9 @@ def become(
         ctypes.CDLL(None).capset(version, nothing)
     if file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU):
+        # Whatever the tests were started by, such as nohup.
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     sys.argv = ["nanolm", *arguments]
     if orders := os.environ.pop(kill_points.ORDERS, None):
         kill_points.arm(orders)

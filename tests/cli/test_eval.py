@@ -169,13 +169,13 @@ def test_models_side_by_side(cli: Cli, corpus: Path, trained: Path, tmp_path: Pa
     ]
 
 
-def test_a_broken_model_still_gives_json(cli: Cli, corpus: Path, tmp_path: Path) -> None:
-    model = folder_of("byte", tmp_path / "model", std=1e18)
-    found = strictly(cli("eval", model, corpus, "--json", "--per-token").stdout)
-    assert (found["loss"], found["perplexity"], found["per_token"][0]["bits"]) == (None,) * 3
-    assert found["top_5_accuracy"] == 0
-    table = cli("eval", model, corpus, "--against", folder_of("byte", tmp_path / "whole"))
-    assert "*" in table.stdout.splitlines()[2]
+def test_a_broken_model_is_refused(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    model, whole = folder_of("byte", tmp_path / "1", std=1e18), folder_of("byte", tmp_path / "2")
+    for words in ([model, corpus, "--json"], [whole, corpus, "--against", model]):
+        refused = cli("eval", *words)
+        assert refused.returncode == 4
+        assert "too large to compute with" in refused.stderr
+        assert not refused.stdout
 
 
 def test_what_cannot_be_scored(cli: Cli, corpus: Path, trained: Path, tmp_path: Path) -> None:
