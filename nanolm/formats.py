@@ -37,7 +37,7 @@ def abridged(text: str, most: int = 80) -> str:
 
 def listed(names: Collection[str], most: int = 10) -> str:
     """The first of `names` with commas between them, and how many there are if there are more."""
-    shown = ", ".join(abridged(name) for name in islice(names, most))
+    shown = ", ".join(abridged(name, 300) for name in islice(names, most))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > most else "")
 
 

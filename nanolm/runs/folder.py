@@ -167,9 +167,11 @@ class Run:
 
     def recover(self, report: Callable[[str], None]) -> None:
         """Finish what a killed process began, and remove what it left. Call it with the lock."""
-        if what := journal.recover(self.path):
-            report(f"{self.path}: finished what was interrupted: {what}")
-        files.sweep(self.path)
+        path, self.begun = self.path, False  # the change may be to start over
+        if what := journal.recover(path):
+            report(f"{path}: finished what was interrupted: {what}")
+        files.sweep(path)
+        self.begun = self.folder is not None and self.exists()
 
     def settle(self, report: Callable[[str], None]) -> None:
         """For whoever only reads: finish what a killed process began, where that can be done."""

@@ -116,4 +116,5 @@ def test_weights_that_are_no_numbers_are_refused(trained: Path, tmp_path: Path) 
             nanolm.load(folder)
     tensors[name][:] = 3e38  # finite, though their sum is not
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert nanolm.load(folder)
+    with pytest.raises(ModelError, match=r"down_proj.*too large"):
+        nanolm.load(folder)

@@ -146,11 +146,13 @@ def test_a_signal_saves_and_stops(number: int, unbroken: Path, tmp_path: Path) -
 def test_a_resume_past_damage_keeps_what_is_whole(unbroken: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
-    for folder in list_checkpoints(run / "checkpoints")[-2:]:
-        (folder / "model.safetensors").write_bytes(b"rot")
+    damaged = list_checkpoints(run / "checkpoints")[-1]
+    (damaged / "model.safetensors").write_bytes(b"rot")
     nanolm.train("embedded:tiny", out=run, notify=stop_at(20), **SETTINGS)
     for folder in list_checkpoints(run / "checkpoints"):
         verify(folder)
+    aside = run / "checkpoints" / f"damaged-{damaged.name}"
+    assert (aside / "model.safetensors").read_bytes() == b"rot"
     nanolm.train("embedded:tiny", out=run, **SETTINGS)
     assert weights(run) == weights(unbroken)
 
