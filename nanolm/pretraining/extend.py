@@ -66,17 +66,17 @@ def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> 
     facts = run.facts()
     settings = saved_settings(run, TrainSettings)
     last = checkpoint.follow(run.path / "last") or checkpoint.newest_valid(run.checkpoints, report)
-    ended = read_state(last) if last and (last / "state.json").is_file() else None
-    decay = ended.decay_step if ended else None
+    decay = read_state(last).decay_step if last and (last / "state.json").is_file() else None
     folder = run.checkpoints / f"step-{decay or 0:08}"
-    if ended is None or decay is None or not folder.is_dir():
+    if decay is None or not folder.is_dir():
         problem = f"{run.path} has no checkpoint from before its learning rate fell"
         raise DataError(f"{problem}; try nanolm train CORPUS --from {run.path}")
     files.verify(folder)
     state = read_state(folder)
     later = [each for each in checkpoint.list_checkpoints(run.checkpoints) if each > folder]
     best, change = checkpoint.follow(run.path / "best"), list[journal.Operation]()
-    best = best or run.checkpoints / f"step-{ended.best_step:08}"  # where a copy has lost its links
+    if best is None:  # in a copy that has lost its links
+        best = run.checkpoints / f"step-{facts['result']['best_step']:08}"
     if best.is_dir() and any(each.samefile(best) for each in later):
         kept = files.free_name(run.path / EARLIER / best.name)
         change.append(("move", f"{CHECKPOINTS}/{best.name}", f"{EARLIER}/{kept.name}"))

@@ -92,7 +92,7 @@ class Run:
         left = (".lock", self.log, self.config_file, self.metrics, self.samples, self.checkpoints)
         entries = [*self.path.iterdir(), *self.checkpoints.glob("*")]
         names = {entry.name for entry in entries}.difference(Path(each).name for each in left)
-        return all(name.startswith(files.TEMPORARY) for name in names)
+        return all(name.startswith((files.TEMPORARY, files.TRASH)) for name in names)
 
     def is_rest(self) -> bool:
         """Whether it is what is left of a run: nothing but what runs have, and some of it."""
@@ -170,7 +170,8 @@ class Run:
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
             report(f"{path}: finished what was interrupted: {what}")
-        files.sweep(path)
+        for folder in (path, path / CHECKPOINTS):
+            files.sweep(folder)
         self.begun = self.folder is not None and self.exists()
 
     def settle(self, report: Callable[[str], None]) -> None:
