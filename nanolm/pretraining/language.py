@@ -194,7 +194,8 @@ class NextToken(Task):
         except ModelError as error:  # it may come back
             sample = f" ({error})"
         quoted = "\n".join("> " + printable(line) for line in (text.prompt + sample).splitlines())
-        append(self.job.run.samples, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
+        run = self.job.run
+        append(run, run.samples.name, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
         self.notify(Wrote(step, text.prompt, sample))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:

@@ -65,8 +65,11 @@ class Run:
         """Where the folder is; while it is held, also after somebody has moved it."""
         if self.folder is None:
             return self._path
-        path = self._path if same_folder(self._path, self.folder) else folder_path(self.folder)
-        if path is None or (self.begun and not (path / "run.json").exists()):
+        for _ in range(2):  # it may be moved between two looks
+            path = self._path if same_folder(self._path, self.folder) else folder_path(self.folder)
+            if path and (not self.begun or (path / "run.json").exists()):
+                break
+        else:
             cure = "if you moved it to another disk, resume it there with --out"
             raise DataError(f"{self._path} was removed while it was being trained; {cure}")
         if path != self._path:
@@ -383,10 +386,15 @@ def ending(result: dict[str, Any]) -> str:
     return f"{STOPPED_EARLY}: validation {what} stopped improving {steps}"
 
 
-def append(file: Path, text: str) -> None:
+def append(run: Run, name: str, text: str) -> None:
+    """To a file of a run, wherever that is by now."""
     try:
-        with file.open("a", encoding="utf-8") as stream:
+        stream = (run.path / name).open("a", encoding="utf-8")
+    except FileNotFoundError:  # moved at this moment
+        stream = (run.path / name).open("a", encoding="utf-8")
+    try:
+        with stream:
             stream.write(text)
     except OSError as error:
-        error.filename = str(file)  # writing does not say where
+        error.filename = stream.name  # writing does not say where
         raise

@@ -139,7 +139,7 @@ class MetricsLog:
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
         }
         if self.world.first:
-            append(self.run.metrics, json.dumps(line) + "\n")
+            append(self.run, self.run.metrics.name, json.dumps(line) + "\n")
         left, progress = self.budget.seconds_left(), min(1, self.budget.progress())
         expected = self.task.expected(progress) if "val_loss" in values else None
         self.notify(Progressed(line, progress, left, expected))
@@ -152,7 +152,7 @@ def also_to_log(run: Run, notify: Notify) -> Notify:
         if not isinstance(event, Preparing | Progressed | Wrote):
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(str(event))}\n"
             try:
-                append(run.log, line)
+                append(run, run.log.name, line)
             except OSError as error:  # the run is whole without it
                 notify(Note(f"{run.log} lacks a line: {error.strerror}"))
         notify(event)

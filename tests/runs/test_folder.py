@@ -23,7 +23,7 @@ def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
 def test_what_failed_before_there_was_a_run_leaves_no_folder(tmp_path: Path) -> None:
     def interrupted(run: Run, begun: bool = False) -> None:
         with run.locked():
-            append(run.log, "the plan\n")
+            append(run, run.log.name, "the plan\n")
             if begun:
                 run.begin({}, {"request": {}, "fingerprints": {}})
             raise KeyboardInterrupt
@@ -47,10 +47,10 @@ def test_a_killed_process_does_not_hold_the_run(tmp_path: Path) -> None:
 
 def test_files_are_cut_back_and_never_padded(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    append(run.metrics, "one\n")
+    append(run, run.metrics.name, "one\n")
     lengths = run.lengths()
-    append(run.metrics, "two\n")
-    append(run.samples, "later")
+    append(run, run.metrics.name, "two\n")
+    append(run, run.samples.name, "later")
     run.cut_back(lengths)
     assert run.metrics.read_text() == "one\n"
     assert run.samples.read_text() == ""
