@@ -47,7 +47,7 @@ def choose_settings(
     lengths: list[int],
     teacher: Teacher | None = None,
 ) -> tuple[FinetuneSettings, list[Choice]]:
-    """For a model of so many `parameters` and training texts of these `lengths` in tokens; `base`
+    """For a model of this many `parameters` and training texts of these `lengths` in tokens; `base`
     is the config of the trained model, None if from scratch."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)

@@ -35,7 +35,7 @@ TABLE: Table = {
         "seconds": "Time for each number; more of it smooths out what else the machine does.",
         "against": ("|".join(PEERS), "Train the same shapes with this too, in turn."),
         "profile": f"Show the {SHOWN_COSTS} largest costs of an update beside their limits.",
-        "scale": ("1,8,64", "Instead, estimate how well so many processes would share a batch."),
+        "scale": ("1,8,64", "Instead, estimate how training scales to these numbers of processes."),
         "bandwidth": ("GB/S", "What --scale takes for granted between any two of them."),
     }
 }
@@ -86,14 +86,14 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
         f"Estimated, not measured: a ring of processes, {settings.bandwidth:g} GB/s between two, "
         "4-byte gradients exchanged during the backward pass (half a step); no waiting otherwise."
     )
-    click.echo("\npreset  processes rows each  step ms  told ms shown ms    tokens/s   of n  grown")
+    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s   of n  grown")
     for row in rows:
         times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
         click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
-        "step: measured here with the rows of each. told: all that is exchanged; shown: what "
-        "nothing hides. of n: efficiency with the same batch; grown: if the batch grew with them."
+        "step: measured here with the rows of each. comm: communication in ms; exposed: the part "
+        "not overlapped with computing. of n: strong-scaling efficiency; grown: weak scaling."
     )
 
 

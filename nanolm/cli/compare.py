@@ -28,7 +28,7 @@ own_option = partial(click.option, cls=Option, heading="Comparison")
 TABLE: Table = {
     "Data": {
         **LABELLED,
-        "limit": "Take the first so many rows, and split those.",
+        "limit": "Use only the first N rows, and split those.",
         "val": "Validate on this file instead of a part of DATA.",
         "val_fraction": "Hold out this part.  [default: 0.2 of labelled texts, 0.1 of plain]",
         "test": "Labelled texts to measure on besides; nothing is chosen by them.",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TABLE: Table = {
     "Data": {
         **LABELLED,
-        "limit": "Take the first so many rows, and split those.",
+        "limit": "Use only the first N rows, and split those.",
         "val": "Validate on this file instead of a part of DATA.",
         "val_fraction": "Hold out this part, the same of each label.  [default: 0.2]",
         "test": "Measure on this file at the end; nothing is chosen by it.",
@@ -46,21 +46,21 @@ TABLE: Table = {
         "batch": "Texts a step.",
         "optimizer": "What updates the matrices.  [default: muon from scratch, else adamw]",
         "lr": "Peak learning rate.  [default: by what is trained]",
-        "layer_decay": "Each layer further from the end learns so many times as fast.",
+        "layer_decay": "Multiply the learning rate by this for each layer further from the output.",
         "language_loss": "Weight of foretelling the text's tokens too.",
         "distill": "Weight of the soft labels of a linear n-gram model, also on synthetic texts.  "
         "[default: for small models and few texts, by cross-validation; else 0]",
         "dropout": "Share of numbers left out while training.",
         "weight_decay": "Pull of the weight matrices towards zero.",
         "average": AVERAGE,
-        "patience": "Stop after so many evaluations in a row with a loss 5 percent above its "
+        "patience": "Stop after this many evaluations in a row with a loss 5 percent above its "
         "lowest.  [default: 5; with --steps or --epochs: never]",
         "seed": "Another seed, another split and another model.",
     },
     "Machine": MACHINE,
     "Run": {
         "evaluations": "Times to validate and save.  [default: once per epoch]",
-        "save_every": "Save also every so many steps.  [default: every minute]",
+        "save_every": "Also save every N steps.  [default: every minute]",
     },
 }
 ABOUT_DATA = """

@@ -27,7 +27,7 @@ TABLE: Table = {
         "val": "Validate on this file instead of a part of the corpus.",
         "val_fraction": "Hold out this share; 0 trains on all.  [default: 0.1, at most 1 MB]",
         "val_split": "Hold out parts, or documents, from all over, or the end.  [default: spread]",
-        "max_bytes": "At most so many bytes, spread over the text.  [default: by --minutes]",
+        "max_bytes": "Use at most N bytes, from all over the text.  [default: by --minutes]",
         **READING,
         "tokenizer": "How text is cut, or whose tokenizer to take over.  [default: bpe]",
         "vocab_size": "Tokens that bpe learns.  [default: measured on the text]",
@@ -77,7 +77,7 @@ TABLE: Table = {
     },
     "Run": {
         "evaluations": "Times to validate, save and sample.  [default: 10, fewer in a hurry]",
-        "save_every": "Save also every so many steps.  [default: every minute]",
+        "save_every": "Also save every N steps.  [default: every minute]",
     },
 }
 
