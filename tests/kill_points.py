@@ -116,6 +116,7 @@ def arm(orders: str) -> None:
 
     from nanolm import files
     from nanolm.comparison import step_times
+    from nanolm.planning import tuning
     from nanolm.pretraining import language
     from nanolm.text import store
     from nanolm.training.trainer import Trainer
@@ -135,6 +136,7 @@ def arm(orders: str) -> None:
         time.monotonic = lambda: now[0]
         store._seconds_a_byte = lambda *_: None  # no time is measured; one of 0 would not do
         step_times.median_step = lambda trial: STEP_SECONDS
+        tuning.best_dtype = lambda *_: ("float32", "no time is measured")
         Trainer.train_step = step  # type: ignore[assignment, method-assign]
     if not order["record"] and not order["point"]:
         return

@@ -34,6 +34,7 @@ from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.training.events import Note, Notify, Planned, Preparing
 from nanolm.training.metrics_log import also_to_log
 from nanolm.training.settings import Settings, TrainSettings, option
+from nanolm.training.state import read_state
 
 ROOT = Path("runs")
 S = TypeVar("S", bound=Settings)
@@ -85,6 +86,8 @@ class RunStart(Generic[S]):
         if folder:
             files.sweep(run.checkpoints)
             checkpoint.retire_after(run.checkpoints, folder, note)
+            needed = read_state(folder).needed_checkpoints()
+            checkpoint.prune(run.checkpoints, needed, note)  # a kill may have come before that
         elif checkpoint.list_checkpoints(run.checkpoints) or checkpoint.was_saved(run.path):
             look = f"nothing was deleted: see `nanolm doctor {run.path}`"
             cure = "restore its checkpoints from a backup, or start a new run with --out"

@@ -23,7 +23,6 @@ from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
 from nanolm.training.state import State, read_state
 
-EXTENDING = ".extending"  # there until the command that extends the run ends
 BUDGETS = ("minutes", "steps", "tokens")
 
 
@@ -41,24 +40,20 @@ def extend(
     if not run.exists():
         raise UsageError(f"--extend {path}: there is no run; `ls runs` shows what was trained")
     TrainSettings((), **more).check()  # type: ignore[arg-type]
-    ending = run.path / EXTENDING
     with run.locked():
         run.recover(report)
         facts = run.facts()
-        if "result" in facts and ending.exists() and facts.get("extension") == more:
+        if "result" in facts and run.extending.exists() and facts.get("extension") == more:
             report(f"{path}: this extension was finished when it was interrupted; nothing is left")
             write_result(run, facts["result"], notify)
-            ending.unlink()
+            run.extending.unlink()
             return TrainResult(**facts["result"])
         if run.finished() or run.too_short():
             go_back(run, more, report)
         elif run.facts().get("extension") != more:
             command = f"nanolm train --config {run.config_file} --out {path}"
             raise DataError(f"{path} is not finished; go on with it first: {command}")
-    result = train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
-    if result.stopped != "interrupted":
-        ending.unlink(missing_ok=True)  # last of all: the same command again means still more
-    return result
+    return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
 
 
 def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:
@@ -98,7 +93,7 @@ def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> 
         ("link", "last", f"{CHECKPOINTS}/{folder.name}"),
         ("write", run.config_file.name, dump_toml(settings.to_dict())),
         ("write", run.facts_file.name, dump_facts(facts)),
-        ("write", EXTENDING, ""),
+        ("write", run.extending.name, ""),
     ]
     journal.commit(run.path, f"going back to step {decay:,}, to train for longer", change)
 

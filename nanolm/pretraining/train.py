@@ -72,6 +72,7 @@ def train(
             result = learn(job, world, elapsed, start.notify)
             if result.stopped != "interrupted":
                 write_result(start.run, asdict(result), start.notify)
+                start.run.extending.unlink(missing_ok=True)
             return result
 
 

@@ -84,6 +84,7 @@ class Run:
     log = Entry("log.txt")
     config_file = Entry("config.toml")
     facts_file = Entry("run.json")
+    extending = Entry(".extending")  # until an extension ends: the same command again continues it
 
     def exists(self) -> bool:
         return self.facts_file.is_file()

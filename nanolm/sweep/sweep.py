@@ -234,6 +234,7 @@ class Sweep(Ledger[SweepState]):
             begun = bool(facts) and len(facts.get("earlier", [])) == number
             if begun and "result" in facts:  # killed before that was in sweep.json
                 result = TrainResult(**facts["result"])
+                run.extending.unlink(missing_ok=True)
             elif number == 0:
                 assert self.state.base is not None
                 plan = TrainSettings.from_dict(self.state.base)

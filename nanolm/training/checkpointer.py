@@ -81,8 +81,7 @@ class Checkpointer:
             tensors |= part.state_tensors()
         tensors = {name: gathered_copy(tensor) for name, tensor in tensors.items()}
         size = self.task.saved_bytes() + sum(tensor.nbytes for tensor in tensors.values())
-        kept = (state.best_step, state.decay_step, state.good_step)
-        names = {self.folder(step).name for step in kept if step is not None}
+        needed = state.needed_checkpoints()
 
         def write(place: Path) -> None:
             write_model(place)
@@ -103,7 +102,7 @@ class Checkpointer:
                     files.sweep(self.run.checkpoints)
                     files.commit(self.run.checkpoints, self.folder(step).name, write, size)
             checkpoint.point(self.run.path / "last", self.folder(step))
-            checkpoint.prune(self.run.checkpoints, names, damaged.append)
+            checkpoint.prune(self.run.checkpoints, needed, damaged.append)
             return damaged
 
         if self.on_gpu:

@@ -58,6 +58,11 @@ class State:
         values = {NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
         return json.dumps({"format": files.FORMAT, **values}, indent=1) + "\n"
 
+    def needed_checkpoints(self) -> set[str]:
+        """Names of those that are not superseded, besides the newest."""
+        steps = (self.best_step, self.decay_step, self.good_step)
+        return {f"step-{step:08}" for step in steps if step is not None}
+
 
 def read_state(folder: Path) -> State:
     file, fields = folder / "state.json", {name: key for key, name in NAMES_ON_DISK.items()}

@@ -52,9 +52,10 @@ class Case:
 
 
 def to_extend(work: Path) -> bool:
-    """Not once it is longer, or it would be longer still."""
+    """Not once it is longer and the command has ended, or it would be longer still."""
     facts = json.loads((work / "run/run.json").read_text())
-    return "result" not in facts or not facts.get("earlier")
+    ended = "result" in facts and facts.get("earlier")
+    return not ended or (work / "run/.extending").exists()
 
 
 CASES = {

@@ -135,7 +135,8 @@ def contents(run: Path) -> dict[str, str]:
     """Of all that may not go: what was whole and is superseded may, and what grows has changed."""
     kept = {}
     for file in run.rglob("*"):
-        if not file.is_file() or file.name in WRITTEN or any(p.is_symlink() for p in file.parents):
+        links = any(path.is_symlink() for path in file.parents) or file.name in ("best", "last")
+        if not file.is_file() or file.name in WRITTEN or links:
             continue
         checkpoint = next(
             (each for each in file.parents if (each / files.MANIFEST).is_file()), None
