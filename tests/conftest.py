@@ -1,9 +1,14 @@
 """What several tests share: one thread, the program as a user runs it, and a trained model."""
 
+import os
+
+# One thread: two test processes share the cores, and results stay bit for bit the same. Said before
+# torch is imported: threads of its own would not survive a fork.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import contextlib
 import hashlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -29,8 +34,6 @@ from nanolm.pretraining import language
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
 
-# One thread: two test processes share the cores, and results stay bit for bit the same.
-os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 # The same examples every time; `make test-slow` draws new ones.

@@ -104,7 +104,8 @@ def finetune(
                 start.notify(Note(what + tried))
             spent = time.monotonic() - begin
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
-            stopped = trainer.train(stop)
+            with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+                stopped = trainer.train(stop)
             if stopped != "interrupted":
                 trainer.checkpointer.load_best()
             return finish(task, start.run, trainer.state, stopped, start.notify)

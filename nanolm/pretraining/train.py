@@ -102,7 +102,8 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, slowdown)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        stopped = trainer.train(stop)
+        with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+            stopped = trainer.train(stop)
         if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         elif stopped == "minutes":

@@ -28,6 +28,7 @@ from journeys import Journey, counts, journeys, same
 from nanolm.classification.classifier import load
 from nanolm.errors import ModelError
 from nanolm.files import verify
+from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints, newest_valid
 from nanolm.runs.folder import Run
 
@@ -64,6 +65,24 @@ def test_sigkill_at_any_moment(
     assert same(run, tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*"))
     tally(f"SIGKILL at a random moment, {journey.name}", kills, survived)
+
+
+def test_an_error_waits_for_the_checkpoint(
+    journey: Journey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who catches the error and trains again finds a run that nobody writes to any more."""
+    prune, newest = checkpoint.prune, [""]
+
+    def slowly(parent: Path, *arguments: Any) -> None:
+        time.sleep(0.3)
+        prune(parent, *arguments)
+        newest.append(list_checkpoints(parent)[-1].name)
+
+    monkeypatch.setattr(checkpoint, "prune", slowly)
+    before_step(monkeypatch, 4, kill)  # evaluating, at steps 3 and 6, waits in any case
+    with pytest.raises(Killed):
+        journey.go(tmp_path / "run", save_every=2)
+    assert newest[-1] == "step-00000004"
 
 
 @pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
