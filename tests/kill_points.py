@@ -136,7 +136,7 @@ def arm(orders: str) -> None:
         time.monotonic = lambda: now[0]
         store._seconds_a_byte = lambda *_: None  # no time is measured; one of 0 would not do
         step_times.median_step = lambda trial: STEP_SECONDS
-        tuning.best_dtype = lambda *_: ("float32", "no time is measured")
+        tuning.step_seconds = lambda ways, *_: [STEP_SECONDS] * len(ways)
         Trainer.train_step = step  # type: ignore[assignment, method-assign]
     if not order["record"] and not order["point"]:
         return
