@@ -16,14 +16,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "course.md"
 BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 STEP = re.compile(r"^=== (\w+).*===$", re.MULTILINE)
 PROGRESS = re.compile(r" *\d+%  ")
-SKIPPED = re.compile(
-    r" *\d+%  [a-z ]+  \S+ (?:left|remaining)$|.* is written \(|written: |compile: "
-)
+SKIPPED = re.compile(r" *\d+%  [a-z ]+  \S+ remaining$|wrote |compile: ")
 # Settings of the plan that the page discusses.
-DISCUSSED = ("held out", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout", "average")
-DISCUSSED += ("text", "train", "forecast", "language_loss", "layer_decay", "preset")
+DISCUSSED = ("validation set", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout")
+DISCUSSED += ("average", "text", "train", "forecast", "language_loss", "layer_decay", "preset")
 SHOWN = 6  # progress lines kept of each group
-WIDTH = 100
+WIDTH = 110
 
 
 def steps(log: str) -> dict[str, str]:
@@ -48,7 +46,7 @@ def shortened(text: str) -> str:
         if planning and line != "the plan" and name not in DISCUSSED:
             kept += ["  ..."] * (kept[-1] != "  ...")
         elif len(line) > WIDTH and not line.startswith("$") and "  " not in line:
-            kept += textwrap.wrap(line, WIDTH)  # prose, not a table
+            kept += textwrap.wrap(line, WIDTH, break_on_hyphens=False)  # prose, not a table
         else:
             kept.append(line)
     return "\n".join(kept).strip()

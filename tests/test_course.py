@@ -199,13 +199,13 @@ LOG = """
 === 1. A step ===
 $ nanolm train x --out runs/x
 the plan
-  held out: some
+  validation set: some
   threads: 1 (so)
   dtype: float32 (so)
- 10%  reading  0:10 left
+ 10%  reading  0:10 remaining
 {progress}
 runs/x: done
-runs/x/report.html is written (1 kB)
+wrote runs/x/report.html (1 kB)
 
 === Results ===
 $ nanolm runs
@@ -222,7 +222,7 @@ def test_output_is_put_into_the_page() -> None:
     page = "<!-- a 1 -->\n```\nold\n```\nwords\n<!-- b 1 -->\n```\nkept\n```\n"
     lines = script.updated(page, {"a": LOG.format(progress=progress)}).splitlines()
     assert lines[2:7] == [
-        "$ nanolm train x --out runs/x", "the plan", "  held out: some", "  ...",
+        "$ nanolm train x --out runs/x", "the plan", "  validation set: some", "  ...",
         "  1%  step 1  loss 1.0",
     ]  # fmt: skip
     assert lines[-8:] == [
