@@ -1,9 +1,9 @@
-"""What `nanolm train FILE --minutes M` makes of its time: a table of files and budgets.
+"""How well `nanolm train FILE --minutes M` uses its time: a table of files and budgets.
 
     python benchmarks/budgets.py novel.txt chat.log --minutes 0.25,0.5,1,3 --jobs 2 --busy
 
-Every run has a cache of its own, so that preparing the text is part of it. Each job is pinned to
-two cores; with --busy, two processes that do nothing but spin are pinned to the same two.
+Every run starts with an empty cache, so preparing the text counts. Each job is pinned to two cores.
+With --busy, two busy-loop processes are pinned to the same cores.
 """
 
 import argparse
@@ -23,30 +23,30 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CORES = 2  # of each job
+CORES = 2  # per job
 COLUMNS = {
     "file": "file",
     "minutes": "minutes",
     "exit": "exit",
     "seconds": "seconds",
     "of_budget": "of budget",
-    "setup_seconds": "before the first step",
-    "of_quarter": "of a quarter",
+    "setup_seconds": "setup seconds",
+    "of_quarter": "of setup limit",
     "steps": "steps",
     "stopped": "stopped",
     "bits_per_byte": "bits/byte",
-    "worse": "worse than shorter",
+    "worse": "change from shorter",
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--minutes", default="0.25,0.5,1,3")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, on two cores each")
-    parser.add_argument("--busy", action="store_true", help="two spinning processes beside each")
-    parser.add_argument("--out", type=Path, help="write the rows there as JSON")
-    parser.add_argument("--options", default="", help="more options of nanolm train")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, on two cores each")
+    parser.add_argument("--busy", action="store_true", help="start two busy-loop processes per job")
+    parser.add_argument("--out", type=Path, help="file to write the rows to as JSON")
+    parser.add_argument("--options", default="", help="further options for nanolm train")
     asked = parser.parse_args()
     budgets = sorted(float(part) for part in asked.minutes.split(","))
     more = asked.options.split()
@@ -54,7 +54,7 @@ def main() -> None:
     places: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
     for job in range(asked.jobs):
         places.put(set(allowed[CORES * job : CORES * (job + 1)]) or set(allowed))
-    # The longest first, so that no job is left alone with one at the end.
+    # Longest first, so that no job runs alone at the end.
     pairs = [(file, minutes) for minutes in reversed(budgets) for file in asked.files]
     with ThreadPoolExecutor(asked.jobs) as pool:
         work = partial(one, places=places, busy=asked.busy, more=more)
@@ -69,7 +69,7 @@ def main() -> None:
 def one(
     pair: tuple[str, float], places: "queue.SimpleQueue[set[int]]", busy: bool, more: list[str]
 ) -> dict[str, Any]:
-    """A run, on two cores that no other job has."""
+    """One run, on two cores that no other job uses."""
     cores = places.get()
     try:
         with spinning(cores if busy else set()):
@@ -111,7 +111,7 @@ def run(file: str, minutes: float, cores: set[int], more: list[str]) -> dict[str
 
 
 def pinned(cores: set[int], command: list[str]) -> list[str]:
-    """The command, to run on these cores alone."""
+    """The command, restricted to these cores."""
     program = "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); "
     program += "os.execv(sys.argv[2], sys.argv[2:])"
     return [sys.executable, "-c", program, ",".join(map(str, sorted(cores))), *command]
@@ -119,7 +119,7 @@ def pinned(cores: set[int], command: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def spinning(cores: set[int]) -> Iterator[None]:
-    """One busy process for each of these cores, free to move between them."""
+    """One busy-loop process per core, free to move between the cores."""
     command = pinned(cores, [sys.executable, "-c", "while True: pass"])
     processes = [subprocess.Popen(command) for _ in cores]
     try:
@@ -131,7 +131,7 @@ def spinning(cores: set[int]) -> Iterator[None]:
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """How much worse each is than the next shorter run on the same file."""
+    """Add the change in bits per byte from the next shorter run on the same file."""
     for before, row in pairwise(rows):
         if before["path"] != row["path"] or not (before["bits_per_byte"] and row["bits_per_byte"]):
             continue

@@ -1,12 +1,13 @@
-"""Fine-tuning and classifying side by side with `transformers`, on the same texts and shape.
+"""Speed of fine-tuning and classification, compared with `transformers`.
 
     python benchmarks/classifying.py                      the embedded reviews
-    python benchmarks/classifying.py sst2/train.tsv       labelled texts of your own
+    python benchmarks/classifying.py sst2/train.tsv       your own labelled texts
 
-Both train a GPT-2 of 124M parameters with fresh weights (speed does not depend on them) in batches
-of 32 texts, in bfloat16 on a GPU, with the gradient clipped and fused AdamW. Theirs is the usual
-loop: random batches, each filled up to its longest text. Texts are encoded before the clock runs.
-Rounds take turns, and the median of each is told. Classifying is timed from text to probabilities.
+Both train a GPT-2 with 124M parameters on the same texts. The weights are random, which does not
+affect speed. Batches have 32 texts, in bfloat16 on a GPU, with gradient clipping and fused AdamW.
+`transformers` uses the usual loop: random batches, each padded to its longest text. Texts are
+encoded before timing starts. Rounds alternate, and the median of each is reported. Classification
+is timed from text to probabilities.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.training.optim import Optimizers
 from nanolm.training.step import Step
 
-Steps = Callable[[int], None]  # so many updates
+Steps = Callable[[int], None]  # runs this number of updates
 BATCH = 32
 LR = 5e-5
 
@@ -42,8 +43,8 @@ LR = 5e-5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", default="embedded:reviews")
-    parser.add_argument("--preset", default="gpt2", help="size of the model that is fine-tuned")
-    parser.add_argument("--classify", default="small", help="size of the model that classifies")
+    parser.add_argument("--preset", default="gpt2", help="preset of the model to fine-tune")
+    parser.add_argument("--classify", default="small", help="preset of the model that classifies")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -59,7 +60,7 @@ def main() -> None:
 
     ours = nanolm_steps(split, tokenizer, lengths, options.preset, device, dtype)
     theirs = transformers_steps(split, tokenizer, options.preset, device, dtype)
-    ours(60), theirs(20)  # kernels are chosen, and updates captured
+    ours(60), theirs(20)  # warmup: kernels are chosen and updates captured
     speeds: dict[str, list[float]] = {"nanolm": [], "transformers": []}
     for _ in range(options.rounds):
         for name, run in (("nanolm", ours), ("transformers", theirs)):

@@ -1,11 +1,11 @@
-"""Does training wait for its tokens? Steps from a large store on disk, and from a few in memory.
+"""Does training wait for data? Steps from a large token file, compared with tokens in memory.
 
     python benchmarks/feeding.py             # 10 GB
     python benchmarks/feeding.py --gigabytes 1
 
-The small model takes the least time a step, so it is the hardest to feed. Its tokens come from a
-file that is not in memory when it begins: read ahead by threads, or (on a GPU) brought there whole
-before the first step; they take turns with tokens that are there already.
+The small model has the shortest steps, so it is the hardest to keep supplied. Its tokens come from
+a file that is not cached at the start. They are prefetched by threads or, on a GPU, copied there
+before the first step. These runs alternate with one whose tokens are already in memory.
 """
 
 import argparse
@@ -32,10 +32,10 @@ BLOCK = 1 << 25  # tokens written at a time
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--gigabytes", type=float, default=10.0)
-    arguments.add_argument("--seconds", type=float, default=8.0, help="for each of those compared")
-    arguments.add_argument("--folder", help="on the disk to be tried")
+    arguments.add_argument("--seconds", type=float, default=8.0, help="time for each variant")
+    arguments.add_argument("--folder", help="folder on the disk to test")
     asked = arguments.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = "small" if device == "cuda" else "cpu"
@@ -81,13 +81,13 @@ def write(file: Path, tokens: int, vocabulary: int) -> None:
 
 
 def forget(file: Path) -> None:
-    """Let the system drop what it keeps of the file in memory."""
+    """Drop the file from the page cache."""
     with file.open("rb") as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Feeding(SpeedTrial):
-    """Steps on batches from a store."""
+    """Training steps on batches from a token store."""
 
     def __init__(self, name: str, device: str, tokens: Store, kind: type[Source]) -> None:
         super().__init__(configure("modern", **SHAPES[name]), ROWS[name], device)

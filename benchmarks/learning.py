@@ -1,21 +1,21 @@
-"""What the same minutes teach: bits per byte on held-out text, each trained for as long.
+"""Validation bits per byte after the same training time, compared with other trainers.
 
     python benchmarks/learning.py novel.txt letters.txt --minutes 1
     python benchmarks/learning.py shakespeare.txt --match 1.898
 
-- nanolm: the command `nanolm train FILE --minutes M`, as it stands.
-- nanogpt: nanoGPT's documented configuration for the machine in plain PyTorch, on characters.
-- transformers: a GPT-2 of Hugging Face of about that size, on 2,048 tokens of byte-pair encoding.
+- nanolm: the command `nanolm train FILE --minutes M` without further options.
+- nanogpt: nanoGPT's documented configuration for the device, in plain PyTorch, on characters.
+- transformers: a Hugging Face GPT-2 of about that size, with a BPE vocabulary of 2,048.
 
-Each is a process of its own that finds no cache: reading, tokenizing, measuring and compiling
-count. For the others the clock starts after their imports and stops before the final scoring; the
-seconds of nanolm are those of the whole command. All are scored on the same bytes, the last tenth
-as nanolm cuts it, in windows of their own context that do not overlap, by the weights that were
-best there. The others' learning rate falls with the clock, so that it has fallen when time is up.
+Each trainer runs in a separate process with empty caches, so reading, tokenizing, measuring and
+compiling count. For the peers the clock starts after their imports and stops before the final
+evaluation. For nanolm it covers the whole command. All are evaluated on the same bytes, the last
+tenth as nanolm splits it. They use non-overlapping windows of their own context length and their
+best weights on that text. The peers' learning rate schedule follows the clock and ends with it.
 
-`--match` is on a CPU: nanoGPT's 2,000 steps, timed without anything around them, then nanolm for an
-eighth of that time. LOSS is what those steps are known for, in nats per character: what they give
-here should be near it.
+`--match` runs on a CPU. It times nanoGPT's 2,000 steps alone, then gives nanolm an eighth of that
+time. LOSS is the published result of those steps in nats per character. The result here should be
+close to it.
 """
 
 import argparse
@@ -50,12 +50,12 @@ from nanolm.text.words import MARK
 Row = dict[str, Any]
 CONTESTANTS = ("nanolm", "nanogpt", "transformers")
 CACHES = ("NANOLM_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-HELD_OUT = 0.1  # of each text
-SEPARATOR = "\uffff"  # between documents, as a character that no text has
+HELD_OUT = 0.1  # fraction of each text
+SEPARATOR = "\uffff"  # between documents: a character that occurs in no text
 LR, WARM_UP = 1e-3, 100  # steps
-EVERY = 250  # steps from one evaluation to the next
+EVERY = 250  # steps between evaluations
 SCORED = {"cuda": 1 << 16, "cpu": 1 << 13}  # tokens at once
-COMPILED_FROM = 0.5  # minutes: of fewer, compiling would leave next to nothing
+COMPILED_FROM = 0.5  # minutes: in less, compiling would use up nearly all of the time
 MATCHED_STEPS, PART_OF_TIME = 2_000, 8
 
 
@@ -67,7 +67,7 @@ class Recipe:
     context: int
     batch: int
     dropout: float
-    evaluated: int  # batches of held-out text, at most, to find the best weights by
+    evaluated: int  # at most this number of validation batches to select the best weights
     steps: float = math.inf  # at most
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--only", default=",".join(CONTESTANTS), help="names, parted by commas")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="comma-separated names")
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--match", type=float, metavar="LOSS")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -103,7 +103,7 @@ def main() -> None:
             rows += match(file, asked.match)
         save("learning" if asked.match is None else "matching", rows)
     width = max(len(row["file"]) for row in rows)
-    print(f"\n{'text':<{width}}  {'':<12}  bits/byte  nats/char    steps  training s  in all s")
+    print(f"\n{'text':<{width}}  {'':<12}  bits/byte  nats/char    steps  training s   total s")
     for row in rows:
         print(
             f"{row['file']:<{width}}  {row['what']:<12}  {row['bits_per_byte']:>9.4f}  "
@@ -115,19 +115,19 @@ def main() -> None:
 def match(file: str, known: float) -> list[Row]:
     theirs = contest("nanogpt", file, math.inf, "cpu", "--match", str(known))
     taken = theirs["training_seconds"]
-    theirs |= {"minutes": round(taken / 60, 4), "note": f"known for {known} nats/char"}
+    theirs |= {"minutes": round(taken / 60, 4), "note": f"published: {known} nats/char"}
     ours = contest("nanolm", file, taken / 60 / PART_OF_TIME, "cpu")
     times, of_all = taken / ours["training_seconds"], taken / ours["seconds"]
-    ours["note"] = f"{times:.2f} times less time to train, {of_all:.2f} by the whole command"
+    ours["note"] = f"{times:.2f} times faster in training, {of_all:.2f} times for the whole command"
     return [theirs, ours]
 
 
 def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Row:
-    """Let one of them learn, in a process of its own, and tell what it came to."""
+    """Train and evaluate one of them in a separate process."""
     asked = [file, "--minutes", f"{minutes:.4f}", "--device", device]
     with tempfile.TemporaryDirectory() as folder:
         if name == "nanolm":
-            # The end of the text, as the others have it.
+            # The peers also hold out the end of the text.
             asked += ["--val-fraction", str(HELD_OUT), "--val-split", "end"]
             asked += ["--out", f"{folder}/run", "--json"]
             asked = ["-m", "nanolm", "train", *asked]
@@ -161,7 +161,7 @@ def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Ro
 
 
 def read(file: str, folder: Path) -> tuple[str, str]:
-    """The text to learn from and the one to be scored on, parted as nanolm parts them."""
+    """The training and validation text, split as nanolm splits them."""
     sources = find_sources([file], folder, lambda *how_far: None)
     with read_corpus(sources, Reading(), folder) as corpus:
         parts = [corpus.read(*part) for part in corpus.split(HELD_OUT)]
@@ -170,12 +170,12 @@ def read(file: str, folder: Path) -> tuple[str, str]:
 
 
 def peer(name: str, file: str, minutes: float, device: str, exact: bool) -> Row:
-    """Train one of the others and score it; if `exact`, for so many steps and nothing else."""
+    """Train and evaluate a peer; if `exact`, for MATCHED_STEPS steps without evaluations."""
     recipe = RECIPES[name, device]
     if exact:
         recipe = replace(recipe, evaluated=0, steps=MATCHED_STEPS)
     make, prepare = (NanoGPT, characters) if name == "nanogpt" else (GPT2, tokens)
-    make(recipe, 2)  # so that what it imports is not counted
+    make(recipe, 2)  # so that its imports are not timed
     torch.manual_seed(1)
     started = time.perf_counter()
     train, held_out, sizes = prepare(file)
@@ -197,7 +197,7 @@ def peer(name: str, file: str, minutes: float, device: str, exact: bool) -> Row:
         model.load_state_dict(scorer.weights)
     nats, size = scorer.score(scorer.everything)
     training = ended - begun
-    if exact:  # all steps as fast as those after threads were chosen
+    if exact:  # as if all steps ran at the speed with the chosen number of threads
         training *= learner.count / (learner.count - before)
     facts = {
         "seconds": round(ended - started, 1),
@@ -213,7 +213,7 @@ def peer(name: str, file: str, minutes: float, device: str, exact: bool) -> Row:
 
 
 def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids to learn from, ids to be scored on after the first, and how many bytes each id has."""
+    """Training ids, validation ids (after one id of context), and the number of bytes per id."""
     train, held_out = read(file, cache_folder())
     vocabulary = sorted(set(train) | set(held_out))
     ids_of = np.zeros(sys.maxunicode + 1, np.int64)
@@ -225,7 +225,7 @@ def characters(file: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in tokens, the held-out ones after one that begins a text."""
+    """The same in tokens; the validation ids start with a start-of-text token."""
     prepared = prepare_tokens(
         TextRequest((file,), None, HELD_OUT, "end", tokenizer="bpe", vocab_size=2048)
     )
@@ -235,7 +235,7 @@ def tokens(file: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def choose_threads(learner: "Learner") -> int:
-    """The faster number of threads, measured by steps that count."""
+    """The faster number of threads, measured on steps that count toward training."""
     counts = sorted({1, available_threads()})
     runners: dict[str, Runner] = {str(count): OnThreads(learner, count) for count in counts}
     taken = medians(runners, seconds=1.0)
@@ -245,7 +245,7 @@ def choose_threads(learner: "Learner") -> int:
 
 
 class Learner:
-    """AdamW, a clipped gradient, and a cosine that ends when the steps or the time do."""
+    """AdamW, gradient clipping, and a cosine schedule that ends with the steps or the time."""
 
     def __init__(self, model: nn.Module, ids: Tensor, recipe: Recipe, end: float) -> None:
         self.model, self.recipe, self.end = model.train(), recipe, end
@@ -259,14 +259,14 @@ class Learner:
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.99), fused=True)
         self.count, self.begun = 0, time.perf_counter()
-        self.warm = 0, 0.0  # after which step, and when, the learning rate is up
+        self.warm = 0, 0.0  # step and time at which warmup ended
 
     def compile(self, least: float) -> None:
-        """Compile, and however long that takes, leave so many seconds to learn in."""
+        """Compile, and keep at least this number of seconds for training."""
         self.network = torch.compile(self.model)
         try:
             self.step()
-        except Exception as error:  # of its many parts, any can fail, each in its own way
+        except Exception as error:  # torch.compile can fail with many exception types
             print(f"not compiled: {type(error).__name__}: {error}", file=sys.stderr)
             self.network = self.model
             self.optimizer.zero_grad()
@@ -289,7 +289,7 @@ class Learner:
         self.count += 1
 
     def rate(self) -> float:
-        """Up in 100 steps, or in a tenth of the time if that is less; then down to a tenth."""
+        """Warmup over 100 steps or a tenth of the time, whichever is shorter, then decay to 0.1."""
         now = time.perf_counter()
         tenth = (self.end - self.begun) / 10
         warm = max((self.count + 1) / (WARM_UP + 1), (now - self.begun) / tenth)
@@ -310,16 +310,16 @@ class Learner:
 
 
 class Scorer:
-    """A model on held-out text, and the best it ever was there."""
+    """Evaluates a model on the validation text and keeps its best weights."""
 
     def __init__(self, model: nn.Module, ids: Tensor, sizes: Tensor, recipe: Recipe) -> None:
         self.model, self.sizes, self.context = model, sizes, recipe.context
         starts = torch.arange(0, len(ids) - 1, recipe.context)[:, None]  # (windows, 1)
         places = starts + torch.arange(recipe.context + 1)  # (windows, context + 1)
-        # The last window may reach beyond the text: what fills it up is not counted.
+        # The last window may extend beyond the text. The padding is not counted.
         self.windows = ids[places.clamp(max=len(ids) - 1)]
         self.inside = places[:, 1:] < len(ids)
-        # The same sample every time, so that chance does not choose among the weights.
+        # The same sample every time, so that weights are compared on equal terms.
         self.everything = torch.randperm(len(starts))
         self.sample = self.everything[: recipe.evaluated * recipe.batch]
         self.best, self.best_step = math.inf, 0
@@ -334,7 +334,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, which: Tensor) -> tuple[float, int]:
-        """Nats of those windows in all, and the bytes of their text."""
+        """Total nats of these windows, and the number of bytes in their text."""
         device = next(self.model.parameters()).device.type
         nats, size = 0.0, 0
         self.model.eval()
@@ -352,7 +352,7 @@ class Scorer:
 
 
 class NanoGPT(PlainGPT):
-    """With dropout, and with GPT-2's first weights: what adds to the stream is smaller."""
+    """With dropout, and GPT-2's initialization: smaller weights in the residual projections."""
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
         shape = {name: getattr(recipe, name) for name in ("layers", "heads", "dim", "context")}
@@ -384,7 +384,7 @@ class NanoBlock(PlainBlock):
 
 
 class GPT2(nn.Module):
-    """That of `transformers`, with the answers of the plain one."""
+    """The GPT-2 of `transformers`, with the interface of PlainGPT."""
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -393,7 +393,7 @@ class GPT2(nn.Module):
         shape = {"n_layer": recipe.layers, "n_head": recipe.heads, "n_embd": recipe.dim}
         shape |= {"n_positions": recipe.context, "vocab_size": vocabulary}
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), recipe.dropout)
-        ids = {"bos_token_id": None, "eos_token_id": None}  # of its own vocabulary otherwise
+        ids = {"bos_token_id": None, "eos_token_id": None}  # defaults are GPT-2's
         self.model = GPT2LMHeadModel(GPT2Config(**shape, **dropout, **ids))
 
     def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""Fine-tuning a trained model against a linear probe on its frozen features.
+"""Fine-tuning a pre-trained model, compared with a linear probe on its frozen features.
 
     python benchmarks/probe.py MODEL sst2/train.tsv --dev sst2/dev.tsv --rows 300 --seeds 5
 
-For each seed, the first rows are split as `nanolm finetune` splits them, the model is fine-tuned in
-each way, and logistic regression with cross-validated regularisation (scikit-learn's, or nanolm's
-own where that is not installed) is fitted to the last-token vectors of the same training rows.
-Printed are the accuracies on the dev file, and the paired difference with its 95 % interval.
+For each seed, the script splits the first rows as `nanolm finetune` does and fine-tunes the model
+with each method. It also fits logistic regression with cross-validated regularization
+(scikit-learn, or nanolm's own if that is not installed) to the last-token vectors of the same
+training rows. It prints the accuracies on the dev file and their paired difference with its 95 %
+interval.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model, model_tokenizer
 from nanolm.training.events import Note
 
-# Of Student's t for a two-sided interval of 95 %, by degrees of freedom.
+# Student's t for a two-sided 95 % interval, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--train", default="head,lora,all")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", nargs="*", default=[], help="settings, as lr=1e-4 epochs=5")
+    parser.add_argument("--set", nargs="*", default=[], help="settings, such as lr=1e-4 epochs=5")
     options = parser.parse_args()
     device, _ = choose_device(options.device)
     ways = options.train.split(",")
@@ -103,7 +104,7 @@ def show(event: object) -> None:
 
 
 def interval(differences: Any) -> float:
-    """Half of it."""
+    """Half the width of the 95 % interval."""
     count = len(differences)
     if count < 2:
         return float("nan")
@@ -112,7 +113,7 @@ def interval(differences: Any) -> float:
 
 
 class Features:
-    """The last-token vectors of texts by the model as it is; each text is computed once."""
+    """The last-token vectors of texts from the frozen model; each text is computed once."""
 
     def __init__(self, name: str, device: str) -> None:
         folder = find_model(name, print)
@@ -142,7 +143,7 @@ def quiet(*how_far: object) -> None:
 def probe(
     train: torch.Tensor, truth: np.ndarray, dev: torch.Tensor, dev_truth: np.ndarray, seed: int
 ) -> float:
-    """Its accuracy on the dev rows, in percent."""
+    """Accuracy of the linear probe on the dev rows, in percent."""
     try:
         from sklearn.linear_model import LogisticRegressionCV
         from sklearn.pipeline import make_pipeline

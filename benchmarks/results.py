@@ -1,4 +1,4 @@
-"""Where the numbers of a benchmark go: one file for each machine, with what they were measured on.
+"""Saves benchmark results: one file per machine, with a description of that machine.
 
 >>> save("training", [{"what": "nanolm", "milliseconds": 24.1}])
 """
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def save(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print all of it, and write it into the folder of results."""
+    """Print the results and write them to the results folder."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     machine = facts(device, "bfloat16" if device == "cuda" else "float32")
     print(json.dumps(machine))
@@ -26,4 +26,4 @@ def save(name: str, rows: list[dict[str, Any]]) -> None:
     where = re.sub(r"\W+", "-", machine["name"]).strip("-").lower()
     file = FOLDER / f"{name}-{where}.json"
     file.write_text(json.dumps({"machine": machine, "results": rows}, indent=1) + "\n")
-    print(f"written to {file}")
+    print(f"results written to {file}")

@@ -1,11 +1,12 @@
-"""Writing with a model of GPT-2's size: nanolm beside transformers, in one run.
+"""Generation speed with a model of GPT-2's size, compared with `transformers`.
 
     python benchmarks/sampling.py
 
-256 new tokens from a prompt of 16, the same random weights in both. On a GPU in bfloat16, alone and
-64 at a time, against transformers with its static cache (compiled) and its dynamic one; on a CPU in
-float32 against its dynamic cache, and against the bandwidth of the memory that the weights are read
-from. They take turns; the numbers are medians, in tokens a second, after one round of warming up.
+Both generate 256 tokens from a prompt of 16, with the same random weights. On a GPU, in bfloat16
+with batch sizes 1 and 64, the peers are transformers with its static (compiled) and its dynamic
+cache. On a CPU, in float32, the peer is its dynamic cache, and the limit is the memory bandwidth
+for reading the weights. Runs alternate. Results are medians in tokens per second, after one warmup
+round.
 """
 
 import argparse
@@ -35,7 +36,7 @@ NEW, PROMPT = 256, "ab" * 16
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--new", type=int, default=NEW)
     arguments.add_argument("--family", default="gpt2", choices=["gpt2", "modern", "llama"])
@@ -117,7 +118,7 @@ def main() -> None:
                 rates[name, rows].append(rows * asked.new / (time.perf_counter() - start))
         if not cuda:
             bandwidths.append(bandwidth(weights, size))
-    limit = statistics.median(bandwidths or [0]) / size  # tokens a second, were it nothing else
+    limit = statistics.median(bandwidths or [0]) / size  # tokens/s if bandwidth were all
     lines: list[dict[str, Any]] = [{"threads": torch.get_num_threads()}]
     for (name, rows), found in rates.items():
         middle = statistics.median(found)
@@ -132,7 +133,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def bandwidth(weights: list[torch.Tensor], size: int) -> float:
-    """Bytes a second at which one vector goes through all the matrices, and nothing else."""
+    """Bytes per second of multiplying one vector by each of the matrices."""
     vectors = [weight.new_ones(1, weight.shape[1]) for weight in weights]
     seconds = []
     for _ in range(5):

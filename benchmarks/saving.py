@@ -1,9 +1,9 @@
-"""What saving costs training: runs that save every few steps, and runs that hardly save at all.
+"""The cost of checkpoints: runs that save every few steps, compared with runs that rarely save.
 
     python benchmarks/saving.py
 
-They take turns; what one checkpoint costs is the difference, over the number of checkpoints. By
-itself `nanolm train` saves once a minute.
+Runs alternate. The cost of one checkpoint is the time difference divided by the number of
+checkpoints. By default, `nanolm train` saves once a minute.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from nanolm.training.checkpointer import SAVE_SECONDS
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--preset", default="micro")
     arguments.add_argument("--steps", type=int, default=200)
-    arguments.add_argument("--every", type=int, default=4, help="steps, where it saves often")
+    arguments.add_argument("--every", type=int, default=4, help="steps between checkpoints")
     arguments.add_argument("--rounds", type=int, default=5)
     asked = arguments.parse_args()
     how: dict[str, Any] = {"preset": asked.preset, "steps": asked.steps, "evaluations": 1}
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def settings(run: str) -> dict[str, Any]:
-    """What was measured on this machine, so that all runs are alike."""
+    """Settings measured on this machine by the first run, reused so that all runs are alike."""
     from pathlib import Path
 
     from nanolm.runs.folder import Run

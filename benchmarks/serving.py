@@ -1,11 +1,11 @@
-"""`nanolm serve` beside writing without a server, in one run, with a model of GPT-2's size.
+"""Speed of `nanolm serve`, compared with generation without a server (GPT-2 size).
 
     python benchmarks/serving.py
 
-Random weights, a prompt of 16 tokens. The server runs in a process of its own and this one is its
-client, over plain sockets, so that the client is no part of what is measured: 64 streams at once
-against 64 texts written together, one stream against one text, and how long an idle server takes
-to its first token. They take turns; the numbers are medians after one round of warming up.
+The weights are random, and the prompt has 16 tokens. The server runs in a separate process. This
+process is its client and uses plain sockets to keep its own overhead small. It compares 64
+concurrent streams with a batch of 64 texts and one stream with one text, and measures the time to
+the first token of an idle server. Runs alternate. Results are medians after one warmup round.
 """
 
 import argparse
@@ -35,13 +35,13 @@ PROMPT = "ab" * 16
 
 
 class Client:
-    """Asks the server at a port."""
+    """Sends requests to the server on a port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     async def stream(self, tokens: int, seed: int) -> tuple[float, float]:
-        """Seconds to the first token, and to the last."""
+        """Seconds to the first and to the last token."""
         asked = {"prompt": PROMPT, "max_tokens": tokens, "min_tokens": tokens, "seed": seed}
         body = json.dumps({**asked, "stream": True, "stream_options": {"include_usage": True}})
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
@@ -64,7 +64,7 @@ class Client:
         return first, whole
 
     async def streams(self, count: int, tokens: int) -> float:
-        """Tokens a second of so many at once."""
+        """Tokens per second of this number of concurrent streams."""
         start = time.perf_counter()
         await asyncio.gather(*(self.stream(tokens, seed) for seed in range(count)))
         return count * tokens / (time.perf_counter() - start)
@@ -75,7 +75,7 @@ class Client:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--new", type=int, default=512)
     arguments.add_argument("--streams", type=int, default=64)

@@ -1,10 +1,11 @@
-"""Fine-tuning on a small labelled set, beside TF-IDF of one and two words with logistic regression.
+"""Fine-tuning on a small labelled set, compared with TF-IDF and logistic regression.
 
     python benchmarks/small_labels.py runs/novel train.tsv --limit 1200 --test dev.tsv --seeds 10
 
-Both learn from the same training rows, which each seed splits off anew. The regularization of the
-logistic regression is chosen by cross-validation on these rows. The paired difference is that of
-the accuracies on --test, with its 95 % interval over the seeds (Student's t).
+Both train on the same rows, split anew for each seed. Cross-validation on these rows chooses the
+regularization of the logistic regression, whose features are TF-IDF of words and word pairs. The
+script prints the paired difference of the accuracies on --test, with its 95 % interval over the
+seeds (Student's t).
 """
 
 import argparse
@@ -40,7 +41,7 @@ def count_words(split: LabelSplit) -> float:
 
 
 def parsed(text: str) -> Any:
-    """A number or true where it is one, else the text itself."""
+    """The JSON value of the text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -49,14 +50,14 @@ def parsed(text: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a run of a language model, or none")
+    parser.add_argument("model", help="run folder of a language model, or none")
     parser.add_argument("data")
     parser.add_argument("--test", required=True)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of nanolm finetune"
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for nanolm finetune"
     )
     options = parser.parse_args()
     values = {name: parsed(text) for name, text in (pair.split("=", 1) for pair in options.set)}

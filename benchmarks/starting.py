@@ -1,9 +1,9 @@
-"""How long it takes from typing `nanolm train` to the end of the first step.
+"""Time from entering `nanolm train` to the end of the first step.
 
     python benchmarks/starting.py
 
-On a GPU the small model of training.py, once with nothing compiled before and once again; on a CPU
-the one that `nanolm train` takes there by itself. The text and its tokens are there already.
+On a GPU, this uses the small model of training.py, first with empty compiler caches and then with
+full ones. On a CPU, it uses the `micro` preset. The text is already tokenized.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SMALL += ["--context", "256", "--batch", "64"]
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--typed", type=float, help=argparse.SUPPRESS)
     arguments.add_argument("--rounds", type=int, default=5)
     asked, _ = arguments.parse_known_args()
@@ -34,7 +34,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NANOLM_CACHE")
         caches = {name: f"{folder}/{name}" for name in names}
-        first_step(model, folder, caches)  # the text is prepared
+        first_step(model, folder, caches)  # prepares the text
         for name in names[:2]:
             caches[name] += "-empty"
         times = [first_step(model, folder, caches) for _ in range(1 + asked.rounds)]
@@ -53,7 +53,7 @@ def first_step(model: list[str], folder: str, caches: dict[str, str]) -> float:
 
 
 def child(typed: float) -> None:
-    """The program itself, which ends when its first step has."""
+    """Run nanolm and exit after its first training step."""
     sys.argv[1:] = sys.argv[sys.argv.index("train") :]
     from nanolm.training import trainer
 

@@ -1,10 +1,10 @@
-"""Text in, measured side by side: learning a tokenizer, encoding, memory.
+"""Tokenizer training, encoding and memory, compared with other libraries.
 
     python benchmarks/text.py corpus.txt
 
-`corpus.txt` should be 60 MB of real text or more. Every contestant runs in a process of its own
-and times itself, imports aside; the contestants take turns, and the median of the rounds counts.
-rustbpe takes part where it is installed.
+`corpus.txt` should contain at least 60 MB of real text. Every contestant runs in a separate process
+and times itself without imports. Contestants alternate, and the median of the rounds is reported.
+rustbpe is included if it is installed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SIZES = (512, 4096, 16_384)
-ENCODED = 16_384  # vocabulary of the encoding contest
+ENCODED = 16_384  # vocabulary size for encoding
 THREADS = 2
 
 Answer = dict[str, Any]
@@ -29,7 +29,7 @@ RESULTS: list[Answer] = []
 
 
 def blocks(file: str, size: int = 1 << 19) -> Iterator[str]:
-    """The text in pieces that end with a line, as every contestant is given it."""
+    """The text in chunks of whole lines, the same for every contestant."""
     with open(file, encoding="utf-8", newline="") as stream:
         while part := "".join(stream.readlines(size)):
             yield part
@@ -48,7 +48,7 @@ def learn_nanolm(file: str, size: str, out: str) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         sources = find_sources([file], Path(folder), quiet)
         with read_corpus(sources, Reading(), Path(folder)) as corpus:
-            # Two special tokens are ours; the others have none.
+            # Two special tokens are added here. The peers have none.
             tokenizer, _ = make_tokenizer(corpus, "bpe", int(size) + 2, quiet)
     seconds = time.perf_counter() - started
     Path(out).write_text(tokenizer.to_json(), encoding="utf-8")
@@ -90,7 +90,7 @@ def learn_rustbpe(file: str, size: str, out: str) -> Answer:
 
 
 def encode_nanolm(file: str, tokenizer_file: str) -> Answer:
-    """The whole path: look at the file, read it, encode it, write tokens safely to the disk."""
+    """The full path: inspect, read and encode the file, and write the tokens safely to disk."""
     from nanolm.text.store import TextRequest, prepare_tokens
     from nanolm.text.tokenizer_files import load_tokenizer
 
@@ -130,10 +130,10 @@ def encode_tokenizers(file: str, tokenizer_file: str) -> Answer:
 
 
 def prepare(file: str, held_out: str) -> Answer:
-    """Everything before training; for its peak of memory.
+    """Everything before training, to measure peak memory.
 
-    What is held out is another file, so that the same words are learned from however often the
-    text is repeated: memory does grow with the distinct words.
+    The validation text is a separate file, so that repeating the text does not change the distinct
+    words in the training set. Memory grows with their number.
     """
     from nanolm.text.store import TextRequest, prepare_tokens
 
@@ -145,7 +145,7 @@ def prepare(file: str, held_out: str) -> Answer:
 
 
 def compression(file: str, tokenizer_file: str) -> Answer:
-    """Bytes per token on the last tenth of the text, by `tokenizers` for all alike."""
+    """Bytes per token on the end of the text, encoded by `tokenizers` for all contestants."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -178,7 +178,7 @@ def run(name: str, *arguments: object) -> Answer:
 
 
 def contest(title: str, rounds: int, entries: dict[str, tuple[object, ...]]) -> dict[str, float]:
-    """The median seconds of each entry; they take turns."""
+    """The median seconds of each entry; entries alternate."""
     times: dict[str, list[float]] = {name: [] for name in entries}
     for _ in range(rounds):
         for name, arguments in entries.items():
@@ -207,7 +207,7 @@ def main() -> None:
         print(json.dumps({**answer, "peak": peak}))
         return
     if not options.file:
-        parser.error("name a file of 60 MB of real text or more")
+        parser.error("give a file with at least 60 MB of real text")
     file = Path(options.file).resolve()
     print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -217,7 +217,7 @@ def main() -> None:
             encode_contest(file, Path(name), options.rounds)
         if "memory" in options.contests:
             memory(file, Path(name))
-    from results import save  # here, for it brings torch, and the contestants are to be without
+    from results import save  # imported late: it loads torch, which the contestants must not
 
     save("text", RESULTS)
 
@@ -235,7 +235,7 @@ def learn_contest(file: Path, folder: Path, rounds: int) -> None:
             run("compression", file, folder / f"{kind}-{size}.json")["bytes_per_token"]
             for kind in ("nanolm", "tokenizers")
         )
-        print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f}: {ours / theirs - 1:+.2%}")
+        print(f"{'':<24}bytes per token {ours:.4f} and {theirs:.4f} ({ours / theirs - 1:+.2%})")
         RESULTS.append({"what": "bytes per token", "nanolm": ours, "tokenizers": theirs})
 
 
@@ -248,7 +248,7 @@ def encode_contest(file: Path, folder: Path, rounds: int) -> None:
     for name, seconds in medians.items():
         speed = file.stat().st_size / 1e6 / seconds
         print(f"{'':<24}{name.partition('_')[2]:<12}{speed:8.1f} MB/s")
-    print(f"{'':<24}prepared before: {run('encode_nanolm', file, coder)['again']:.2f} s")
+    print(f"{'':<24}cached: {run('encode_nanolm', file, coder)['again']:.2f} s")
 
 
 def memory(file: Path, folder: Path) -> None:
@@ -258,7 +258,7 @@ def memory(file: Path, folder: Path) -> None:
             stream.write(file.read_bytes())
     held_out.write_text(next(blocks(str(file))), encoding="utf-8")
     peaks = [run("prepare", path, held_out)["peak"] for path in (file, tenfold)]
-    print(f"{'peak memory':<24}{peaks[0]:.0f} MB, of ten times the text {peaks[1]:.0f} MB")
+    print(f"{'peak memory':<24}{peaks[0]:.0f} MB, for ten times the text {peaks[1]:.0f} MB")
     RESULTS.append({"what": "peak memory", "megabytes": peaks[0], "ten_times": peaks[1]})
 
 

@@ -1,13 +1,13 @@
-"""Training steps of nanolm, of a plain PyTorch loop and of transformers, taking turns.
+"""Training speed, compared with a plain PyTorch loop and `transformers`.
 
-    python benchmarks/training.py            # all that fits this machine
+    python benchmarks/training.py            # all shapes for this machine
     python benchmarks/training.py --shape small
 
-On a GPU: GPT-2 of 124 million parameters, 65,536 tokens a step (`gpt2`), and the small model that
-nanoGPT trains on the characters of Shakespeare (`small`). On a CPU: the model that nanoGPT's
-documentation trains there (`cpu`). The plain loop is what nanoGPT does: autocast, fused attention
-and AdamW, torch.compile on a GPU; it returns its logits beside the loss, as that does. Each has its
-best number of threads. Numbers are medians of rounds in turn, after warming up.
+On a GPU: GPT-2 with 124 million parameters and 65,536 tokens per step (`gpt2`), and the small model
+that nanoGPT trains on the characters of Shakespeare (`small`). On a CPU: the model from nanoGPT's
+documentation for CPUs (`cpu`). The plain loop does what nanoGPT does: autocast, fused attention,
+fused AdamW and, on a GPU, torch.compile. Like nanoGPT, it returns the logits with the loss. Each
+contestant uses its best number of threads. Results are medians of alternating rounds after warmup.
 """
 
 import argparse
@@ -39,9 +39,9 @@ CLASSIC: dict[str, Any] = {"bias": False, "feed_forward": "gelu"}
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--shape", action="append", choices=list(SHAPES))
-    arguments.add_argument("--seconds", type=float, default=10.0, help="for each of those compared")
+    arguments.add_argument("--seconds", type=float, default=10.0, help="time for each variant")
     asked = arguments.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ def main() -> None:
 
 def compare(name: str, device: str, seconds: float) -> list[dict[str, Any]]:
     shape, rows = SHAPES[name], ROWS[name]
-    dtype = "bfloat16" if device == "cuda" else "float32"  # of the others
+    dtype = "bfloat16" if device == "cuda" else "float32"  # of the peers
     feed_forward = "gelu_tanh" if device == "cuda" else "gelu"
     classic = configure("gpt2", **{**CLASSIC, "feed_forward": feed_forward}, **shape)
     assert isinstance(classic, GPTConfig)
@@ -110,7 +110,7 @@ def on_best_threads(runner: Runner, device: str) -> Runner:
 
 
 class Plain:
-    """What a nanoGPT-class loop does for one step."""
+    """One training step as in nanoGPT."""
 
     def __init__(self, config: GPTConfig, rows: int, device: str) -> None:
         self.device = device

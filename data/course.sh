@@ -1,5 +1,5 @@
 #!/bin/sh
-# The course's assignment, step by step: `make course` sets where nanolm is and which files to use.
+# The course assignment, step by step. `make course` sets the path of nanolm and the files to use.
 # Finished steps are skipped, and an interrupted one is resumed.
 set -eu
 : "${NANOLM:=nanolm}" "${SMALL:=embedded:tiny}" "${LARGE:=embedded:stories}"
@@ -9,7 +9,7 @@ if [ "$SMALL$PROMPT" = embedded:tiny ]; then PROMPT='the small cat'; fi
 
 heading() { printf '\n=== %s ===\n' "$1"; }
 
-# A command as it could be typed.
+# Prints a command, quoted for the shell.
 typed() {
     printf 'nanolm'
     for word; do
@@ -28,17 +28,17 @@ show() {
     "$NANOLM" "$@"
 }
 
-# once NAME COMMAND...: trains into $COURSE/NAME unless that is finished, and draws its curves as
-# SVG and PNG. The command is kept in NAME.command.
+# once NAME COMMAND...: trains into $COURSE/NAME unless that run is finished, and draws its curves
+# as SVG and PNG. NAME.command records the command.
 once() {
     out=$COURSE/$1 && shift
     set -- "$@" --out "$out"
     if grep -qs '^ "result"' "$out/run.json"; then
-        # Finished; but with the same files and settings?
-        before=$(cat "$out.command" 2>/dev/null || echo 'one that make course did not keep')
+        # Finished, but was it the same command?
+        before=$(cat "$out.command" 2>/dev/null || echo '(not recorded by make course)')
         if [ "$(typed "$@")" != "$before" ]; then
-            printf '%s\n' "error: $out is there already, made by another command:" "  $before" \
-                "for other files or settings, choose another folder: COURSE=runs/NAME" >&2
+            printf '%s\n' "error: $out already exists, made by another command:" "  $before" \
+                "to use other files or settings, choose another folder: COURSE=runs/NAME" >&2
             exit 2
         fi
         printf '$ %s\n%s is finished: skipped\n' "$before" "$out"
@@ -50,7 +50,7 @@ once() {
     show report "$out" --png
 }
 
-# label NAME OPTIONS...: fine-tunes on the first 1,200 rows; SST_TEST is only measured on.
+# label NAME OPTIONS...: fine-tunes on the first 1,200 rows. SST_TEST is used only for evaluation.
 label() {
     name=$1 && shift
     if [ "$SST_TEST" ]; then set -- "$@" --test "$SST_TEST"; fi
@@ -60,7 +60,7 @@ label() {
 heading '1. The nano model (3 layers, 3 heads, width 48) on a small text'
 once small train "$SMALL" --preset nano
 
-heading '2. Each word with its probability, and the six likeliest words in its place'
+heading '2. Each word with its probability, and the six most likely words at its position'
 show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show words
 show sample "$COURSE/small" --prompt "$PROMPT" --tokens 12 --seed 3 --show words=6 \
     --html "$COURSE/words.html" --csv "$COURSE/words.csv"
@@ -82,11 +82,11 @@ heading '6. The same sentences with a Hugging Face model'
 if [ "$GPT2" ]; then
     label gpt2 --from "$GPT2"
 else
-    echo 'skipped; with a model folder, or a name on the Hugging Face Hub: make course GPT2=gpt2'
+    echo 'skipped; to run it, give a model folder or a name on the Hugging Face Hub: make course GPT2=gpt2'
 fi
 
 heading 'Results'
 show runs --folder "$COURSE"
-printf '\nEverything is in %s; docs/course.md explains what to look at.\n' "$COURSE"
-printf '%s\n' 'Curves: loss.png, and epochs.png of classifiers (SVG beside them).' \
-    'Words: words.html and words.csv. Misclassified texts: mistakes.csv of each classifier.'
+printf '\nAll results are in %s. docs/course.md explains them.\n' "$COURSE"
+printf '%s\n' 'Curves: loss.png, and epochs.png for classifiers (also as SVG).' \
+    'Words: words.html and words.csv. Misclassified texts: mistakes.csv in each classifier run.'

@@ -1,10 +1,10 @@
-"""Put what `make course` printed into docs/course.md, shortened.
+"""Copy the output of `make course` into docs/course.md, shortened.
 
     make course 2>&1 | tee course.log
     make course SMALL=... LARGE=... SST=... COURSE=runs/own 2>&1 | tee own.log
     python data/course_page.py embedded=course.log own=own.log
 
-A block of the page that follows `<!-- embedded 3 -->` is replaced by step 3 of that log.
+Step 3 of the log named `embedded` replaces the block that follows `<!-- embedded 3 -->`.
 """
 
 import re
@@ -16,22 +16,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "course.md"
 BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 STEP = re.compile(r"^=== (\w+).*===$", re.MULTILINE)
 PROGRESS = re.compile(r" *\d+%  ")
-LEFT_OUT = re.compile(r" *\d+%  [a-z ]+  \S+ left$|.* is written \(|written: |compile: ")
-# Choices of the plan that the page talks about.
-DISCUSSED = ("held out", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout", "average")
-DISCUSSED += ("text", "train", "forecast", "language_loss", "layer_decay", "preset")
-SHOWN = 6  # lines of progress in a row
-WIDTH = 100
+SKIPPED = re.compile(r" *\d+%  [a-z ]+  \S+ remaining$|wrote |compile: ")
+# Settings of the plan that the page discusses.
+DISCUSSED = ("validation set", "vocabulary", "model", "steps", "lr", "weight_decay", "dropout")
+DISCUSSED += ("average", "text", "train", "forecast", "language_loss", "layer_decay", "preset")
+SHOWN = 6  # progress lines kept of each group
+WIDTH = 110
 
 
 def steps(log: str) -> dict[str, str]:
-    """The output of each step, by its number or first word."""
+    """The output of each step, keyed by its number or first word."""
     _, *parts = STEP.split(log)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def shortened(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if not LEFT_OUT.match(line)]
+    lines = [line for line in text.strip().splitlines() if not SKIPPED.match(line)]
     kept: list[str] = []
     progress: list[str] = []
     planning = False
@@ -46,14 +46,14 @@ def shortened(text: str) -> str:
         if planning and line != "the plan" and name not in DISCUSSED:
             kept += ["  ..."] * (kept[-1] != "  ...")
         elif len(line) > WIDTH and not line.startswith("$") and "  " not in line:
-            kept += textwrap.wrap(line, WIDTH)  # prose, not columns
+            kept += textwrap.wrap(line, WIDTH, break_on_hyphens=False)  # prose, not a table
         else:
             kept.append(line)
     return "\n".join(kept).strip()
 
 
 def some(progress: list[str]) -> list[str]:
-    """A few of them, from the first to the last."""
+    """A few evenly spaced lines, including the first and the last."""
     if len(progress) <= SHOWN:
         return progress
     places = sorted({round(n * (len(progress) - 1) / (SHOWN - 1)) for n in range(SHOWN)})
@@ -61,7 +61,7 @@ def some(progress: list[str]) -> list[str]:
 
 
 def updated(page: str, logs: dict[str, str]) -> str:
-    """The page with the blocks of these logs replaced; those of others stay."""
+    """The page with the blocks of these logs replaced; other blocks are unchanged."""
     found = {
         (name, step): shortened(text)
         for name, log in logs.items()

@@ -1,12 +1,12 @@
-"""Write the three small data sets that come with nanolm; all text is original to this file.
+"""Generate the three small data sets that ship with nanolm. All text is original to this file.
 
-tiny.txt     about 5 kB of sentences over a dozen words; its grammar is known exactly
-             (GRAMMAR below), so what a model has learnt can be checked against the truth.
-stories.txt  about 1 MB of short children's stories to train a small language model on.
-reviews.tsv  4,800 labelled reviews to fine-tune a classifier on; only word order tells.
+tiny.txt     about 5 kB of sentences with a vocabulary of a dozen words. The grammar is known
+             exactly (GRAMMAR below), so a model's probabilities can be checked against it.
+stories.txt  about 1 MB of short children's stories to train a small language model.
+reviews.tsv  9,600 labelled reviews to fine-tune a classifier. Only word order reveals the label.
 
-`python data/generate.py` writes them next to this file (`--out DIR`: elsewhere), the same bytes
-on every platform; with `--check` it only says whether the files are what it would write.
+`python data/generate.py` writes them next to this file, or to `--out DIR`. The bytes are the same
+on every platform. With `--check`, it only compares the existing files and writes nothing.
 """
 
 import argparse
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Dice:
-    """Random choices made from `random.Random.random()` alone, the stable part of the module."""
+    """Random choices that use only `random.Random.random()`, which is stable across versions."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
@@ -49,7 +49,7 @@ class Dice:
 END = "end"
 
 # From each state, all (word, next state) choices are equally likely. No state offers the same
-# word twice, so a sentence can be derived in one way only. "." is the full stop.
+# word twice, so every sentence has exactly one derivation. "." is the full stop.
 GRAMMAR: dict[str, list[tuple[str, str]]] = {
     "start": [("the", "subject"), ("a", "subject")],
     "subject": [("small", "noun"), ("cat", "verb"), ("dog", "verb"), ("bird", "verb")],
@@ -92,7 +92,7 @@ def tiny_sentence(rng: Dice) -> str:
 
 
 def _tiny_state(text: str) -> str | None:
-    """The state after `text`, or None where the grammar cannot begin like that."""
+    """The state after `text`, or None if no sentence can begin with it."""
     words = text.removesuffix(".").split(" ") if text else []
     if text.endswith("."):
         words.append(".")
@@ -106,12 +106,12 @@ def _tiny_state(text: str) -> str | None:
 
 
 def tiny_allows(sentence: str) -> bool:
-    """Is this line a whole sentence of the grammar?"""
+    """Whether this line is a complete sentence of the grammar."""
     return _tiny_state(sentence) == END
 
 
 def tiny_allows_prefix(words: str) -> bool:
-    """Can an allowed sentence begin with these words (cut between words)?"""
+    """Whether a sentence of the grammar can begin with these whole words."""
     return _tiny_state(words) is not None
 
 
@@ -128,7 +128,7 @@ def tiny_entropy() -> float:
 
 
 def tiny_probabilities() -> dict[str, float]:
-    """Every sentence of the grammar with its probability: 1,608 of them, that sum to one."""
+    """All 1,608 sentences of the grammar with their probabilities, which sum to one."""
 
     def after(state: str, words: tuple[str, ...], p: float) -> Iterator[tuple[str, float]]:
         if state == END:
@@ -142,15 +142,15 @@ def tiny_probabilities() -> dict[str, float]:
 
 
 def tiny_bits_per_byte(sentences: Sequence[str]) -> float:
-    """What these sentences, a line each, cost one who knows the grammar and nothing more."""
+    """Bits per byte of these sentences, one per line, under the grammar itself."""
     probabilities = tiny_probabilities()
     bits = -sum(math.log2(probabilities[sentence]) for sentence in sentences)
     return bits / sum(len(sentence) + 1 for sentence in sentences)
 
 
 def fresh_tiny(count: int, seed: int = 2) -> list[str]:
-    """Other draws than those of tiny.txt; of 145 different sentences there, which have a
-    probability of 0.24 together, some come again."""
+    """New samples from the grammar. Some also occur in tiny.txt, whose 145 distinct sentences
+    have a total probability of 0.24."""
     rng = Dice(seed)
     return [tiny_sentence(rng) for _ in range(count)]
 
@@ -166,12 +166,12 @@ def make_tiny(size: int = 5_000) -> str:
 # ---------------------------------------------------------------------------------------------
 # stories.txt
 #
-# A plot is written in a small notation, one story beat after the other:
+# A plot is written in a small notation, one story beat after another:
 #
 #   @x,y = a,b / c,d   draw "a" for {x} and "b" for {y}, or "c" and "d"; fixed for the story
 #   = text             a beat: what happens next
 #   | text             another way to tell the same beat; one of them is picked
-#   ~ text             a beat that is often left out
+#   ~ text             a beat that is often skipped
 #   (blank line)       a new paragraph
 #   [a|b]              pick one of these words
 #
@@ -1229,13 +1229,13 @@ PLOTS = (
     SNOWMAN,
     MUSIC,
 )
-RUNNERS = 2  # how many of the ANIMALS are fast
-OPTIONAL = 0.35  # how often a "~" beat is told
+RUNNERS = 2  # number of fast ANIMALS, listed first
+OPTIONAL = 0.35  # probability that a "~" beat is used
 SHORTEST, LONGEST = 600, 1400  # characters in a story
 
 
 def read_plot(text: str) -> tuple[list[str], list[list[str]]]:
-    """A plot's "@" lines, and its paragraphs: for each beat "=" or "~", then all its tellings."""
+    """The "@" lines of a plot, and its paragraphs: each beat is "=" or "~" and its variants."""
     draws: list[str] = []
     paragraphs: list[list[str]] = []
     for block in re.sub(r"\n  +", " ", text.strip()).split("\n\n"):
@@ -1253,7 +1253,7 @@ def read_plot(text: str) -> tuple[list[str], list[list[str]]]:
 
 
 def cast(kind: str, rng: Dice) -> dict[str, str]:
-    """Draw who is in the story; hero and friend differ in pronoun, so "he" is always clear."""
+    """Draw the characters. Hero and friend have different pronouns, so "he" is unambiguous."""
     sex, other = rng.pick((("f", "m"), ("m", "f")))
     elder = rng.pick("fm")
     if kind == "children":
@@ -1280,7 +1280,7 @@ def cast(kind: str, rng: Dice) -> dict[str, str]:
 
 
 def expand(text: str, names: dict[str, str], rng: Dice) -> str:
-    """Fill in the {names} and pick from the [a|b] choices."""
+    """Replace the {names} and pick one of each [a|b] choice."""
 
     def name(match: re.Match[str]) -> str:
         key = match.group(1)
@@ -1294,7 +1294,7 @@ def expand(text: str, names: dict[str, str], rng: Dice) -> str:
 
 
 def tell(plot: str, rng: Dice) -> str:
-    """Tell one story with this plot."""
+    """Generate one story from this plot."""
     draws, paragraphs = read_plot(plot)
     kind = "children"
     if draws[0].startswith("cast = "):
@@ -1333,8 +1333,8 @@ def make_stories(size: int = 1_075_000) -> str:
 # ---------------------------------------------------------------------------------------------
 # reviews.tsv
 #
-# Every positive review has a negative twin made of exactly the same words: {X} is what the
-# writer thinks and {Y} its opposite, and the twin swaps the two. Counting words tells nothing.
+# Every positive review has a negative twin made of exactly the same words. {X} is the writer's
+# opinion and {Y} its opposite, and the twin swaps the two, so a bag of words is useless.
 # ---------------------------------------------------------------------------------------------
 
 GOOD = ["good", "great", "wonderful", "lovely", "excellent", "superb", "perfect"]
@@ -1344,9 +1344,9 @@ BAD = ["bad", "terrible", "awful", "horrible", "dreadful", "poor", "lousy"]
 class Topic(NamedTuple):
     kind: str  # "place" (visited, and it changes), "show" (visited) or "thing"
     names: str
-    aspects: str  # what one may judge about it
+    aspects: str  # what a review can judge about it
     words: str  # "good/bad" words that fit all of its aspects
-    closing: list[str]  # last remarks that fit only here, "positive / negative"
+    closing: list[str]  # closing remarks that fit only here, "positive / negative"
 
 
 STAY = (
@@ -1457,7 +1457,7 @@ TOPICS = [
         ],
     ),
 ]
-# Words that fit only some of the things one may judge.
+# Words that fit only some of these aspects.
 FITTING = {
     "soup,bread,fish,pizza,pasta,coffee,salad,dessert,curry,sauce,breakfast": "tasty/bland,"
     "delicious/disgusting",
@@ -1470,7 +1470,7 @@ FITTING = {
     "battery,charger,sound": "strong/weak",
 }
 
-# Judging one thing. {s} is "the soup", {S} "The soup", {v} a word like "really" or nothing.
+# Judging one aspect. {s} is "the soup", {S} "The soup", {v} a word like "really" or nothing.
 ONE = [
     "{S} was {v}{X}, not {Y} at all.",
     "{S} was not {Y} at all, it was {v}{X}.",
@@ -1516,7 +1516,7 @@ CHANGING = [
     "{S} is {v}{X} after the new owners came; it was {Y} before that.",
     "{S} was {Y} on my first visit and {v}{X} ever since.",
 ]
-# Judging two things, of which only {a} counts.
+# Judging two aspects, of which only {a} matters.
 TWO = [
     "The {a} was {X} but the {b} was {Y}, and the {a} is what matters to me.",
     "The {b} was {Y} but the {a} was {X}, and the {a} is what matters to me.",
@@ -1570,7 +1570,7 @@ MARK = [
 ]
 MARK_WORDS = "ten/two,nine/two,ten/three,nine/three,ten/one,nine/one"
 
-# Last remarks: positive / negative, the same words in another order.
+# Closing remarks: positive / negative, the same words in a different order.
 CLOSING = [
     "You get more than you pay for. / You pay for more than you get.",
     "It is better than it looks. / It looks better than it is.",
@@ -1594,7 +1594,7 @@ PLACE_CLOSING = [
     "come back here.",
     "Skip the place next door and visit this one. / Skip this one and visit the place next door.",
 ]
-# Remarks that do not count, with good and bad words in them; twins share them.
+# Irrelevant remarks that contain good and bad words. Twins share them.
 ASIDE = [
     "I had a bad cold that week.",
     "It was a good week for me.",
@@ -1705,9 +1705,9 @@ FILES: dict[str, Callable[[], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write nanolm's example data sets.")
-    parser.add_argument("--check", action="store_true", help="compare only, write nothing")
+    parser.add_argument("--check", action="store_true", help="compare the files and write nothing")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).resolve().parent, help="folder for the files"
+        "--out", type=Path, default=Path(__file__).resolve().parent, help="output folder"
     )
     args = parser.parse_args(argv)
     differing = 0
@@ -1726,7 +1726,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{path}: differs from what would be generated")
             differing += 1
     if args.check and not differing:
-        print("all files are as generated")
+        print("all files match")
     return 1 if differing else 0
 
 

@@ -1,24 +1,29 @@
-"""`make course` does what docs/course.md says, and what that page names exists."""
+"""`make course` does what docs/course.md says, and the code and commands of that page exist."""
 
 import ast
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
 
 import click
 import pytest
+from models import gpt_config
 
 from nanolm.cli.main import VERBS, cli
+from nanolm.model.build import build_model
+from nanolm.model.huggingface import save_model
 from nanolm.runs.folder import Run
+from nanolm.text.tokenizer import ByteLevel
 
 CHECKOUT = Path(__file__).parents[1]
 PAGE = (CHECKOUT / "docs" / "course.md").read_text(encoding="utf-8")
 LECTURES = PAGE.partition("# The lectures, idea by idea")[2]
 TABLES = re.findall(r"^\| (.+?) \| (.*) \| (.*) \|$", LECTURES, re.MULTILINE)
-# Writes down what it was asked for, and leaves behind what a finished run does.
+# Records its arguments and creates the files of a finished run.
 STAND_IN = """#!/bin/sh
 for word; do printf '%s\\n' "$word" >>"$ASKED"; done
 echo -- >>"$ASKED"
@@ -41,15 +46,15 @@ class Course:
         self.finished.update({"request": {}, "fingerprints": {}, "result": {}})
 
     def make(self, fails: str = "", **given: str) -> tuple[subprocess.CompletedProcess[str], str]:
-        """What it printed, and what it asked of nanolm."""
+        """The completed process, and the nanolm commands it ran."""
         self.asked.write_text("")
-        ready = self.folder.parent / "ready"  # so that nothing is installed
+        ready = self.folder.parent / "ready"  # skips the installation
         given |= {"COURSE": str(self.folder), "NANOLM": str(self.nanolm), "READY": str(ready)}
-        told = {"ASKED": str(self.asked), "FACTS": str(self.finished.facts_file), "FAILS": fails}
+        paths = {"ASKED": str(self.asked), "FACTS": str(self.finished.facts_file), "FAILS": fails}
         done = subprocess.run(
             ["make", "course", *(f"{name}={value}" for name, value in given.items())],
             cwd=CHECKOUT,
-            env={"PATH": os.environ["PATH"], **told},
+            env={"PATH": os.environ["PATH"], **paths},
             capture_output=True,
             text=True,
         )
@@ -94,7 +99,7 @@ def test_curves_of_every_run_and_a_test_set(course: Course) -> None:
             assert command
             context = command.make_context(verb, words)
             assert verb != "runs" or context.params["folder"] == "COURSE"
-            assert not context.args  # no folder is taken for a command
+            assert not context.args  # no folder is parsed as a command
 
 
 def test_files_may_have_odd_names(course: Course) -> None:
@@ -112,11 +117,11 @@ def test_files_may_have_odd_names(course: Course) -> None:
     assert shlex.split(typed)[:3] == ["nanolm", "train", odd["LARGE"]]
 
 
-def test_goes_on_where_it_was(course: Course) -> None:
+def test_resumes_after_an_interruption(course: Course) -> None:
     large = str(course.folder / "large")
     done, asked = course.make(fails=large)
     assert done.returncode
-    assert "finetune" not in asked  # it stopped there
+    assert "finetune" not in asked  # it stopped at the failing step
     done, asked = course.make()
     assert done.returncode == 0
     assert done.stdout.count("is finished: skipped") == 1
@@ -125,16 +130,16 @@ def test_goes_on_where_it_was(course: Course) -> None:
     assert not any(words[0] in ("train", "finetune-sentiment") for words in course.commands())
 
 
-def test_other_files_are_not_taken_for_the_same(course: Course) -> None:
+def test_other_files_need_another_folder(course: Course) -> None:
     course.commands()
     done, asked = course.make(LARGE="other.txt")
     assert done.returncode
-    assert "made by another command:\n  nanolm train embedded:stories" in done.stderr
+    assert "  nanolm train embedded:stories" in done.stderr
     assert "COURSE=" in done.stderr
     assert "other.txt" not in asked
 
 
-def test_code_that_the_page_names_exists() -> None:
+def test_code_named_on_the_page_exists() -> None:
     assert len(TABLES) > 60
     for idea, code, _ in TABLES:
         words = re.findall(r"`([^`]+)`", code)
@@ -145,7 +150,7 @@ def test_code_that_the_page_names_exists() -> None:
 
 
 def holds(tree: ast.AST, names: list[str]) -> bool:
-    """Whether a class, function, constant or attribute has that name; `a.b`: b within a."""
+    """Whether a class, function, constant or attribute has this name (`a.b`: b inside a)."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=found) | ast.FunctionDef(name=found):
@@ -171,20 +176,36 @@ def test_commands_of_the_page_parse() -> None:
         if isinstance(found, click.Group) and not words[0].startswith("-"):
             found = found.get_command(click.Context(found), words.pop(0))
             assert found, command
-        assert found.make_context(verb, words), command  # tells what it does not know
+        assert found.make_context(verb, words), command  # raises for unknown options
+
+
+def test_python_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    tokenizer = ByteLevel([])
+    model = build_model(gpt_config(vocab_size=tokenizer.vocab_size, context=32))
+    (folder := tmp_path / "runs/course/large").mkdir(parents=True)
+    save_model(model, folder, tokenizer)
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(script, encoding="utf-8")
+    runpy.run_path("script.py")
+    size = len(tokenizer.encode("The cat was hungry"))
+    shapes = [(1, 1, size, model.config.dim)] * 2 + [(1, 1, size, size)]
+    assert capsys.readouterr().out.endswith(" ".join(f"torch.Size({[*s]})" for s in shapes) + "\n")
 
 
 LOG = """
 === 1. A step ===
 $ nanolm train x --out runs/x
 the plan
-  held out: some
+  validation set: some
   threads: 1 (so)
   dtype: float32 (so)
- 10%  reading  0:10 left
+ 10%  reading  0:10 remaining
 {progress}
 runs/x: done
-runs/x/report.html is written (1 kB)
+wrote runs/x/report.html (1 kB)
 
 === Results ===
 $ nanolm runs
@@ -201,7 +222,7 @@ def test_output_is_put_into_the_page() -> None:
     page = "<!-- a 1 -->\n```\nold\n```\nwords\n<!-- b 1 -->\n```\nkept\n```\n"
     lines = script.updated(page, {"a": LOG.format(progress=progress)}).splitlines()
     assert lines[2:7] == [
-        "$ nanolm train x --out runs/x", "the plan", "  held out: some", "  ...",
+        "$ nanolm train x --out runs/x", "the plan", "  validation set: some", "  ...",
         "  1%  step 1  loss 1.0",
     ]  # fmt: skip
     assert lines[-8:] == [
