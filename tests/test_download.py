@@ -73,7 +73,7 @@ def test_the_date_does_where_there_is_no_tag(server: Server, tmp_path: Path) -> 
 
 def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
     url = server.put("/a.txt", content(cut=200_000))
-    with pytest.raises(DataError, match=r"200,000 bytes of a.txt have arrived, .* goes on from"):
+    with pytest.raises(DataError, match=r"200,000 bytes of a.txt.* resume"):
         fetch(url, tmp_path, quiet)
     server.asked.clear()
     server.put("/a.txt", content())
@@ -86,7 +86,7 @@ def test_a_hanging_server_is_given_up(
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.1)
     url = server.put("/a.txt", content(cut=200_000, stall=0.5), lambda handler: time.sleep(0.5))
-    with pytest.raises(DataError, match=r"timed out.*200,000 bytes of a.txt have arrived"):
+    with pytest.raises(DataError, match=r"timed out.*200,000 bytes of a.txt"):
         fetch(url, tmp_path, quiet)
     assert len(server.asked) == 3
 
@@ -171,7 +171,7 @@ def test_a_damaged_copy_is_fetched_anew(server: Server, tmp_path: Path) -> None:
     file.write_bytes(DATA[:10])
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
     (file.parent / "a.txt.json").unlink()
-    with pytest.raises(DataError, match="delete it to fetch it anew"):
+    with pytest.raises(DataError, match=r"a\.txt .*checksum.*delete"):
         checksum(file)
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
 
@@ -182,7 +182,7 @@ def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:  # as the write before it would
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DiskFull, match=r"what has arrived is kept"):
+    with pytest.raises(DiskFull, match=r"bytes downloaded so far are kept"):
         fetch(url, tmp_path, full)
     assert part_of(tmp_path).stat().st_size == 1000
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
@@ -197,7 +197,7 @@ def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (401, UsageError, r"a.txt is not public \(HTTP 401\)"),
         (403, UsageError, r"a.txt is not public \(HTTP 403\)"),
         (500, DataError, r"a.txt.* HTTP 500 \(Internal Server Error\)"),
-        (416, DataError, r"a.txt.* no such part"),
+        (416, DataError, r"a.txt.* requested part of the file"),
     ],
 )
 def test_http_errors(
@@ -223,7 +223,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("no_proxy", "*")
     with Server() as gone:
         pass
-    with pytest.raises(DataError, match=r"cannot be reached: .*refused.* is there a network\?"):
+    with pytest.raises(DataError, match=r"could not be reached \(.*refused.*local path"):
         fetch(f"{gone.root}/a.txt", tmp_path, quiet)
 
 
@@ -239,7 +239,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_other_addresses_are_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UsageError, match="address"):
+    with pytest.raises(UsageError, match="URL"):
         fetch(url, tmp_path, quiet)
 
 

@@ -356,7 +356,7 @@ def test_the_newest_language_model_is_where_it_starts(
     assert any("training from scratch" in text for text in notes)
     shutil.copytree(base, "runs/tiny", symlinks=True)
     finetune(FinetuneSettings(data=(str(data),), steps=2), notify=keep)
-    assert any("starting from runs/tiny, the newest run" in text for text in notes)
+    assert any("starting from runs/tiny, the newest" in text for text in notes)
     settings = json.loads(Path("runs/films-2/run.json").read_text())["request"]
     assert settings["start_from"] == str((tmp_path / "runs/tiny").absolute())
 
@@ -374,7 +374,7 @@ def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     again = finetune_seeds(settings, 3, tmp_path / "seeds", lambda e: notes.append(str(e)))
     assert again.summary() == summary
-    assert len([note for note in notes if "is finished already" in note]) == 3
+    assert len([note for note in notes if "is already finished" in note]) == 3
 
 
 def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:

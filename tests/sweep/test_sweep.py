@@ -98,7 +98,7 @@ def test_names_get_values_around_the_plan_or_those_given() -> None:
     assert around(settings, "seed") == [0, 1, 2]
     assert around(settings, "dropout") == [0.0, 0.1, 0.15, 0.2, 0.3]
     assert around(settings, "optimizer") == ["adamw", "muon"]
-    with pytest.raises(UsageError, match="--over heads: there is no such thing"):
+    with pytest.raises(UsageError, match="--over heads: this model has no such setting"):
         around(settings, "heads")
 
 
@@ -108,18 +108,18 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
         asked.check()
     for line in (
         "--over lrr: no such setting; did you mean lr?",
-        "--over val: leave it out; trials could not be compared",
-        "--over norm: which values? Type --over norm=ONE:ANOTHER",
+        "--over val: omit it, because trials could not be compared",
+        "--over norm: give the values to try: --over norm=ONE:ANOTHER",
         "--over dropout: 'x' is not a number",
         "--dropout 2.0: must be at least 0 and below 1",
-        "--lr 0.2 and --over lr=: give one of them",
-        "--steps 5: a sweep shares out time; say --minutes",
+        "--lr 0.2 and --over lr=: give only one of them",
+        "--steps 5: a sweep divides time; use --minutes",
         "--trials 0: must be from 1 to 1000",
     ):
         assert line in str(caught.value).splitlines()
-    with pytest.raises(UsageError, match="say what to try: --over lr"):
+    with pytest.raises(UsageError, match="name what to vary: --over lr"):
         SweepRequest(TrainSettings(("x",)), "").check()
-    with pytest.raises(UsageError, match="-: a pipe is read once"):
+    with pytest.raises(UsageError, match="-: a pipe can be read only once"):
         SweepRequest(TrainSettings(("-",)), "lr").check()
 
 

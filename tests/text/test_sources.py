@@ -57,7 +57,7 @@ def test_a_folder_gives_its_texts_in_order_and_counts_the_rest(folder: Path) -> 
     assert names(found, folder) == texts
     assert found.skipped == {"hidden": 2, "binary": 3, "no regular file": 2, "empty": 1}
     assert skipped_files(found.skipped) == (
-        "skipped 3 binary and 1 empty and 2 hidden and 2 no regular file"
+        "skipped files: 3 binary, 1 empty, 2 hidden, 2 not regular files"
     )
     assert "old.dat" in names(find(folder, encoding="latin-1"), folder)
 
@@ -68,7 +68,7 @@ def test_patterns(folder: Path) -> None:
         "sub/c.jsonl",
     ]
     assert len(find(folder / "**" / "*.py").files) == 1
-    with pytest.raises(UsageError, match="matches no file"):
+    with pytest.raises(UsageError, match="does not match any file"):
         find(folder / "*.none")
     (folder / "odd[1].txt").write_text("a name is no pattern if the file is there")
     assert names(find(folder / "odd[1].txt"), folder) == ["odd[1].txt"]
@@ -76,7 +76,7 @@ def test_patterns(folder: Path) -> None:
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0")
-    with pytest.raises(DataError, match="has no text in it; skipped 1 binary"):
+    with pytest.raises(DataError, match="contains no text; skipped files: 1 binary"):
         find(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 def test_a_pipe_that_nobody_writes_to_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="no text in there"):
+    with pytest.raises(DataError, match="no text found"):
         read_corpus(find(tmp_path / "pipe"), Reading(), tmp_path)
 
 

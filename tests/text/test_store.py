@@ -126,7 +126,7 @@ def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -
 
 def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match="too little to train on"):
+    with pytest.raises(DataError, match="1 bytes are too few to train on"):
         prepare_tokens(TextRequest(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
     left = [entry.name for entry in (tmp_path / "cache" / "tokens").iterdir()]
     assert all(name.endswith(".lock") for name in left)
@@ -297,14 +297,14 @@ def test_two_at_once_do_the_work_once(tmp_path: Path) -> None:
         shown = [process.stdout.read() for process in (first, other) if process.stdout]
     assert (first.returncode, other.returncode) == (0, 0)
     assert len(contents(tmp_path / "cache")) == 5
-    assert "".join(shown).count("another run prepares this text") <= 1
+    assert "".join(shown).count("another run is preparing this text") <= 1
 
 
 def test_text_that_changes_between_a_look_and_the_reading_is_refused(
     text_file: Path, tmp_path: Path
 ) -> None:
     def change(what: str, done: int, total: int) -> None:
-        if what == "looking at the text":
+        if what == "hashing the text":
             text_file.write_text(TEXT + "more")
 
     with pytest.raises(DataError, match="changed while it was being read"):
@@ -334,7 +334,7 @@ def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.Monkey
         cache=tmp_path,
     )
     assert (again.folder, again.fingerprints) == (part.folder, part.fingerprints)
-    assert set(shown) == {"looking at the text"}
+    assert set(shown) == {"hashing the text"}
     least = prepare_tokens(request, cache=tmp_path, until=time.monotonic() - 1)
     assert least.max_bytes == store.LEAST_PART
 

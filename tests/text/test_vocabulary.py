@@ -48,7 +48,7 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
         kept, not_raised = choose_vocabulary(corpus, quiet, most_doublings=0)
     assert measured and raised and not_raised
     assert raised == 4 * not_raised > measured
-    assert "raised for" in choice.reason
+    assert "increased for" in choice.reason
     assert "no time to read all" in kept.reason
 
 
