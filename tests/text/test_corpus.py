@@ -157,7 +157,7 @@ def test_a_file_that_changes_or_goes_away_is_told(tmp_path: Path) -> None:
         read_corpus(sources, Reading(), tmp_path, grow)
     sources = find_sources([str(tmp_path / "goes.txt")], tmp_path, lambda *_: None)
     (tmp_path / "goes.txt").unlink()
-    with pytest.raises(DataError, match=r"goes\.txt went away"):
+    with pytest.raises(DataError, match=r"goes\.txt no longer exists"):
         read_corpus(sources, Reading(), tmp_path)
 
 

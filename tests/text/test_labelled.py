@@ -204,7 +204,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     written(tmp_path, "train/urls.txt", "no film")
     found = read(tmp_path / "train")
     assert found.how == "a folder for each class"
-    assert found.notes == ["2 files in no folder of a class left out"]
+    assert found.notes == ["2 files outside class folders skipped"]
     assert found.texts[0] == "neg film\nnumber 0"
     assert found.labels == ["neg", "pos"] * 3
     more = written(tmp_path, "more.tsv", table(FILMS))
@@ -298,7 +298,7 @@ def test_plain_text_stays_whole(tmp_path: Path) -> None:
     [
         ("text\tclass\ttopic\na b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'class' and 'topic'"),
         ("sentence1\tsentence2\tlabel\na b\tc d\t1\ne f\tg h\t0\n", "'sentence1' and 'sentence2'"),
-        ("a b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'2' and '3' may each be the label"),
+        ("a b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'2' and '3' could each be the label"),
     ],
 )
 def test_no_guess_between_two(data: str, message: str, tmp_path: Path) -> None:
