@@ -35,7 +35,7 @@ RECEIVED_BYTES = 1 << 16  # per read
 
 
 class _Interrupted(Exception):
-    """The connection broke; another attempt may get further."""
+    """The connection was lost; another attempt may get further."""
 
 
 class _StartOver(_Interrupted):
@@ -173,7 +173,7 @@ def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report
         part.unlink(missing_ok=True)
         raise
     if record["size"] not in (None, done):
-        raise _Interrupted("the connection ended early")
+        raise _Interrupted("the connection closed early")
 
 
 def _resumable(record: dict[str, Any]) -> bool:
@@ -186,9 +186,9 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         while block := response.read1(RECEIVED_BYTES):
             yield block
     except (OSError, http.client.HTTPException) as error:
-        raise _Interrupted(f"the connection broke ({error})") from None
+        raise _Interrupted(f"the connection was lost ({error})") from None
     if response.length:  # read1 counts down the remaining bytes
-        raise _Interrupted("the connection ended early")
+        raise _Interrupted("the connection closed early")
 
 
 def _retry(action: Callable[[], T]) -> T:
@@ -222,7 +222,7 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
             raise _StartOver("the server does not have the requested part of the file") from None
         if error.code not in (401, 403, 404, 410):
             answer = f"HTTP {error.code} ({' '.join(str(error.reason).split())})"
-            raise DataError(f"{shown}: the server answered {answer}; try again later") from None
+            raise DataError(f"{shown}: the server returned {answer}; try again later") from None
         if _is_hub(url):  # which does not say whether a private repository exists
             cure = "check the spelling, or set HF_TOKEN to an access token that can read it"
             raise UsageError(f"the Hub has no public {shown} {status}; {cure}") from None
@@ -236,7 +236,7 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
         if isinstance(error, URLError) and not isinstance(reason, TimeoutError):
             cure = "check the network connection, or download it elsewhere and pass the local path"
             raise DataError(f"{shown} could not be reached ({reason}); {cure}") from None
-        raise _Interrupted(f"the connection broke ({reason})") from None
+        raise _Interrupted(f"the connection was lost ({reason})") from None
 
 
 def _authorised(request: Request) -> Request:

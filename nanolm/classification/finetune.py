@@ -117,11 +117,11 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
     newest = next((run for run in runs.runs_by_age(ROOT) if not runs.is_classifier(run)), None)
     if given:
-        why = f"training from scratch, because {given[0]} was given (use --from to change)"
+        why = f"training from scratch, because {given[0]} was given (--from selects a model)"
     elif newest is None:
         why = f"training from scratch, because there is no language model in {ROOT}/"
     else:
-        why = f"starting from {newest}, the newest language model (use --from to change)"
+        why = f"starting from {newest}, the newest language model (--from selects another)"
     notify(Note(why))
     return replace(settings, start_from=SCRATCH if given or newest is None else str(newest))
 

@@ -62,14 +62,14 @@ class FinetuneSettings(Settings):
         for name, known in (("pool", get_args(Pool)), ("long", get_args(Long))):
             value = getattr(self, name)
             if value is not None and value not in known:
-                problems.append(f"{option(name)} {value}: choose {', '.join(known)}")
+                problems.append(f"{option(name)} {value}: choose from {', '.join(known)}")
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.train is not None and not TRAINED.fullmatch(self.train):
             choices = "head, all, lora, or last-N for the last N layers (last-2)"
             problems.append(f"--train {self.train}: choose {choices}")
         elif self.start_from == SCRATCH and not trains_all:
-            problems.append(f"--train {self.train}: needs --from; from scratch, use --train all")
+            problems.append(f"--train {self.train} needs --from; from scratch, use --train all")
         if self.language_loss and self.train == "head":
             problems.append("--language-loss has no effect with --train head; omit one of them")
         if self.start_from not in (None, SCRATCH):

@@ -50,7 +50,7 @@ class CompareRequest:
                 problems.append("--only pretrained needs --from RUN, a pretrained model")
             elif name not in known:
                 there = ", ".join(known) + did_you_mean(name, known)
-                problems.append(f"--only {name}: choose {there}")
+                problems.append(f"--only {name}: choose from {there}")
         if not 0 < self.minutes <= 100_000:
             problems.append(f"--budget {self.minutes:g}: must be above 0 minutes")
         if self.seeds is not None and not 1 <= self.seeds <= 100:
@@ -146,7 +146,8 @@ class Comparison(Ledger[CompareState]):
         if state.found:
             self.watch(Note(f"resuming {self.folder}"))
         if state.data not in ("", data := self.task.fingerprint()):
-            raise DataError(f"the data has changed since {self.folder} was started; change --out")
+            what = f"the data has changed since {self.folder} was started"
+            raise DataError(f"{what}; use another --out")
         state.data = data
         if not state.finished:
             self.save()
@@ -214,7 +215,7 @@ def draw(result: CompareResult, name: str) -> None:
         times = result.lengths.items()
         curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
         panels = [Panel("milliseconds per step", curves)]
-        title = "training step with one sequence, by its length"
+        title = "time of a training step by sequence length"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
     for stem, picture in pictures.items():
         write_atomically(Path(result.folder) / f"{stem}.svg", picture)

@@ -89,7 +89,7 @@ def family(title: str, teaches: str, name: str | None) -> ModelKind:
 
 LANGUAGE_MODELS: dict[str, ModelKind] = {
     "ngram": ModelKind(
-        "n-gram", "counts what followed the last few tokens; words are unrelated", 0.2, count_ngrams
+        "n-gram", "counts of which token followed the last few tokens", 0.2, count_ngrams
     ),
     "rnn": family("Elman RNN", "one state for all past tokens, updated at every token", "rnn"),
     "lstm": family("LSTM", "gates keep information longer, still token by token", "lstm"),

@@ -58,7 +58,7 @@ def parse(over: str) -> tuple[Space, list[str]]:
         word, given, after = part.partition("=")
         name = "start_from" if word == "from" else word.strip().replace("-", "_")
         if name in SAME_IN_ALL_TRIALS:
-            problems.append(f"--over {word}: omit it, because trials could not be compared")
+            problems.append(f"--over {word}: omit it; trials would not be comparable")
         elif name not in names:
             problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
         elif not given and name not in AROUND:

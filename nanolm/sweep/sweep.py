@@ -70,7 +70,8 @@ class SweepRequest:
             problems += space.misfits(settings, values)
         for name in BUDGETS:
             if (value := getattr(self.settings, name)) is not None:
-                problems.append(f"{option(name)} {value}: a sweep divides time; use --minutes")
+                cure = "a sweep is limited by time; use --minutes"
+                problems.append(f"{option(name)} {value}: {cure}")
         if self.trials is not None and not 1 <= self.trials <= 1_000:
             problems.append(f"--trials {self.trials}: must be from 1 to 1000")
         for path in settings.corpus:

@@ -30,7 +30,7 @@ class Reading:
             return []
         except LookupError:
             known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
-            hint = did_you_mean(self.encoding, known) or f"; try for example {', '.join(known)}"
+            hint = did_you_mean(self.encoding, known) or f"; try one such as {', '.join(known)}"
             return [f"--encoding {self.encoding}: unknown encoding{hint}"]
 
 

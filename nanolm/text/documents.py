@@ -92,7 +92,7 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
     hint = f"its text fields are {listed(texts)}" if texts else "it has no text field"
-    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint} (--text-field NAME)")
+    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint} (--text-column NAME)")
 
 
 def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
 from nanolm.text.source import COMPRESSIONS, TextSource
 
 EMBEDDED = {  # name: (file, document separator, what it is)
-    "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
+    "tiny": ("tiny.txt", None, "5 kB of simple sentences made of a dozen words"),
     "stories": ("stories.txt", "***", "1 MB of short stories"),
     "reviews": ("reviews.tsv", None, "9,600 short reviews, each labelled positive or negative"),
 }
@@ -84,7 +84,7 @@ def _expand(
         name = name.removeprefix(SCHEME)
         if name not in EMBEDDED:
             known = ", ".join(SCHEME + name for name in EMBEDDED)
-            raise UsageError(f"{SCHEME}{name}: no such embedded corpus; choose {known}")
+            raise UsageError(f"{SCHEME}{name}: no such embedded corpus; choose from {known}")
         yield TextSource(SCHEME + name, embedded_file(EMBEDDED[name][0]), EMBEDDED[name][1])
     elif name.startswith("hf://"):
         from nanolm.text.datasets import dataset_files  # slow to import
@@ -209,7 +209,7 @@ def _not_text(source: TextSource, encoding: str) -> str | None:
 
 def skipped_files(skipped: Counter[str]) -> str:
     """ "skipped files: 3 binary, 1 hidden"."""
-    shown = {"oddly named": "with unprintable names", "no regular file": "not regular files"}
+    shown = {"oddly named": "with unprintable names", "no regular file": "special"}
     counts = sorted((shown.get(reason, reason), count) for reason, count in skipped.items())
     parts = [f"{count:,} {reason}" for reason, count in counts if count]
     return f"skipped files: {', '.join(parts)}" if parts else "no files were skipped"

@@ -143,7 +143,7 @@ def test_seeds(films: Path, cli: Cli) -> None:
     [
         (["none.tsv"], ["none.tsv does not exist"]),
         (["--train", "some", "--pool", "middle"], ["--train some: choose", "--pool middle"]),
-        (["--train", "head", "--from", "none"], ["--train head: needs --from"]),
+        (["--train", "head", "--from", "none"], ["--train head needs --from"]),
         (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be used with --from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
         (["--test", "a", "--test-fraction", "0.1"], ["either --test or --test-fraction"]),

@@ -92,7 +92,7 @@ def test_errors_are_told_together() -> None:
     assert str(caught.value).splitlines() == [
         "--dim 0: must be from 1 to 100,000",
         "--over lrr: no such setting; did you mean lr?",
-        "--steps 5: a sweep divides time; use --minutes",
+        "--steps 5: a sweep is limited by time; use --minutes",
     ]
     with pytest.raises(UsageError, match="nanolm sweep --over lr embedded:stories"):
         main(["sweep"])

@@ -130,7 +130,7 @@ def test_what_cannot_be_compared(labelled: FinetuneSettings) -> None:
     with pytest.raises(UsageError) as raised:
         CompareRequest(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
     lines = str(raised.value).splitlines()
-    assert lines[0].startswith("--only lstn: choose majority, bag, ")
+    assert lines[0].startswith("--only lstn: choose from majority, bag, ")
     assert lines[0].endswith("did you mean lstm?")
     assert lines[1].startswith("--only pretrained needs --from RUN")
     assert lines[2].startswith("--budget 0: must be above 0")

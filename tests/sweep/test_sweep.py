@@ -108,12 +108,12 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
         asked.check()
     for line in (
         "--over lrr: no such setting; did you mean lr?",
-        "--over val: omit it, because trials could not be compared",
+        "--over val: omit it; trials would not be comparable",
         "--over norm: give the values to try: --over norm=ONE:ANOTHER",
         "--over dropout: 'x' is not a number",
         "--dropout 2.0: must be at least 0 and below 1",
         "--lr 0.2 and --over lr=: give only one of them",
-        "--steps 5: a sweep divides time; use --minutes",
+        "--steps 5: a sweep is limited by time; use --minutes",
         "--trials 0: must be from 1 to 1000",
     ):
         assert line in str(caught.value).splitlines()

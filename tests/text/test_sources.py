@@ -56,9 +56,7 @@ def test_a_folder_gives_its_texts_in_order_and_counts_the_rest(folder: Path) -> 
     texts = ["a.md", "b.txt", "big", "latin.txt", "sub/c.jsonl", "sub/notes", "sub/deep/d.py"]
     assert names(found, folder) == texts
     assert found.skipped == {"hidden": 2, "binary": 3, "no regular file": 2, "empty": 1}
-    assert skipped_files(found.skipped) == (
-        "skipped files: 3 binary, 1 empty, 2 hidden, 2 not regular files"
-    )
+    assert skipped_files(found.skipped) == ("skipped files: 3 binary, 1 empty, 2 hidden, 2 special")
     assert "old.dat" in names(find(folder, encoding="latin-1"), folder)
 
 

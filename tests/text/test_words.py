@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_noticed(large: Corpus, monkeypatch: pytest.Monke
             workers.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    with pytest.raises(RuntimeError, match="ended early, with -9"):
+    with pytest.raises(RuntimeError, match="exited early with code -9"):
         count_corpus(large, 2, lambda *_: workers[0].kill())
     assert all(worker.returncode is not None for worker in workers)
 
