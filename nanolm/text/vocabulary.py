@@ -74,7 +74,7 @@ def choose_vocabulary(
     `measured` is the number of bytes there is time to measure; with 0, a default size is used."""
     size = corpus.length
     if size < TINY_CORPUS:
-        reason = f"under {TINY_CORPUS // 1000} kB of text, so whole words become tokens"
+        reason = f"merges until words are tokens, for under {TINY_CORPUS // 1000} kB of text"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         reason = "suits a megabyte of text; no time to measure other sizes"
