@@ -1,4 +1,4 @@
-"""Labelled texts on their way to a model: split by label, cut, and batched by length."""
+"""Preparing labelled texts: stratified splits, truncation, and batches by length."""
 
 from pathlib import Path
 
@@ -156,13 +156,13 @@ def test_batches_have_every_text_once_and_little_filling() -> None:
     assert set(whole.tolist()) == set(range(3000))
     filled = sum(int(lengths[rows].max()) * len(rows) for rows in first)
     assert filled < 1.1 * lengths[whole].sum()
-    # A function of seed and index alone; another order in the next epoch.
+    # A pure function of seed and index; a different order in the next epoch.
     other = LengthBatches(lengths, 32, seed=5)
     for index in (200, 3, 93, 94):
         assert np.array_equal(other[index], batches[index])
     assert not np.array_equal(batches[batches.in_epoch], batches[0])
     means = [lengths[rows].mean() for rows in first]
-    assert np.corrcoef(means[:-1], means[1:])[0, 1] < 0.5  # short and long ones by turns
+    assert np.corrcoef(means[:-1], means[1:])[0, 1] < 0.5  # short and long ones alternate
 
 
 def test_rows_are_filled_up_with_padding_at_the_end() -> None:

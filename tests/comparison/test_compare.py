@@ -1,4 +1,4 @@
-"""Models side by side: the whole of it, small."""
+"""A complete comparison of models, on a small scale."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Pat
     assert [row.name for row in outcome.rows] == list(CompareRequest(settings).kinds())
     found = {row.name: row.means["accuracy"] for row in outcome.rows}
     assert found["majority"] == 0.5
-    assert found["bag"] == found["pairs"] == 1.0  # one word says it all
+    assert found["bag"] == found["pairs"] == 1.0  # one word decides
     for row in outcome.rows[1:]:
         assert row.means["parameters"] > 0
         assert row.means["long_seconds"] > 0
@@ -88,7 +88,7 @@ def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> 
     whole = compare(request, tmp_path / "run")
     assert whole.finished
     assert "resuming" in (tmp_path / "run" / "transformer" / "seed-1" / "log.txt").read_text()
-    file = tmp_path / "run" / "compare.json"  # as if it had been killed before this was written
+    file = tmp_path / "run" / "compare.json"  # as if killed before this was written
     file.write_text(json.dumps({**json.loads(file.read_text()), "found": {}, "finished": False}))
     again = compare(request, tmp_path / "run")
     assert again.rows[0].means["accuracy"] == whole.rows[0].means["accuracy"]

@@ -1,4 +1,4 @@
-"""What is not text is refused, whatever encoding somebody hopes it is in."""
+"""Files that are not text are refused, whatever encoding is given."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""Data sets from a stand-in for the Hugging Face Hub."""
+"""Datasets from a fake Hugging Face Hub."""
 
 import threading
 from pathlib import Path
@@ -21,10 +21,10 @@ def test_a_data_set_in_pages(server: Server, tmp_path: Path) -> None:
     assert texts(files) == ["a.jsonl.gz", "b c.parquet", "d/c.TXT"]
     asked = len(server.asked)
     assert dataset_files("hf://owner/name", tmp_path, quiet) == files
-    assert len(server.asked) == asked  # no network once everything is there
+    assert len(server.asked) == asked  # no network once everything is cached
     files[0].unlink()
     assert dataset_files("hf://owner/name", tmp_path, quiet) == files
-    assert len(server.asked) == asked + 3 + 1  # listed anew, one file fetched
+    assert len(server.asked) == asked + 3 + 1  # listed again, one file downloaded
 
 
 @pytest.mark.parametrize(

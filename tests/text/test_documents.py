@@ -20,7 +20,7 @@ from nanolm.text.source import TextSource
 
 
 def read(file: Path, **how: str) -> list[str]:
-    """The documents of a file, put together."""
+    """The documents of a file, each in one string."""
     found: list[str] = []
     for begins, text in documents.documents(TextSource(str(file), file), Reading(**how)):
         if begins:
@@ -37,7 +37,7 @@ def written(folder: Path, name: str, data: bytes | str) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every boundary that a large file would have, in a small one."""
+    """Block boundaries as in a large file, in a small one."""
     monkeypatch.setattr(source, "READ_BYTES", 3)
 
 
@@ -144,7 +144,7 @@ def test_compressed(suffix: str, tmp_path: Path) -> None:
     text = "some text, and more\n" * 5000
     assert read(written(tmp_path, "a.txt" + suffix, pack(text.encode()))) == [text]
     assert read(written(tmp_path, "packed", pack(text.encode()))) == [text]  # whatever its name
-    two = pack(b"one ") + pack(b"two")  # as `cat a.gz b.gz` makes
+    two = pack(b"one ") + pack(b"two")  # as from `cat a.gz b.gz`
     assert read(written(tmp_path, "a.txt" + suffix, two)) == ["one two"]
     row = json.dumps({"text": "row"}).encode()
     assert read(written(tmp_path, "a.jsonl" + suffix, pack(row))) == ["row"]

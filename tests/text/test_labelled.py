@@ -1,6 +1,6 @@
-"""Labelled text of every form, each trap of real files on a small twin of it.
+"""Labelled text in every form, with the pitfalls of real files in small copies.
 
-Set NANOLM_TEST_DATA to a folder with real files in `cls` to try those as well.
+Set NANOLM_TEST_DATA to a folder with real files in `cls` to test those as well.
 """
 
 import csv
@@ -331,7 +331,7 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
             "one two\nthree four\nfive six\n",
             "neither begin nor end with one. .*--label-file",
         ),
-        # Prose: first words repeat, but stand in other lines as well.
+        # Prose: first words repeat, but also occur inside other lines.
         ("a.txt", SENTENCES, "neither begin nor end with one. .*__label__NAME"),
         ("a.txt", embedded_file("tiny.txt").read_text(), "neither begin nor end with one"),
         ("a.tsv", "", "no rows with a text and a label"),
@@ -420,11 +420,11 @@ FORMS: dict[str, Callable[[Pairs], str]] = {
     "a.train": lambda rows: table(rows, "{1} {0}\n"),
     "a.txt": lambda rows: table(rows, "__label__{1} {0}\n"),
 }
-# No line ends and tabs, which not every form can hold; more than one word, as texts are.
+# No line ends or tabs, which not every form allows; more than one word, as in real texts.
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\t\ufeff"), max_size=30).map(
     lambda text: f"so: {text} .".strip()
 )
-# A label that every text has among its words is what prose looks like.
+# If every text contains its label as a word, it looks like prose.
 LABEL = st.from_regex(r"[a-z]{2,8}|[1-9][0-9]?", fullmatch=True).filter(lambda word: word != "so")
 
 
@@ -484,7 +484,7 @@ def test_labels_beside_the_texts_are_read_where_they_are_known(tmp_path: Path) -
     rows = [(f"text number {n}", str(n % 2)) for n in range(8)]
     named = written(tmp_path, "a.tsv", table(rows, start="text\tlabel\n"))
     assert labels(named, "01") == [label for _, label in rows]
-    assert labels(named, "ab") == [None] * 8  # of some other classifier
+    assert labels(named, "ab") == [None] * 8  # of another classifier
     assert labels(named, "ab", label_column="label") == [label for _, label in rows]
     other = written(tmp_path, "b.tsv", table(rows, start="text\tpage\n"))
     assert labels(other, "01") == [None] * 8

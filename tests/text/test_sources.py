@@ -26,14 +26,14 @@ def names(found: Sources, folder: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as people have them."""
+    """A typical messy folder."""
     files = {
         "b.txt": b"text",
         "a.md": b"# Title",
         "sub/c.jsonl": b'{"text": "row"}',
         "sub/deep/d.py": b"print('code is text')\n",
         "sub/notes": "kein Suffix: ä".encode(),
-        "big": "日".encode() * 5000,  # cut amid a character where one looks
+        "big": "日".encode() * 5000,  # the sniffed bytes end inside a character
         "latin.txt": b"caf\xe9",
         ".hidden.txt": b"hidden",
         ".git/config": b"hidden too",
@@ -163,7 +163,7 @@ def test_an_address_is_read_and_its_checksum_told(tmp_path: Path) -> None:
         server.shutdown()
     assert found.files[0].name == address
     assert found.files[0].digest() in found.notes[0]
-    with read_corpus(find(address), Reading(), tmp_path) as corpus:  # now without a server
+    with read_corpus(find(address), Reading(), tmp_path) as corpus:  # without a server
         assert corpus.read(0, 99) == b"\xffa book from afar"
 
 

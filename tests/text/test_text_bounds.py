@@ -1,4 +1,4 @@
-"""Texts and tables that unfold without end, devices, deep JSON, and messages that quote them."""
+"""Decompression bombs, devices, deep JSON, and the messages that quote them."""
 
 import bz2
 import contextlib
@@ -102,7 +102,7 @@ def test_many_small_bombs_are_one_large_one(
 
 
 def test_what_people_have_is_read(tmp_path: Path, small: None) -> None:
-    """A log that shrinks to a fiftieth, and a few kilobytes that shrink to nothing."""
+    """A log that compresses to a fiftieth, and a few kilobytes that compress to almost nothing."""
     dice = random.Random(1)
     log = b"".join(
         b"Nov 17 host kernel: link %d is up\n" % dice.choice([1, 2]) for _ in range(30_000)
@@ -135,7 +135,7 @@ def parquet_file(file: Path, values: list[str], rows: int, **how: object) -> Non
 
 
 def limited(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`nanolm` in a process that cannot take much memory."""
+    """`nanolm` in a process with little memory."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (ROOM, ROOM))
@@ -211,7 +211,7 @@ def test_arrow_that_unfolds(layout: str, tmp_path: Path, small: None) -> None:
         with pytest.raises(DataError, match="expands to more than"):
             read(file)
     data = bytearray(good.read_bytes())
-    for place in range(0, len(data), 7):  # damaged in any place: an answer or a DataError
+    for place in range(0, len(data), 7):  # damaged anywhere: a result or a DataError
         data[place] ^= 0xFF
         (tmp_path / "damaged.arrow").write_bytes(data)
         with contextlib.suppress(NanolmError):
@@ -287,7 +287,7 @@ def test_deep_arrow(tmp_path: Path) -> None:
 
 
 def hostile_tables(folder: Path) -> dict[str, list[str]]:
-    """Files, each with the options that are used with it."""
+    """Files, each with its options."""
     texts = {
         "wide.csv": ",".join(f"column{n}" for n in range(300_000)) + "\n" + ",".join("x" * 300_000),
         "names.csv": ",".join(c * 1_000_000 for c in "abc") + "\n1,2,3\n4,5,6\n",

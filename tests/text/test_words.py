@@ -13,7 +13,7 @@ from nanolm.text.corpus import Corpus
 from nanolm.text.vocabulary import count_corpus
 from nanolm.text.words import LONGEST_WORD, MARK, WordCounter, count_words
 
-# Anything at all, and much white space of every kind.
+# Arbitrary text, with a lot of white space of every kind.
 TEXTS = st.text() | st.text(" \n\t\r\u3000a1.,'sé日", max_size=60)
 
 
