@@ -173,7 +173,7 @@ def test_json(tmp_path: Path) -> None:
     numbers = '{"text": "a b", "y": 1.0, "z": [1]}\n{"text": "c \\ud83d", "y": 2}\n{"text": "d"}'
     found = read(written(tmp_path, "b.ndjson", numbers))
     assert (found.texts, found.labels) == (["a b", "c \ufffd"], ["1", "2"])
-    assert found.notes == ["1 row without a label left out"]
+    assert found.notes == ["1 row without a label skipped"]
     with pytest.raises(DataError, match="line 2: must be a JSON object or a string"):
         read(written(tmp_path, "c.jsonl", '{"text": "a", "label": 1}\n[1]\n'))
 
