@@ -885,7 +885,7 @@ LONG_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_a_pipeline_of_many_steps_is_refused(name: str, tmp_path: Path) -> None:
     key, part, steps = LONG_PARTS[name]
     file = with_parts(tmp_path, {key: part})
-    with pytest.raises(ModelError, match=rf"{file}: its {key} has {steps} steps; 100 at most"):
+    with pytest.raises(ModelError, match=rf"{file}: its {key} has {steps} steps; the limit is 100"):
         load_tokenizer(file)
 
 
