@@ -210,7 +210,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     more = written(tmp_path, "more.tsv", table(FILMS))
     assert read(more, tmp_path / "train").labels == ["neg", "pos"] * 3 + [y for _, y in FILMS]
     assert first(2, tmp_path / "train") == ["neg", "pos"]
-    with pytest.raises(UsageError, match=r"folders test, train.*for example .*/train$"):
+    with pytest.raises(UsageError, match=r"folders in .*\(test, train\).*for example .*/train$"):
         read(tmp_path)
 
 

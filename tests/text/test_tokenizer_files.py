@@ -638,7 +638,7 @@ def test_what_the_library_cannot_do_is_said(
     with pytest.raises(ModelError, match="UNK"):
         tokenizer.encode("the")
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "New", "vocab": {"a": 0}}}')
-    with pytest.raises(ModelError, match="Hugging Face tokenizers"):
+    with pytest.raises(ModelError, match="not a Hugging Face tokenizer"):
         load_tokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'nanolm\[hf\]'"):
