@@ -35,7 +35,7 @@ def test_what_data_is(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 2
     assert "--label-column, --test: for labelled texts; if novel.txt has labels" in shown.stderr
     shown = cli("compare", "novel.txt", "--only", "bag")
-    assert "--only bag: there is ngram, rnn, lstm, transformer" in shown.stderr
+    assert "--only bag: choose from ngram, rnn, lstm, transformer" in shown.stderr
     shown = cli("compare", "--from", "none")
     assert "--from none: leave it out" in shown.stderr
     shown = cli("compare", "nothing.tsv")
