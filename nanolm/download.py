@@ -1,11 +1,11 @@
-"""Files from the network, kept in a cache, continued where a download broke off.
+"""Download files into a cache, resuming interrupted downloads.
 
     >>> fetch("https://www.gutenberg.org/files/11/11-0.txt", Path("cache"), lambda *progress: None)
 
 The cache has a folder for each URL or repository, named by its hash:
-  NAME        there only when it is whole
-  NAME.json   URL, validator (what tells versions apart), size, and the SHA-256 once it is whole
-  NAME.part   what has arrived so far
+  NAME        the file; exists only once it is complete
+  NAME.json   URL, validator (identifies the version), size and, once complete, the SHA-256
+  NAME.part   the bytes received so far
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from nanolm.errors import DataError, DiskFull, NanolmError, UsageError
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds without a byte
-WAITS = (0.5, 2.0, 5.0)  # seconds before each further attempt
-RECEIVED_BYTES = 1 << 16  # at once
+WAITS = (0.5, 2.0, 5.0)  # seconds before each retry
+RECEIVED_BYTES = 1 << 16  # per read
 
 
 class _Interrupted(Exception):
-    """The connection broke; another attempt may get further."""
+    """The connection was lost; another attempt may get further."""
 
 
 class _StartOver(_Interrupted):
-    """What the server has now does not fit what has arrived."""
+    """The server's file does not match the bytes received so far."""
 
 
 def fetch(url: str, folder: Path, report: Report) -> Path:
@@ -48,25 +48,26 @@ def fetch(url: str, folder: Path, report: Report) -> Path:
 
 
 def checksum(file: Path) -> str:
-    """The SHA-256 of a fetched file, as it was when it arrived."""
+    """The SHA-256 of a fetched file, recorded when the download finished."""
     try:
         return str(_read_json(file.with_name(f"{file.name}.json"))["sha256"])
     except KeyError:
-        raise DataError(f"{file} has no checksum beside it; delete it to fetch it anew") from None
+        message = f"{file} has no recorded checksum; delete the file to download it again"
+        raise DataError(message) from None
 
 
 @dataclass(frozen=True)
 class Repository:
     kind: str  # "datasets" or "models"
     name: str  # OWNER/NAME, or NAME alone
-    shown: str  # what messages call it
+    shown: str  # the name used in messages
     cache: Path
 
     def fetch(
         self, choose: Callable[[list[str]], list[str]], report: Report, together: bool = False
     ) -> list[Path]:
-        """The local copies of what `choose` picks from all paths, or refuses; once they are whole,
-        without a network. `together` in one folder, or each in its own, as names may recur."""
+        """Local copies of the files that `choose` picks from all paths; cached, so later calls need
+        no network. Each has its own folder, as names may repeat, unless they go `together`."""
         url = f"{_endpoint()}/api/{self.kind}/{quote(self.name)}/tree/main?recursive=true"
         listing = self.cache / f"{_key(url)}.json"
         prefix = "" if self.kind == "models" else f"{self.kind}/"
@@ -78,7 +79,7 @@ class Repository:
             return self.cache / _key(url if together else address(path)) / _name(address(path))
 
         chosen: list[str] = []
-        with contextlib.suppress(NanolmError):  # what is refused may be there by now
+        with contextlib.suppress(NanolmError):  # a missing file may have been added since
             chosen = choose(_read_json(listing).get("paths", []))
         if not chosen or not all(_whole(local(path)) for path in chosen):
             paths = _list(self.shown, url)
@@ -89,7 +90,7 @@ class Repository:
 
 
 def _list(name: str, url: str) -> list[str]:
-    """The paths of all files of a repository, which come in pages."""
+    """The paths of all files in a repository; the listing is paginated."""
 
     def page() -> tuple[bytes, str]:
         with _open(url, name, {}) as response:
@@ -101,15 +102,17 @@ def _list(name: str, url: str) -> list[str]:
             data, links = _retry(page)
             paths += [str(entry["path"]) for entry in json.loads(data) if entry["type"] == "file"]
         except _Interrupted as error:
-            raise DataError(f"{name}: {error}; the same command tries again") from None
+            raise DataError(f"{name}: {error}; run the same command to try again") from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DataError(f"{name}: {url} sent no list of files; is HF_ENDPOINT right?") from None
+            message = f"{name}: {url} did not return a list of files; check HF_ENDPOINT"
+            raise DataError(message) from None
         link = re.search(r'<([^>]*)>[^,]*;\s*rel="?next\b', links)
         if link is None:
             return paths
         following = urljoin(url, link[1])
         if _origin(following) != _origin(url) or following == url:
-            raise DataError(f"{name}: its list of files goes on at {following}, not followed")
+            message = f"the next page of its file list is at {following}, which is not followed"
+            raise DataError(f"{name}: {message}")
         url = following
 
 
@@ -127,17 +130,17 @@ def _download(url: str, file: Path, shown: str, report: Report) -> None:
         _retry(lambda: _receive(url, part, record_file, shown, report))
     except _Interrupted as error:
         arrived = part.stat().st_size if part.exists() else 0
-        on = "goes on from there" if _resumable(_read_json(record_file)) else "starts over"
-        state = f"{arrived:,} bytes of {file.name} have arrived, and the same command {on}"
-        raise DataError(f"{shown}: {error}; {state}") from None
-    # In this order, so that a kill in between leaves a part file that is known to be whole.
+        again = "resume" if _resumable(_read_json(record_file)) else "start over"
+        state = f"{arrived:,} bytes of {file.name} were downloaded"
+        raise DataError(f"{shown}: {error}. {state}; run the same command to {again}") from None
+    # In this order, so that a kill in between leaves a part file that is known to be complete.
     whole = {"size": part.stat().st_size, "sha256": files.sha256(part)}
     _write_json(record_file, {**_read_json(record_file), **whole})
     files.replace(part, file)
 
 
 def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report) -> None:
-    """One request for what is still missing of the part file."""
+    """One request for the missing rest of the part file."""
     record = _read_json(record_file)
     done = part.stat().st_size if part.exists() else 0
     if done and done == record.get("size"):
@@ -146,7 +149,7 @@ def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report
     headers = {"Range": f"bytes={done}-", "If-Range": record["validator"]} if resumed else {}
     try:
         with _open(url, shown, headers) as response:
-            # What `If-Range` takes: an ETag that stands for the very bytes, or else the date.
+            # `If-Range` takes a strong ETag or a date.
             tag = response.headers.get("ETag", "")
             validator = tag if tag.startswith('"') else response.headers.get("Last-Modified")
             if response.status == 206:
@@ -154,9 +157,9 @@ def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report
                 rest = f"bytes {done}-{size - 1}/{size}"
                 same = validator in (None, record.get("validator"))
                 if not (headers and same and response.headers.get("Content-Range") == rest):
-                    raise _StartOver("the server sent another part of the file than was asked for")
+                    raise _StartOver("the server sent the wrong part of the file")
             else:
-                # Emptied before its record changes: old bytes never meet a new validator.
+                # Truncated before its record changes, so old bytes never get a new validator.
                 part.write_bytes(b"")
                 record = {"url": url, "validator": validator, "size": response.length}
                 _write_json(record_file, record)
@@ -170,7 +173,7 @@ def _receive(url: str, part: Path, record_file: Path, shown: str, report: Report
         part.unlink(missing_ok=True)
         raise
     if record["size"] not in (None, done):
-        raise _Interrupted("the connection ended early")
+        raise _Interrupted("the connection closed early")
 
 
 def _resumable(record: dict[str, Any]) -> bool:
@@ -178,14 +181,14 @@ def _resumable(record: dict[str, Any]) -> bool:
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The body as it arrives. Its errors are told apart here from those of the disk."""
+    """The body as it arrives. Network errors are caught here, apart from disk errors."""
     try:
         while block := response.read1(RECEIVED_BYTES):
             yield block
     except (OSError, http.client.HTTPException) as error:
-        raise _Interrupted(f"the connection broke ({error})") from None
-    if response.length:  # read1 keeps count of what is still to come
-        raise _Interrupted("the connection ended early")
+        raise _Interrupted(f"the connection was lost ({error})") from None
+    if response.length:  # read1 counts down the remaining bytes
+        raise _Interrupted("the connection closed early")
 
 
 def _retry(action: Callable[[], T]) -> T:
@@ -199,15 +202,15 @@ def _retry(action: Callable[[], T]) -> T:
 
 class _Redirects(HTTPRedirectHandler):
     def redirect_request(self, req: Request, *rest: Any, **named: Any) -> Request | None:
-        url = rest[-1]  # that it leads to
+        url = rest[-1]  # the target
         if urlsplit(url).scheme not in ("https", req.type):
-            raise DataError(f"{req.full_url} leads to {url}, which is not safe to follow")
+            raise DataError(f"{req.full_url} redirects to {url}, which is not safe to follow")
         request = super().redirect_request(req, *rest, **named)
         return request and _authorised(request)
 
 
 def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    """Ask for `url`; errors call it `shown`."""
+    """Request `url`; errors call it `shown`."""
     headers = {"User-Agent": "nanolm", "Accept-Encoding": "identity", **headers}
     try:
         request = Request(quote(url, safe=string.punctuation), headers=headers)
@@ -216,29 +219,28 @@ def _open(url: str, shown: str, headers: dict[str, str]) -> http.client.HTTPResp
         error.close()
         status = f"(HTTP {error.code})"
         if error.code == 416:
-            raise _StartOver("the server has no such part of the file") from None
+            raise _StartOver("the server does not have the requested part of the file") from None
         if error.code not in (401, 403, 404, 410):
             answer = f"HTTP {error.code} ({' '.join(str(error.reason).split())})"
-            raise DataError(f"{shown}: the server answered {answer}; try again later") from None
-        if _is_hub(url):  # which does not tell strangers what it keeps from them
-            cure = "check its spelling, or set HF_TOKEN to an access token that may read it"
-            raise UsageError(f"the Hub has no open {shown} {status}; {cure}") from None
-        missing = f"does not exist {status}; check its spelling"
-        closed = f"is not public {status}; download it another way and give the file instead"
+            raise DataError(f"{shown}: the server returned {answer}; try again later") from None
+        if _is_hub(url):  # which does not say whether a private repository exists
+            cure = "check the spelling, or set HF_TOKEN to an access token that can read it"
+            raise UsageError(f"the Hub has no public {shown} {status}; {cure}") from None
+        missing = f"does not exist {status}; check the spelling"
+        closed = f"is not public {status}; download it another way and pass the file instead"
         raise UsageError(f"{shown} {missing if error.code > 403 else closed}") from None
     except (ValueError, http.client.InvalidURL):
-        raise UsageError(f"{shown} is not a valid address") from None
+        raise UsageError(f"{shown} is not a valid URL") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(error, URLError) and not isinstance(reason, TimeoutError):
-            cure = "A file or folder that was downloaded elsewhere can be given instead"
-            why = f"{reason}; is there a network? {cure}"
-            raise DataError(f"{shown} cannot be reached: {why}") from None
-        raise _Interrupted(f"the connection broke ({reason})") from None
+            cure = "check the network connection, or download it elsewhere and pass the local path"
+            raise DataError(f"{shown} could not be reached ({reason}); {cure}") from None
+        raise _Interrupted(f"the connection was lost ({reason})") from None
 
 
 def _authorised(request: Request) -> Request:
-    """Add the user's token where it belongs; urllib does not take it along to another host."""
+    """Add the user's token to requests to the Hub; urllib does not send it to another host."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if _is_hub(request.full_url) and token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -262,11 +264,11 @@ def _parse(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts
-    raise UsageError(f"{url} cannot be downloaded; an address starts with https://HOST/")
+    raise UsageError(f"{url} cannot be downloaded; a URL starts with https://HOST/")
 
 
 def _name(url: str) -> str:
-    """What the copy of `url` is called: its own name, as the suffix says how to read it."""
+    """The file name of the local copy of `url`; it keeps the suffix, which gives the format."""
     name = unquote(_parse(url).path.rpartition("/")[2])
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].lstrip(".") or "index.html"
 
@@ -288,12 +290,12 @@ def _locked(folder: Path, report: Report) -> Iterator[None]:
     except OSError as error:
         if not (problem := files.disk_problem(error)):
             raise
-        kept = f"what has arrived is kept. {problem.cure}, then run the same command again."
-        raise DiskFull(f"{problem.what}: {folder} cannot be written; {kept}") from None
+        kept = f"the bytes downloaded so far are kept. {problem.cure}, then run the command again."
+        raise DiskFull(f"{problem.what}: cannot write to {folder}; {kept}") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """What `file` says; nothing where it is missing or damaged."""
+    """The contents of `file`; empty if it is missing or damaged."""
     try:
         values = json.loads(file.read_bytes())
     except (OSError, ValueError):

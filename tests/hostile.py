@@ -288,16 +288,16 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     TOKENIZER: {
         "a pickle as tokenizer": (pickled(TOKENIZER), "cannot be read"),
         "a zip bomb as tokenizer": (zip_bomb(TOKENIZER), "cannot be read"),
-        "a deep tokenizer": (swap(TOKENIZER, "257", deep(10**5)), "is not JSON"),
+        "a deep tokenizer": (swap(TOKENIZER, "257", deep(10**5)), "is not a valid JSON"),
         "a deep part of a tokenizer": (
             swap(TOKENIZER, '_processor": null', '_processor": ' + deep(2000, PROCESSOR, "]}")),
             "",
         ),
         "a tokenizer of lists": (holds(TOKENIZER, lists(10**7)), "too many for a tokenizer"),
-        "a huge id": (tokenizer(added_tokens=[{"id": 10**9, "content": "new"}]), "not all ids"),
+        "a huge id": (tokenizer(added_tokens=[{"id": 10**9, "content": "new"}]), "ids must be"),
         "a decoder that swells": (
             tokenizer(pre_tokenizer=None, decoder={"type": "Sequence", "decoders": [TENFOLD] * 9}),
-            "its decoder makes texts many times longer",
+            "its decoder makes texts too many times longer",
         ),
         "a tokenizer that panics": (
             tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
@@ -307,7 +307,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     "tokenizer_config.json": {
         "a FIFO beside a foreign tokenizer": (
             together(tokenizer(), instead("tokenizer_config.json", os.mkfifo)),
-            "is no file",
+            "is not a file",
         )
     },
     "": {

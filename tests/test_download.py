@@ -73,7 +73,7 @@ def test_the_date_does_where_there_is_no_tag(server: Server, tmp_path: Path) -> 
 
 def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
     url = server.put("/a.txt", content(cut=200_000))
-    with pytest.raises(DataError, match=r"200,000 bytes of a.txt have arrived, .* goes on from"):
+    with pytest.raises(DataError, match=r"200,000 bytes of a.txt.* resume"):
         fetch(url, tmp_path, quiet)
     server.asked.clear()
     server.put("/a.txt", content())
@@ -86,7 +86,7 @@ def test_a_hanging_server_is_given_up(
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.1)
     url = server.put("/a.txt", content(cut=200_000, stall=0.5), lambda handler: time.sleep(0.5))
-    with pytest.raises(DataError, match=r"timed out.*200,000 bytes of a.txt have arrived"):
+    with pytest.raises(DataError, match=r"timed out.*200,000 bytes of a.txt"):
         fetch(url, tmp_path, quiet)
     assert len(server.asked) == 3
 
@@ -97,7 +97,7 @@ def test_a_hanging_server_is_given_up(
         (content(cut=1000), content(ranges=False)),
         (content(cut=1000), content(tag='"2"')),  # changed on the server
         (content(b"old" * 999, cut=1000), content(DATA, tag='"2"')),
-        # Nothing that stands for the very bytes:
+        # No strong validator:
         (content(b"x" * len(DATA), tag='W/"1"', cut=500), content(tag='W/"1"')),
         (content(b"x" * 1000, tag="", cut=500), content(tag="")),
         (chunked(b"x" * 1000, whole=False), content()),
@@ -116,7 +116,7 @@ def test_starts_over_where_it_cannot_go_on(
         status(416),
         status(206, Content_Range="bytes 5-9/10"),
         status(206),
-        # A server that ignores If-Range: the tag gives the new file away.
+        # A server that ignores If-Range: the ETag shows that the file is new.
         status(206, Content_Range=f"bytes 1000-{len(DATA) - 1}/{len(DATA)}", ETag='"2"'),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_kill_between_any_two_renames(
     file = fetch(url, tmp_path, quiet)
     assert file.read_bytes() == DATA
     assert checksum(file) == hashlib.sha256(DATA).hexdigest()
-    assert len(server.asked) == (2 if survived == 0 else 1)  # what had all arrived is kept
+    assert len(server.asked) == (2 if survived == 0 else 1)  # a complete download is kept
 
 
 def test_a_damaged_copy_is_fetched_anew(server: Server, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_damaged_copy_is_fetched_anew(server: Server, tmp_path: Path) -> None:
     file.write_bytes(DATA[:10])
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
     (file.parent / "a.txt.json").unlink()
-    with pytest.raises(DataError, match="delete it to fetch it anew"):
+    with pytest.raises(DataError, match=r"a\.txt .*checksum.*delete"):
         checksum(file)
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
 
@@ -179,10 +179,10 @@ def test_a_damaged_copy_is_fetched_anew(server: Server, tmp_path: Path) -> None:
 def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = server.put("/a.txt", content(cut=1000), content())
 
-    def full(*_: object) -> None:  # as the write before it would
+    def full(*_: object) -> None:  # like the write before it
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DiskFull, match=r"what has arrived is kept"):
+    with pytest.raises(DiskFull, match=r"bytes downloaded so far are kept"):
         fetch(url, tmp_path, full)
     assert part_of(tmp_path).stat().st_size == 1000
     assert fetch(url, tmp_path, quiet).read_bytes() == DATA
@@ -197,7 +197,7 @@ def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (401, UsageError, r"a.txt is not public \(HTTP 401\)"),
         (403, UsageError, r"a.txt is not public \(HTTP 403\)"),
         (500, DataError, r"a.txt.* HTTP 500 \(Internal Server Error\)"),
-        (416, DataError, r"a.txt.* no such part"),
+        (416, DataError, r"a.txt.* requested part of the file"),
     ],
 )
 def test_http_errors(
@@ -212,7 +212,7 @@ def test_http_errors(
     with pytest.raises(error) as from_the_hub:
         fetch(url, tmp_path, quiet)
     assert ("HF_TOKEN" in str(from_the_hub.value)) == (error is UsageError)
-    monkeypatch.delenv("HF_ENDPOINT")  # where the token of the Hub is of no help
+    monkeypatch.delenv("HF_ENDPOINT")  # not the Hub, so its token does not help
     with pytest.raises(error, match=f"^{server.root}/{message}") as caught:
         fetch(url, tmp_path, quiet)
     assert "HF_TOKEN" not in str(caught.value)
@@ -223,7 +223,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("no_proxy", "*")
     with Server() as gone:
         pass
-    with pytest.raises(DataError, match=r"cannot be reached: .*refused.* is there a network\?"):
+    with pytest.raises(DataError, match=r"could not be reached \(.*refused.*local path"):
         fetch(f"{gone.root}/a.txt", tmp_path, quiet)
 
 
@@ -239,7 +239,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_other_addresses_are_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UsageError, match="address"):
+    with pytest.raises(UsageError, match="URL"):
         fetch(url, tmp_path, quiet)
 
 
@@ -252,7 +252,7 @@ def test_redirects(server: Server, tmp_path: Path) -> None:
     server.put("/there", content(cut=1000), content())
     file = fetch(server.put("/here.txt", status(302, Location="/there")), tmp_path, quiet)
     assert (file.name, file.read_bytes()) == ("here.txt", DATA)
-    assert ranges_asked(server)[-1] == "bytes=1000-"  # goes along to where the file is
+    assert ranges_asked(server)[-1] == "bytes=1000-"  # sent on to the host of the file
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/a.txt"])

@@ -1,9 +1,9 @@
-"""LoRA: a large matrix stays as it is, and a product of two thin ones learns what to add to it.
+"""LoRA: each weight matrix stays frozen, and the product of two low-rank matrices is added to it.
 
-    >>> adapters = Adapters(classifier, rank=8)     # nothing changes yet: the second begins at zero
-    >>> with adapters.merged(): ...                 # here the large matrices have it added
+    >>> adapters = Adapters(classifier, rank=8)     # no change yet: the second matrix starts at 0
+    >>> with adapters.merged(): ...                 # here the weights include the adapters
 
-The thin matrices live beside the model, so that its parameters keep their names.
+The low-rank matrices are stored outside the model, so its parameters keep their names.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ RANK = 8
 
 
 class Adapters(nn.Module):
-    """Thin matrices for every linear layer of `model` that is not its output layer."""
+    """Low-rank matrices for every linear layer of `model` except its output layer."""
 
     def __init__(self, model: Model, rank: int = RANK) -> None:
         super().__init__()
-        self.base = [model]  # in a list: not a module of this one
+        self.base = [model]  # in a list, so that it is not a submodule
         modules = model.named_modules()
         self.layers = {name: each for name, each in modules if isinstance(each, nn.Linear)}
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
         for name, layer in self.layers.items():
-            key = name.replace(".", "/")  # a name with dots would be a path to torch
+            key = name.replace(".", "/")  # torch treats dots as a path
             down = torch.randn(rank, layer.in_features) / layer.in_features**0.5
             self.down[key] = nn.Parameter(down.to(layer.weight.device))
             up = torch.zeros(layer.out_features, rank)
@@ -47,7 +47,7 @@ class Adapters(nn.Module):
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """Meanwhile the layers have in their own weights what the thin matrices add."""
+        """Inside this context, the low-rank matrices are merged into the weights of the layers."""
         kept = {name: layer.weight.detach().clone() for name, layer in self.layers.items()}
         self.active = False
         try:

@@ -4,8 +4,8 @@
     >>> bags = vocabulary.bags(["good, good film!", "bad"])
     >>> LogisticModel.fit(bags, np.array([1, 0]), labels=2, words=len(vocabulary), strength=1.0)
 
-A word counts for its frequency in the text times the logarithm of its rarity in the training texts,
-and the vector of a text has length 1, so that long texts do not outweigh short ones.
+The weight of a word is its frequency in the text times its inverse document frequency in the
+training texts. Text vectors have length 1, so long texts do not outweigh short ones.
 """
 
 import re
@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-WORD = re.compile(r"\b\w\w+\b")  # of two letters at least
-NGRAMS = range(3, 6)  # lengths of character n-grams, the spaces around a word included
+WORD = re.compile(r"\b\w\w+\b")  # at least two letters
+NGRAMS = range(3, 6)  # lengths of character n-grams, including the spaces around a word
 MOST_ITERATIONS = 200  # of L-BFGS
-TOLERANCE = 1e-4  # of the gradient of the mean loss of a text
+TOLERANCE = 1e-4  # for the gradient of the mean loss
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Analyze = Callable[[str], list[str]]  # a text to its words
+Analyze = Callable[[str], list[str]]  # splits a text into words
 
 
 @dataclass(frozen=True)
 class Bags:
-    """The words of each text, one text after the other, and what each of them counts."""
+    """The words of all texts, one text after the other, and their weights."""
 
     words: Ints
     weights: Floats
@@ -39,11 +39,11 @@ class Bags:
 
     @cached_property
     def texts(self) -> Ints:
-        """Which text each word is of."""
+        """The index of each word's text."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def rows(self, which: Ints) -> tuple[Ints, npt.NDArray[np.float32]]:
-        """Of these texts: both (texts, most), padded with words that count nothing."""
+        """Words and weights of these texts, (texts, longest) each, padded with weight 0."""
         lengths = self.lengths[which]
         starts = (np.cumsum(self.lengths) - self.lengths)[which]
         columns = np.arange(max(1, int(lengths.max())))
@@ -54,14 +54,14 @@ class Bags:
         return self.words[places], np.where(inside, self.weights[places], 0).astype(np.float32)
 
     def logits(self, weight: Floats, bias: Floats) -> Floats:
-        """Of each text the sum over its words, (texts, labels); of two labels the first has 0."""
+        """The sum over each text's words, (texts, labels); with two labels, the first gets 0."""
         weighted = (self.weights * column[self.words] for column in weight.T)
         columns = [np.bincount(self.texts, each, len(self.lengths)) for each in weighted]
         logits = np.stack(columns, axis=1) + bias
         return np.pad(logits, ((0, 0), (1, 0))) if len(bias) == 1 else logits
 
     def sum_by_word(self, of_texts: Floats, words: int) -> Floats:
-        """Of each word the sum over the texts that have it, (words, columns)."""
+        """For each word, the sum over the texts that contain it, (words, columns)."""
         weighted = (self.weights * column[self.texts] for column in of_texts.T)
         return np.stack([np.bincount(self.words, each, words) for each in weighted], axis=1)
 
@@ -76,7 +76,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Sequence[str], longest: int = 1, analyze: Analyze | None = None) -> Self:
-        """`longest`: how many neighbouring words count as one, at most. `analyze` replaces that."""
+        """`longest` is the maximum n of word n-grams; `analyze` replaces the default analyzer."""
         analyze = analyze or partial(words, longest=longest)
         counts = Counter(word for text in texts for word in set(analyze(text)))
         ids = {word: number for number, word in enumerate(sorted(counts))}
@@ -87,7 +87,7 @@ class Vocabulary:
         return len(self.ids)
 
     def bags(self, texts: Sequence[str]) -> Bags:
-        """Words that no training text has are skipped."""
+        """Words that do not occur in the training texts are skipped."""
         ids, weights = [], []
         for text in texts:
             known = map(self.ids.get, self.analyze(text))
@@ -99,7 +99,7 @@ class Vocabulary:
 
 
 def words(text: str, longest: int = 1) -> list[str]:
-    """In lower case; with `longest` 2, the pairs of neighbours too."""
+    """Lower-case words; with `longest` 2, also bigrams."""
     single, joined = WORD.findall(text.lower()), []
     for count in range(1, longest + 1):
         joined += [" ".join(single[at : at + count]) for at in range(len(single) - count + 1)]
@@ -107,7 +107,7 @@ def words(text: str, longest: int = 1) -> list[str]:
 
 
 def subwords(text: str) -> list[str]:
-    """Words in lower case, each with its character n-grams: new words have known stems, endings."""
+    """Lower-case words with their character n-grams: new words share stems and endings."""
     return [ngram for word in text.lower().split() for ngram in ngrams(word)]
 
 
@@ -120,7 +120,7 @@ def ngrams(word: str) -> list[str]:
 
 @dataclass(frozen=True)
 class LogisticModel:
-    """A column of weights for each label; of two labels, only the second has one."""
+    """A column of weights for each label; with two labels, only for the second."""
 
     weight: Floats  # (words, columns)
     bias: Floats  # (columns,)
@@ -135,11 +135,11 @@ class LogisticModel:
         strength: float,
         tolerance: float = TOLERANCE,
     ) -> Self:
-        """The least of all losses times `strength`, and half the squares of all weights; the bias
+        """Minimize the summed loss times `strength` plus half the sum of squared weights; the bias
         is not penalized. The objective is convex, and L-BFGS finds its minimum."""
         columns = 1 if labels == 2 else labels
         both = torch.zeros(words + 1, columns, dtype=torch.float64)  # the last row is the bias
-        weight, bias = both.numpy()[:-1], both.numpy()[-1]  # views of the same numbers
+        weight, bias = both.numpy()[:-1], both.numpy()[-1]  # views of the same memory
         one_hot = np.eye(labels)[truth]
 
         def loss() -> float:

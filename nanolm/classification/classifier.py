@@ -3,7 +3,7 @@
     >>> text_classifier = load("runs/reviews", note=print)
     >>> text_classifier.logits(["A lovely film."])
 
-Texts are computed in batches of about the same length, as many together as fit.
+Texts of similar length are batched together, as many as fit.
 """
 
 import csv
@@ -31,10 +31,10 @@ from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.labelled import LabelReading, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # padding included
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # including padding
 MOST_SORTED = 8192  # texts that are sorted by length together
-MISTAKES = 10  # that are part of a result; mistakes.csv has all of them
-LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # of which the length of a batch is one
+MISTAKES = 10  # in a result; mistakes.csv has all of them
+LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # batches are padded to a multiple of this
 
 Logits = npt.NDArray[np.float32]
 
@@ -46,7 +46,7 @@ def predict(
     low: bool = False,
     report: Report = lambda *how_far: None,
 ) -> Logits:
-    """The logits of each text, (texts, labels): of several windows their mean. `model` takes ids,
+    """The logits of each text, (texts, labels), averaged over its windows. `model` takes ids,
     (batch, time), and the length of each row."""
     logits = np.empty((len(data.lengths), labels), dtype=np.float32)  # of each window
     was_training, device = model.training, next(model.parameters()).device
@@ -68,11 +68,11 @@ def in_batches(
     report: Report = lambda *how_far: None,
     what: str = "classifying",
 ) -> list[tuple[Ints, Tensor]]:
-    """What `compute` makes of ids and lengths, in float32, with the windows each result is of."""
+    """The outputs of `compute` for ids and lengths, in float32, each with its window indices."""
     order, most = np.argsort(data.lengths, kind="stable"), BATCH_TOKENS[device.type]
     done, batches = 0, []
     while done < len(order):
-        # As many of the next longer ones as fit together.
+        # Take as many of the next longer windows as fit.
         some = order[done : done + most]
         sizes = data.lengths[some] * np.arange(1, len(some) + 1)
         rows = some[: max(1, int(np.searchsorted(sizes, most, side="right")))]
@@ -85,7 +85,7 @@ def in_batches(
 
 
 def encode_for(model: Classifier, texts: Texts, tokenizer: Tokenizer, report: Report) -> Encoded:
-    """Texts as `model` sees them."""
+    """Texts encoded and truncated for `model`."""
     cut = Truncation(model.config.window, model.config.long)
     return encode(texts, tokenizer, cut, report, LENGTH_MULTIPLE[model.device.type])
 
@@ -107,7 +107,7 @@ def mistakes_csv(mistakes: Iterable[Mistake]) -> str:
 
 @dataclass(frozen=True)
 class TextClassifier:
-    """What `nanolm.load_classifier` gives."""
+    """The result of `nanolm.load_classifier`."""
 
     model: Classifier
     tokenizer: Tokenizer
@@ -126,13 +126,13 @@ class TextClassifier:
         return logits
 
     def classify(self, text: str) -> dict[str, float]:
-        """The probability of each label, the likeliest first."""
+        """The probability of each label, most likely first."""
         (probabilities,) = softmax(self.logits([text]))
         pairs = zip(self.labels, probabilities.tolist(), strict=True)
         return dict(sorted(pairs, key=lambda pair: -pair[1]))
 
     def stream(self, parts: Iterable[list[str]]) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
-        """Each text with its probabilities, in order; the texts of a part are computed together."""
+        """Each text with its probabilities, in order; the texts of a part are batched together."""
         for part in parts:
             if part:
                 yield from zip(part, softmax(self.logits(part)), strict=True)
@@ -146,16 +146,16 @@ class TextClassifier:
         return Measured(score(logits, truth, self.labels), mistakes, [read.how, *read.notes])
 
     def on(self, device: str, dtype: str) -> Self:
-        """The same, on a device ("auto": the best there is)."""
+        """The same classifier on a device ("auto": the best available)."""
         where, _ = choose_device(device)
-        numbers, _ = choose_dtype(dtype, where)
+        precision, _ = choose_dtype(dtype, where)
         if where == "cpu":
             use_fitting_threads(self.model)
-        return replace(self, model=self.model.to(where), low=numbers == "bfloat16")
+        return replace(self, model=self.model.to(where), low=precision == "bfloat16")
 
 
 class TrueLabels:
-    """Which of a classifier's labels those written beside its texts are."""
+    """Maps the labels in a file to the labels of a classifier."""
 
     def __init__(self, labels: tuple[str, ...], where: str) -> None:
         self.labels, self.where = labels, where
@@ -163,8 +163,8 @@ class TrueLabels:
         self.known: dict[str, int] = {}
 
     def are_known(self, values: set[str]) -> bool:
-        """Whether all are labels of the classifier; together they may say what one alone does not:
-        0 may be negative or neutral, -1, 0 and 1 mean one thing only."""
+        """Whether all are labels of the classifier. A set can be clear when one value is not: 0 may
+        be negative or neutral, but -1, 0 and 1 together are unambiguous."""
         try:
             self.add(values)
         except DataError:
@@ -176,14 +176,14 @@ class TrueLabels:
         self.written |= values
 
     def __getitem__(self, value: str) -> str:
-        """The name of a label; empty where there is none. DataError if it is not known."""
+        """The name of a label; empty for an empty value. DataError if it is not known."""
         if value and value not in self.written:
             self.add({value})
         return self.labels[self.known[value]] if value else ""
 
 
 def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Few at first, so that something is seen soon; then as many as are sorted together."""
+    """Small parts first, so that results appear soon, then up to MOST_SORTED texts."""
     left, size = iter(texts), 64
     while part := list(islice(left, size)):
         yield part
@@ -193,7 +193,7 @@ def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
 def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> TextClassifier:
-    """The classifier in a run folder, a checkpoint or a model folder of a known family, or hf://."""
+    """The classifier in a run folder, a checkpoint, a model folder of a known family, or hf://."""
     folder = find_named(path, note, progress)
-    load_classifier_config(folder)  # what is no classifier is refused at once
+    load_classifier_config(folder)  # fails early if this is not a classifier
     return TextClassifier(tokenizer=model_tokenizer(folder), model=load_classifier(folder))

@@ -1,4 +1,4 @@
-"""Labelled texts on their way to a model: split, encoded, and put together into batches.
+"""Prepare labelled texts for a model: split them, encode them and make batches.
 
 >>> split = split_data(settings, report)
 >>> encoded = encode(split.train, tokenizer, Truncation(256, "windows"), report, multiple=1)
@@ -23,10 +23,10 @@ from nanolm.text.labelled import RIGHT_COLUMN, Labelled, read_labelled
 from nanolm.text.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int64]
-POOLED_BATCHES = 50  # whose texts are sorted by length together
+POOLED_BATCHES = 50  # batches whose texts are sorted by length together
 
 TWO, THREE = ("negative", "positive"), ("negative", "neutral", "positive")
-SENTIMENTS = {  # how sentiment is usually labelled, and what it means
+SENTIMENTS = {  # common sentiment labels and their meaning
     ("0", "1"): TWO,
     ("-1", "1"): TWO,
     ("neg", "pos"): TWO,
@@ -40,7 +40,7 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 @dataclass(frozen=True)
 class Texts:
     texts: list[str]
-    truth: Ints  # the number of the label of each
+    truth: Ints  # the label index of each
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -51,19 +51,19 @@ class Texts:
 
 @dataclass(frozen=True)
 class LabelSplit:
-    """What is learned from, what is chosen by, and what is measured on at the end."""
+    """The training, validation and test texts."""
 
     labels: tuple[str, ...]
     train: Texts
     val: Texts
     test: Texts | None
-    how: str  # the data was read
-    examples: list[str]  # the first rows, to be shown
+    how: str  # one line on how the data was read
+    examples: list[str]  # the first rows, for display
     notes: list[str]
 
 
 def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
-    """Read everything, and split by label where no file is named."""
+    """Read all data, with a stratified split where no file is given."""
     reading = settings.reading()
     whole = read_labelled(settings.data, reading, report, settings.limit)
     written, count, notes = sorted_labels(set(whole.labels)), len(whole.labels), list(whole.notes)
@@ -83,8 +83,8 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
             other = read_labelled((file,), replace(reading, label_file=None), report)
             notes += other.notes
             if strange := sorted(set(other.labels) - set(written)):
-                words = f"{listed(strange)}; there are {listed(written)}"
-                problem = f"--{name} {file} has labels that the training data has not"
+                words = f"{listed(strange)}; the training labels are {listed(written)}"
+                problem = f"--{name} {file} has labels that are not in the training data"
                 raise DataError(f"{problem}: {words}")
             parts[name] = numbered(other, written)
     if settings.test_fraction:
@@ -94,8 +94,8 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
         assert settings.val_fraction is not None
         train, val = stratified(train, settings.val_fraction, settings.seed)
     if not len(train) or not len(val):
-        unique = "no label occurs twice: is --label-column right?"
-        hint = unique if len(written) == count else "give more"
+        unique = "no label occurs twice, so check --label-column"
+        hint = unique if len(written) == count else "add more"
         raise DataError(f"{count} labelled texts are too few to split; {hint}")
     notes += duplicates(train, val, "validation")
     notes += duplicates(train, test, "test") if test else []
@@ -108,7 +108,7 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
 
 
 def sorted_labels(labels: set[str]) -> tuple[str, ...]:
-    """Numbers in their order, else by the alphabet."""
+    """Sorted by value if all are numbers, else alphabetically."""
     numbers = all(NUMBER.fullmatch(label) for label in labels)
     return tuple(sorted(labels, key=lambda label: (float(label) if numbers else 0, label)))
 
@@ -119,22 +119,22 @@ def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
 
 
 def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[str, int]:
-    """Which of the `known` labels each one that is `written` is: by its name, or as sentiment is
-    usually labelled, where that can mean one thing only."""
+    """Map each label in the file to one of the `known` labels: by its name, or as a common
+    sentiment label if that is unambiguous."""
     usual = [names for names, means in SENTIMENTS.items() if means == known]
     fitting = [names for names in (known, *usual) if written <= set(names)]
     if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
         return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
-        words = f"{listed(sorted(written))} can mean several of {listed(known)}"
-        raise DataError(f"{where}: {words}; write out which")
-    words = f"{listed(sorted(written - set(known)))}; it knows {listed(known, 20)}"
+        words = f"{listed(sorted(written))} could mean several of {listed(known)}"
+        raise DataError(f"{where}: {words}; use the full label names")
+    words = f"{listed(sorted(written - set(known)))}; its labels are {listed(known, 20)}"
     raise DataError(f"{where} has labels that the classifier does not know: {words}")
 
 
 def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
-    """All but `fraction`, and that: of each label as many as it has a share, drawn by `seed`. A
-    label with two texts has one in each; with one alone, it is in the first."""
+    """A random stratified split: everything but `fraction`, and that fraction. A label with two
+    texts has one in each part; a single text goes to the first."""
     order = np.random.default_rng(seed).permutation(len(texts))
     held_out = np.zeros(len(texts), dtype=bool)
     for label in np.unique(texts.truth):
@@ -145,12 +145,12 @@ def stratified(texts: Texts, fraction: float, seed: int) -> tuple[Texts, Texts]:
 
 
 def duplicates(train: Texts, other: Texts, name: str) -> list[str]:
-    """How many texts of `other` were trained on, in words, where there are any."""
+    """A note on texts of `other` that are also in the training set, if there are any."""
     known = dict(zip(train.texts, train.truth.tolist(), strict=True))
     pairs = zip(other.texts, other.truth.tolist(), strict=True)
     same = [known[text] == id for text, id in pairs if text in known]
-    words = f"{len(same):,} of {len(other):,} {name} texts are in the training texts too"
-    others = f", {same.count(False):,} of them with another label" if False in same else ""
+    words = f"{len(same):,} of {len(other):,} {name} texts are also in the training set"
+    others = f", {same.count(False):,} of them with a different label" if False in same else ""
     return [words + others] if same else []
 
 
@@ -160,14 +160,14 @@ class Truncation:
     rule: str  # head, tail or windows
 
     def windows(self, ids: list[int], begin: int) -> list[list[int]]:
-        """What the model sees of a text; the first `begin` tokens stand before every window."""
+        """The windows of a text that the model sees; each starts with the first `begin` tokens."""
         if len(ids) <= self.context:
             return [ids]
         first, rest, room = ids[:begin], ids[begin:], max(1, self.context - begin)
         if self.rule != "windows":
             return [first + (rest[:room] if self.rule == "head" else rest[-room:])]
         count = -(-len(rest) // room)
-        edges = np.linspace(0, len(rest), count + 1).astype(int)  # all about as long
+        edges = np.linspace(0, len(rest), count + 1).astype(int)  # similar lengths
         return [first + rest[start:stop] for start, stop in pairwise(edges)]
 
 
@@ -179,22 +179,22 @@ class Encoded:
     starts: Ints
     lengths: Ints
     truth: Ints  # of each window
-    text: Ints  # which text each window is of
+    text: Ints  # the index of each window's text
     count: int  # of texts
     padding: int
-    most: int  # tokens in a window
-    multiple: int  # batches are as wide as a multiple of it
+    most: int  # maximum tokens in a window
+    multiple: int  # batches are padded to a multiple of this
 
     def window(self, row: int) -> npt.NDArray[np.int32]:
         return self.ids[self.starts[row] :][: self.lengths[row]]
 
     def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
-        """(ids, lengths, truth) of these windows; ids are (rows, longest), filled up at the end."""
+        """(ids, lengths, truth) of these windows; ids are (rows, longest), padded on the right."""
         ids = self.gather(self.ids, which, self.padding).astype(np.int64)
         return ids, self.lengths[which], self.truth[which]
 
     def gather(self, values: npt.NDArray[Any], which: Ints, padding: int) -> npt.NDArray[Any]:
-        """What each token of these windows has: (rows, longest, ...)."""
+        """The value of each token of these windows: (rows, longest, ...)."""
         lengths = self.lengths[which][:, None]
         columns = np.arange(min(self.most, rounded(int(lengths.max()), self.multiple)))
         places = self.starts[which][:, None] + columns  # (rows, longest)
@@ -205,21 +205,21 @@ class Encoded:
 
 @dataclass(frozen=True)
 class CachedStates(Encoded):
-    """Windows with what frozen layers make of them: a vector for each token, or, where no layer is
-    trained, one for each window."""
+    """Windows with the cached outputs of the frozen layers: a vector for each token, or for each
+    window if all layers are frozen."""
 
     states: npt.NDArray[np.float32]
-    pooled: bool  # one for each window
+    pooled: bool  # one vector for each window
 
     def rows(self, which: Ints) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """(states, lengths, truth) of these windows; states are (rows, dim) or (rows, longest,
-        dim), zero behind the end."""
+        dim), zero after the end."""
         x = self.states[which] if self.pooled else self.gather(self.states, which, 0)
         return x, self.lengths[which], self.truth[which]
 
 
 def rounded(length: int, multiple: int) -> int:
-    """A length that others share: a multiple, of four times as many where texts are long."""
+    """Round up to `multiple`, or to four times that for long texts, so batches share lengths."""
     multiple = multiple if length <= 8 * multiple else 4 * multiple if multiple > 1 else 1
     return -(-length // multiple) * multiple
 
@@ -241,15 +241,15 @@ def encode(
 
 
 def packed(windows: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> dict[str, Any]:
-    """Windows one after the other, as `Encoded` has them."""
+    """Concatenate windows for `Encoded`."""
     lengths = np.array([len(window) for window in windows], dtype=np.int64)
     ids = np.concatenate([np.asarray(window, dtype=np.int32) for window in windows])
     return {"ids": ids, "starts": np.cumsum(lengths) - lengths, "lengths": lengths}
 
 
 class LengthBatches:
-    """Batch number i: a pure function of the seed and i. Every window once in each epoch; those of
-    a batch are about equally long, so that little of it is filling."""
+    """Batch i is a pure function of the seed and i. Each epoch has every window once; windows in a
+    batch have similar lengths, so there is little padding."""
 
     def __init__(self, lengths: Ints, batch: int, seed: int) -> None:
         self.lengths, self.batch, self.seed = lengths, min(batch, len(lengths)), seed
@@ -263,7 +263,7 @@ class LengthBatches:
     def _epoch(self, number: int) -> list[Ints]:
         random = np.random.default_rng([self.seed, number])
         order = random.permutation(len(self.lengths))
-        # The last batch is filled up with texts of this epoch: all have the same size.
+        # The last batch is filled up with texts of this epoch, so all have the same size.
         order = np.concatenate([order, order[: self.in_epoch * self.batch - len(order)]])
         batches: list[Ints] = []
         for start in range(0, len(order), POOLED_BATCHES * self.batch):

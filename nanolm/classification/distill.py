@@ -1,4 +1,4 @@
-"""Distillation for small labelled sets: a linear model of character n-grams teaches the classifier.
+"""Distillation for small labelled datasets: a linear n-gram model teaches the classifier.
 
     >>> teacher = Teacher.fit(split.train, labels=2, seed=1)
     >>> teacher.accuracy, teacher.weight()
@@ -25,31 +25,31 @@ from nanolm.text.tokenizer import Tokenizer
 
 TEACHER_FOLDS = 4  # of cross-validation
 TEACHER_STRENGTH = 5.0  # inverse of the L2 penalty; from 3 to 10 the accuracy is the same
-TEACHER_TOLERANCE = 1e-3  # of the fit; a closer one does not predict better
+TEACHER_TOLERANCE = 1e-3  # of the fit; a closer fit does not predict better
 FEWEST_TEXTS, MOST_TEXTS = 100, 5_000  # with fewer, cross-validation says nothing
-LEAST_SKILL = 0.05  # share of the majority class's errors that a teacher has to avoid
-SYNTHETIC_WORDS = (4, 24)  # of a text
-IGNORED_LABEL = -100  # by cross-entropy, by default
-LABELLED_WEIGHT = 0.5  # of the labelled texts of a batch, relative to that of its synthetic ones
-REPLACED_SHARE = 0.3  # of its words are new ones, for the classifier to learn what n-grams mean
-WORD_TOKEN = re.compile(r" \w{3,}")  # a token that begins a word, and may be all of it
+LEAST_SKILL = 0.05  # share of the majority-class baseline's errors that a teacher must avoid
+SYNTHETIC_WORDS = (4, 24)  # minimum and maximum length of a synthetic text
+IGNORED_LABEL = -100  # the default ignore_index of cross-entropy
+LABELLED_WEIGHT = 0.5  # of the labelled texts in a batch, relative to the synthetic ones
+REPLACED_SHARE = 0.3  # of the words in a synthetic text, so that the classifier learns n-grams
+WORD_TOKEN = re.compile(r" \w{3,}")  # a token that starts a word, and may be all of it
 
 Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A linear model of n-grams, and what it predicts for texts that it was not fitted on."""
+    """A linear n-gram model, and its predictions for texts that it was not fitted on."""
 
     vocabulary: Vocabulary
     model: LogisticModel
-    held_out: Probabilities  # (texts, labels); each text by a model of the other folds
-    accuracy: float  # of those
+    held_out: Probabilities  # (texts, labels); each text by a model fitted on the other folds
+    accuracy: float  # of these predictions
     majority: float
 
     @classmethod
     def fit(cls, train: Texts, labels: int, seed: int) -> Self:
-        """Deterministic in the texts and the seed: on resume it is fitted again."""
+        """Deterministic given the texts and the seed: a resumed run fits it again."""
         held_out = np.empty((len(train), labels))
         fold = np.random.default_rng([seed, TEACHER_FOLDS]).permutation(len(train)) % TEACHER_FOLDS
         for number in range(TEACHER_FOLDS):
@@ -60,7 +60,7 @@ class Teacher:
         return cls(*fit_linear(train, labels), held_out, accuracy, majority(train.truth, labels))
 
     def weight(self) -> float:
-        """Its share in the target of a labelled text; 0 if it hardly beats the majority class."""
+        """Its share of a labelled text's target; 0 if it barely beats the majority class."""
         skill = (self.accuracy - self.majority) / max(1e-9, 1 - self.majority)
         noise = 2 * (0.25 / len(self.held_out)) ** 0.5  # two standard errors
         useful = skill >= LEAST_SKILL and self.accuracy - self.majority >= noise
@@ -100,13 +100,13 @@ class Distillation:
         """(ids, lengths, truth, target), where target is (texts, time, labels). A causal model
         classifies every prefix of a text at once, so the teacher labels a synthetic text after each
         of its words. A labelled text has one target, at its end. Targets are probabilities times a
-        weight, so that labelled and synthetic texts count as they should, however many words they
-        have; elsewhere they are zero."""
+        weight that balances labelled and synthetic texts, however many words they have. All other
+        targets are zero."""
         rows = self.batches[index]
         random = np.random.default_rng([self.batches.seed, index, TEACHER_FOLDS])
-        count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))  # the same: less padding
+        count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))  # for all: less padding
         spliced = [self.splice(count, random) for _ in rows]
-        # A labelled and a synthetic text in turn, so that any part of a batch has both.
+        # Labelled and synthetic texts alternate, so that any part of a batch has both.
         cut, begin = Truncation(self.encoded.most, "head"), len(self.tokenizer.begin)
         windows: list[Sequence[int] | npt.NDArray[np.int32]] = []
         for row, words in zip(rows, spliced, strict=True):
@@ -129,8 +129,8 @@ class Distillation:
         return ids, lengths, truth, target
 
     def word_ends(self, words: list[str], ids: Ints, length: int) -> list[tuple[int, int]]:
-        """How many words end with which token. A word may share its last token with the next one;
-        then it is left out."""
+        """(number of words, position of the token that ends them). A word is skipped if it shares
+        its last token with the next one."""
         begin = len(self.tokenizer.begin)
         ends = np.cumsum([len(word.encode()) + 1 for word in words]) - 1  # in bytes
         reached = np.cumsum(self.byte_lengths[ids[begin:length]])
@@ -143,8 +143,8 @@ class Distillation:
         return known or [(len(words), length - 1)]
 
     def splice(self, count: int, random: np.random.Generator) -> list[str]:
-        """`count` words of random training texts, in spans. Some are replaced, either by a word of
-        the tokenizer's vocabulary or by the beginning of a word with the end of another."""
+        """`count` words in spans from random training texts. Some are replaced by a word of the
+        tokenizer's vocabulary, or by the beginning of one word and the end of another."""
         spliced: list[str] = []
         while len(spliced) < count:
             words = self.words[random.integers(len(self.words))]

@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained language model learns to classify texts.
+"""Fine-tuning: train a language model to classify texts.
 
 >>> finetune(FinetuneSettings(data=("embedded:reviews",), start_from="none"), out="runs/reviews")
 """
@@ -50,13 +50,13 @@ from nanolm.training.state import State
 from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
-FINAL = "final"  # the folder of the finished classifier, beside the checkpoints
-VOCABULARY = 4096  # of a tokenizer for texts of more than a few kB
+FINAL = "final"  # the folder of the finished classifier, next to the checkpoints
+VOCABULARY = 4096  # vocabulary size for more than a few kB of text
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a run came to: the last line that `nanolm finetune --json` prints."""
+    """The result of a run: the last line that `nanolm finetune --json` prints."""
 
     run: str
     labels: tuple[str, ...]
@@ -66,12 +66,12 @@ class FinetuneResult:
     train_loss: float | None
     best_step: int
     stopped: str  # "steps", "minutes", "enough" or "interrupted"
-    majority: float  # what always the commonest label would get on the validation texts
-    temperature: float | None = None  # what the scores were divided by
+    majority: float  # accuracy of the majority-class baseline on the validation set
+    temperature: float | None = None  # by which the logits were divided
     val: ClassifierScores | None = None
     test: ClassifierScores | None = None
-    uncalibrated: ClassifierScores | None = None  # on the validation texts, before that division
-    mistakes: tuple[Mistake, ...] = ()  # on the validation texts, the most confident first
+    uncalibrated: ClassifierScores | None = None  # on the validation set, before calibration
+    mistakes: tuple[Mistake, ...] = ()  # on the validation set, most confident first
     test_mistakes: tuple[Mistake, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def finetune(
     resume: bool = False,
     notify: Notify = lambda event: None,
 ) -> FinetuneResult:
-    """Fine-tune on `settings.data`, or go on with an unfinished run of the same settings."""
+    """Fine-tune on `settings.data`, or resume an unfinished run with the same settings."""
     settings.check()
     start = RunStart(with_start(settings, notify), out, resume, notify)
     split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
@@ -100,7 +100,7 @@ def finetune(
             if probe := task.start():
                 tried = f"{100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold"
                 tried = f" ({tried} cross-validation)" if probe.accuracy else ""
-                what = "the head starts from a linear probe of the model as it is"
+                what = "the classification head starts from a linear probe of the model"
                 start.notify(Note(what + tried))
             spent = time.monotonic() - begin
             trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
@@ -112,17 +112,17 @@ def finetune(
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
-    """What to start from, where that was left open."""
+    """Choose the model to start from, if it was not given."""
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
     newest = next((run for run in runs.runs_by_age(ROOT) if not runs.is_classifier(run)), None)
     if given:
-        why = f"training from scratch, since {given[0]} is given (--from for another start)"
+        why = f"training from scratch, because {given[0]} was given (--from selects a model)"
     elif newest is None:
-        why = f"no run of a language model under {ROOT}/ to start from: training from scratch"
+        why = f"training from scratch, because there is no language model in {ROOT}/"
     else:
-        why = f"starting from {newest}, the newest run of a language model (--from for another)"
+        why = f"starting from {newest}, the newest language model (--from selects another)"
     notify(Note(why))
     return replace(settings, start_from=SCRATCH if given or newest is None else str(newest))
 
@@ -130,7 +130,7 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
 def prepare(
     start: RunStart[FinetuneSettings], base: Path | None, split: LabelSplit
 ) -> ClassifierTask:
-    """Plan what was left open and build the task with its model, or resume both."""
+    """Choose the open settings and build the task with its model, or resume both."""
     settings, texts = recipe.choose_fraction(start.settings), split.train.texts
     _, progress = reports(start.notify)
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
@@ -153,7 +153,7 @@ def prepare(
     if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
     if recipe.wants_teacher(settings, parameters, lengths):
-        progress("fitting a linear model of n-grams", 0, 0)
+        progress("fitting a linear n-gram model", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
     if language_model and wants_words(settings, tokenizer, teacher, start.fresh):
         assert isinstance(tokenizer, ByteLevel) and config
@@ -164,7 +164,7 @@ def prepare(
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
-        reason = f"the model's {known.vocab_size:,}, and {added:,} learned from the labelled texts"
+        reason = f"{known.vocab_size:,} of the model and {added:,} learned from the labelled texts"
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
@@ -191,11 +191,11 @@ def prepare(
     if folder:
         saved = load_classifier_config(folder)
         if replace(saved, base=replace(saved.base, dropout=settings.dropout)) != classifier_config:
-            raise DataError(f"{start.run.config_file} was changed and no longer fits {folder}")
+            raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
     how = (classifier, head, folder, progress, reference, teacher)
     task = ClassifierTask(settings, split, tokenizer, *how)
     for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
-        start.notify(Note(text))  # now that nothing is wrong with the settings
+        start.notify(Note(text))  # only once the settings are known to be valid
     start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
     return task
 
@@ -203,13 +203,13 @@ def prepare(
 def wants_words(
     settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
 ) -> bool:
-    """Whether to extend the model's vocabulary with words of the labelled texts: on request, or
-    when distilling an n-gram model, which is hard to learn from small pieces of words."""
+    """Whether to extend the model's vocabulary with words from the labelled texts: on request, or
+    when distilling an n-gram model, which is hard to learn from short tokens."""
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:
         if not isinstance(tokenizer, ByteLevel) or size < known:
             has = f"{settings.start_from} has {known:,} tokens ({tokenizer.kind})"
-            which = "only a BPE tokenizer of nanolm can be extended, to more than it has"
+            which = "only nanolm's own BPE tokenizers can be extended, and only to a larger size"
             raise UsageError(f"--vocab-size {size}: {has}; {which}")
         return size > known
     distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
@@ -228,7 +228,7 @@ def choose_tokenizer(
 
 
 def fingerprint(split: LabelSplit) -> str:
-    """Of every text and label, and of which part each is in."""
+    """A hash of all texts, their labels and their split."""
     digest = hashlib.sha256()
     for part in (split.train, split.val, split.test):
         rows = zip(part.texts, part.truth.tolist(), strict=True) if part else ()
@@ -239,7 +239,7 @@ def fingerprint(split: LabelSplit) -> str:
 def finish(
     task: ClassifierTask, run: Run, state: State, stopped: str, notify: Notify
 ) -> FinetuneResult:
-    """Measure the best model, calibrate it, and write all that is left behind."""
+    """Evaluate the best checkpoint, calibrate it, and write all results."""
     split, labels = task.split, task.split.labels
     result = FinetuneResult(
         run=str(run.path),
@@ -256,8 +256,8 @@ def finish(
         return result
     logits, truth = task.logits(task.val), split.val.truth
     temperature = metrics.fit_temperature(logits, truth)
-    # What is divided by it are the weights of the last layer, so everybody who loads the folder
-    # has calibrated probabilities.
+    # Dividing the weights of the last layer gives calibrated probabilities to everyone who loads
+    # the folder.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     save_final(task, run, state)

@@ -1,9 +1,9 @@
-"""How good a classifier is: accuracy, class by class, calibration, and its worst mistakes.
+"""Classifier metrics: accuracy, per-class scores, calibration, and the worst mistakes.
 
 >>> scores = score(logits, truth, ["bad", "good"], temperature=fit_temperature(logits, truth))
 >>> print(scores.accuracy, scores.macro_f1, scores.calibration_error)
 
-Logits are (texts, classes), the truth is a class number a text; all sums are in float64.
+Logits are (texts, classes), `truth` has a class index for each text; all sums are in float64.
 """
 
 import math
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BINS = 10  # of the top probability, equally wide (Guo et al. 2017 take 10 or 15)
+BINS = 10  # of the top probability, equally wide (Guo et al. 2017 use 10 or 15)
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
-TEMPERATURE_PRIOR = 10.0  # nats that 1 / T = 0 or 2 costs, all texts together
+TEMPERATURE_PRIOR = 10.0  # penalty in nats for 1 / T = 0 or 2, over all texts
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
@@ -25,18 +25,18 @@ Integers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class; where a ratio has nothing to divide by, it is 0."""
+    """One class; a ratio with a zero denominator is 0."""
 
     label: str
     precision: float
     recall: float
     f1: float
-    support: int  # texts that are truly of this class
+    support: int  # texts of this class
 
 
 @dataclass(frozen=True)
 class Bin:
-    """The texts whose top probability is in (low, high]; the means are 0 where there is none."""
+    """The texts whose top probability is in (low, high]; the means are 0 if there are none."""
 
     low: float
     high: float
@@ -52,12 +52,12 @@ class ClassifierScores:
     loss: float  # mean log-loss in nats
     count: int
     classes: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...]  # rows are the truth, columns what was predicted
-    calibration_error: float  # between confidence and accuracy of a bin, the mean over texts
+    confusion: tuple[tuple[int, ...], ...]  # rows are true classes, columns predicted ones
+    calibration_error: float  # |confidence - accuracy| of a bin, averaged over texts
     bins: tuple[Bin, ...]  # of a reliability diagram
 
     def to_json(self) -> dict[str, Any]:
-        """As lists and plain values; what is not finite is None, JSON has no word for it."""
+        """As lists and plain values; non-finite numbers, which JSON lacks, become None."""
         return json_value(asdict(self))  # type: ignore[no-any-return]
 
 
@@ -72,7 +72,7 @@ class Mistake:
 def score(
     logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1.0
 ) -> ClassifierScores:
-    """All figures at once; only loss and calibration depend on the `temperature`."""
+    """All metrics at once; only loss and calibration depend on the `temperature`."""
     count, classes = logits.shape
     logs = log_softmax(logits, temperature)
     predicted = logits.argmax(axis=1)
@@ -97,9 +97,9 @@ def score(
 
 
 def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tuple[Bin, ...]]:
-    """The expected calibration error, and what it is made of."""
+    """The expected calibration error, and its bins."""
     edges = np.arange(BINS + 1) / BINS
-    # NaN, of a broken model, sorts behind all others; it falls into the last bin and is the error.
+    # NaN, from a broken model, sorts last: it falls into the last bin and becomes the error.
     place = np.clip(np.searchsorted(edges, confidence) - 1, 0, BINS - 1)
     counts, sure, true = (np.bincount(place, of, BINS) for of in (None, confidence, right))
     error = float(np.abs(sure - true).sum() / max(1, len(confidence)))
@@ -109,35 +109,35 @@ def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tu
 
 
 def fit_temperature(logits: Floats, truth: Integers) -> float:
-    """The T between 0.05 and 20 for which softmax(logits / T) has the least log-loss. Few texts, or
-    some without a mistake, say little about it: a prior pulls towards 1. The loss is convex in
-    1 / T, so that its slope has one root at most: bisection finds it."""
+    """The T between 0.05 and 20 that minimizes the log-loss of softmax(logits / T). A few texts, or
+    texts without mistakes, say little about T, so a prior pulls it towards 1. The loss is convex in
+    1 / T, so its slope has at most one root, which bisection finds."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     right = shifted[np.arange(len(truth)), truth]
 
     def slope(temperature: float) -> float:
-        """Of the loss in 1 / T; above 0 where a higher temperature is better."""
+        """The derivative of the loss in 1 / T; positive if a higher temperature is better."""
         expected = (softmax(shifted, temperature) * shifted).sum(axis=1)
         return float((expected - right).sum()) + 2 * TEMPERATURE_PRIOR * (1 / temperature - 1)
 
     if not abs(slope(1.0)) > 0:
-        return 1.0  # the best there is, or all are as good, or there is no telling (NaN)
+        return 1.0  # it is optimal, or every T is equally good, or the slope is NaN
     low, high = math.log(LEAST_TEMPERATURE), math.log(MOST_TEMPERATURE)
-    for _ in range(50):  # as far as floats go
+    for _ in range(50):  # to the precision of floats
         middle = (low + high) / 2
         low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
     return math.exp((low + high) / 2)
 
 
 def majority(truth: Integers, classes: int) -> float:
-    """The accuracy of always saying the commonest class: what a classifier has to beat."""
+    """The accuracy of the majority-class baseline, which a classifier has to beat."""
     return float(np.bincount(truth, minlength=classes).max() / max(1, len(truth)))
 
 
 def worst_mistakes(
     texts: list[str], logits: Floats, truth: Integers, labels: Sequence[str], temperature: float = 1
 ) -> tuple[Mistake, ...]:
-    """All mistakes, the most confident first."""
+    """All mistakes, most confident first."""
     predicted, confidence = logits.argmax(axis=1), softmax(logits, temperature).max(axis=1)
     wrong = np.flatnonzero(predicted != truth)
     worst = wrong[np.argsort(-confidence[wrong], kind="stable")]
@@ -152,7 +152,7 @@ def softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
 
 
 def log_softmax(logits: Floats, temperature: float = 1.0) -> NDArray[np.float64]:
-    """Log-probabilities (texts, classes); nothing overflows, and no probability is log 0."""
+    """Log probabilities (texts, classes), without overflow or log 0."""
     logs: NDArray[np.float64] = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     logs /= temperature
     logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))

@@ -1,11 +1,11 @@
-"""A linear probe: logistic regression on the features that a frozen model gives.
+"""A linear probe: logistic regression on the features of a frozen model.
 
     >>> probe = fit_probe(features, truth, labels=2)   # features: (texts, dim)
     >>> classifier.score.weight.copy_(probe.weight)    # (labels, dim)
 
-There is no intercept, as in the `score` layer of `transformers`: features are scaled but not
+There is no intercept, as in the `score` layer of `transformers`. Features are scaled but not
 centred, and their mean, which is far from zero, takes its place. Cross-validation chooses the
-strength of the L2 penalty and the size of the logits.
+strength of the L2 penalty and the scale of the logits.
 """
 
 from collections import deque
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nanolm.classification.metrics import fit_temperature
 
-PROBE_FOLDS = 5  # of cross-validation,
-REPEATS_OF_FEW = 4  # times with other folds where there are few rows: one is too noisy
+PROBE_FOLDS = 5  # of cross-validation
+REPEATS_OF_FEW = 4  # with other folds, if there are few rows: one repeat is too noisy
 FEW_ROWS = 1000
-MOST_ROWS = 5000  # for cross-validation; more take long and change little
+MOST_ROWS = 5000  # for cross-validation; more rows take longer and change little
 STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(8, -3, -1))  # strongest first
 ITERATIONS, HISTORY, HALVINGS = 200, 10, 30  # of L-BFGS, at most
 TOLERANCE = 1e-6  # of the gradient of the mean loss
@@ -34,10 +34,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """A fitted probe, and how it did on the rows that each fold left out."""
+    """A fitted probe, and its accuracy and loss on held-out folds."""
 
     weight: Tensor  # (labels, dim), float32
-    strength: float  # of the penalty: strength / 2 * |weight|^2 beside the summed loss
+    strength: float  # of the penalty: strength / 2 * |weight|^2, added to the summed loss
     accuracy: float
     loss: float
 
@@ -50,12 +50,12 @@ def fit_probe(
     class_weights: Tensor | None = None,
     seed: int = 0,
 ) -> LinearProbe:
-    """Fit on all rows. Rows of one group (the windows of one text) are in the same fold. A few
-    hundred rows do not tell one penalty from the next: accuracies of cross-validation have a
-    standard error of percents. Of all penalties within one standard error of the best, the middle
-    one is used. Over ten random draws of SST-2, against the best: SmolLM2-135M, 240 rows, 72.8 % of
-    dev for 72.1, and 68.0 % of held-out rows for 67.9; stories260K, 320 rows, 52.8 for 51.4, but
-    52.7 for 53.7 of held-out rows."""
+    """Fit on all rows. Rows of one group (the windows of one text) are in the same fold. With a few
+    hundred rows, cross-validation cannot separate neighbouring penalties: the standard error of the
+    accuracy is several percent. So the median of all penalties within one standard error of the
+    best is used. Accuracy over ten random draws of SST-2, compared with using the best penalty:
+    SmolLM2-135M, 240 rows, dev 72.8 % (best: 72.1), held-out rows 68.0 % (67.9); stories260K, 320
+    rows, dev 52.8 % (51.4), held-out rows 52.7 % (53.7)."""
     x, y = features.detach().to("cpu", torch.float64), torch.from_numpy(truth)
     weights = torch.ones(labels) if class_weights is None else class_weights.detach()
     weights = weights.to("cpu", torch.float64)
@@ -70,7 +70,7 @@ def fit_probe(
         error = np.sqrt(right.max() * (1 - right.max()) / len(np.unique(groups[rows])))
         chosen = int(np.median(np.flatnonzero(right >= right.max() - error)))
         accuracy = float(right[chosen])
-        # A weak penalty makes logits too large; the rows left out say by how much.
+        # A weak penalty makes logits too large; the held-out rows show by how much.
         temperature = fit_temperature(logits[chosen].astype(np.float32), truth[rows])
         calibrated = torch.from_numpy(logits[chosen] / temperature)
         loss = float(F.cross_entropy(calibrated, torch.from_numpy(truth[rows])))
@@ -81,8 +81,8 @@ def fit_probe(
 
 
 def rotated(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` along its principal axes, and these as columns. The penalty is blind to rotations, and
-    with fewer rows than columns this leaves no more columns than rows."""
+    """`x` along its principal axes, and these axes as columns. Rotations do not change the penalty,
+    and if there are fewer rows than columns, only as many columns as rows remain."""
     wide = len(x) < x.shape[1]
     values, basis = torch.linalg.eigh(x @ x.T if wide else x.T @ x)
     if wide:
@@ -94,7 +94,7 @@ def rotated(x: Tensor) -> tuple[Tensor, Tensor]:
 def cross_validate(
     x: Tensor, y: Tensor, weights: Tensor, truth: Ints, groups: Ints, random: np.random.Generator
 ) -> tuple[Ints, Floats]:
-    """Rows, and their logits by probes that have not seen them: (strengths, rows, labels)."""
+    """Rows, and their logits from probes fitted without them: (strengths, rows, labels)."""
     rows = np.arange(len(truth))
     if len(rows) > MOST_ROWS:
         kept = random.permutation(np.unique(groups))
@@ -103,7 +103,7 @@ def cross_validate(
     fold = np.stack([folds(truth[rows], groups[rows], random) for _ in range(repeats)])
     if len(np.unique(groups[rows])) < 2 * PROBE_FOLDS:
         return rows[:0], np.zeros((len(STRENGTHS), 0, len(weights)))
-    # All folds of all repeats are fitted together: a problem is a column of rows to learn from.
+    # All folds of all repeats are fitted together: each problem has a column of training rows.
     x, y, problems = x[rows], y[rows], repeats * PROBE_FOLDS
     left_out = torch.from_numpy(fold[:, None] == np.arange(PROBE_FOLDS)[:, None]).flatten(0, 1)
     learned = (~left_out).double().T  # (rows, problems)
@@ -118,7 +118,7 @@ def cross_validate(
 
 
 def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:
-    """The fold of each row: every label spread evenly, every group whole."""
+    """The fold of each row, stratified by label; groups are not split."""
     names, first, place = np.unique(groups, return_index=True, return_inverse=True)
     order = random.permutation(len(names))
     order = order[np.argsort(truth[first[order]], kind="stable")]  # label by label
@@ -130,17 +130,17 @@ def folds(truth: Ints, groups: Ints, random: np.random.Generator) -> Ints:
 def fit(
     x: Tensor, y: Tensor, weights: Tensor, strength: float, learned: Tensor, start: Tensor
 ) -> Tensor:
-    """For each column of `learned`, (rows, problems), the minimum over `weight` of the summed
+    """For each column of `learned`, (rows, problems), the weights that minimize the summed
     cross-entropy of its rows plus strength / 2 * |weight|^2: (problems, labels, columns of x)."""
     problems, labels = start.shape[:2]
-    # Along principal axes this makes the curvature about the same everywhere.
+    # Along principal axes, this makes the curvature similar in all directions.
     stretch = (x.square().sum(dim=0) / 4 + strength).sqrt()
     z, penalty = x / stretch, strength / stretch.square()
     shares = weights[y][:, None] * learned  # (rows, problems)
     truth = F.one_hot(y, labels).double()[:, None]  # (rows, 1, labels)
 
     def evaluate(weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective of each problem, (problems,), and its gradient, like `weight`."""
+        """The objective of each problem, (problems,), and its gradient, shaped like `weight`."""
         logits = (z @ weight.flatten(0, 1).T).view(len(z), problems, labels)
         log_p = logits.log_softmax(dim=2)
         pull, value = penalty * weight, -((log_p * truth).sum(dim=2) * shares).sum(dim=0)
@@ -154,8 +154,8 @@ def fit(
 def lbfgs(
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, tolerance: float
 ) -> Tensor:
-    """Minimise convex functions of x, one for each x[i], until no gradient exceeds `tolerance`:
-    torch.optim.LBFGS takes one function at a time, and seconds to be imported."""
+    """Minimize convex functions of x, one for each x[i], until no gradient exceeds `tolerance`.
+    torch.optim.LBFGS handles only one function at a time, and takes seconds to import."""
     value, gradient = evaluate(x)
     history: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=HISTORY)
 

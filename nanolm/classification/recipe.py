@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning run that were left open, chosen: each choice with its reason."""
+"""Choose the settings of a fine-tuning run that were not given, each with its reason."""
 
 from dataclasses import replace
 
@@ -14,26 +14,26 @@ from nanolm.planning.tuning import NARROW_DIM
 from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
-DISTILLED_PARAMETERS = 15_000_000  # larger models know more of words than labelled texts can teach
-LARGE_PARAMETERS = 50_000_000  # more of them take minutes on a CPU for a thousand texts
-LORA_PARAMETERS = 1_000_000_000  # with their moments, more than most GPUs hold
-DISTILLED_TOKENS = 300_000  # in all; fitting the n-grams of more takes over a minute
-FEW_TEXTS = 10_000  # with fewer, the language-model loss keeps a model from forgetting
-MANY_TEXTS = 50_000  # batches of 64 were measured there (docs/experiments.md)
-WIDE_DIM = 768  # narrower models knew less, and from many texts they learn it anew
+DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labelled texts can teach them
+LARGE_PARAMETERS = 50_000_000  # larger models take minutes on a CPU for a thousand texts
+LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can hold
+DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute
+FEW_TEXTS = 10_000  # with fewer, the language-model loss prevents forgetting
+MANY_TEXTS = 50_000  # a batch size of 64 was measured there (docs/experiments.md)
+WIDE_DIM = 768  # narrower models learned less in pre-training, and catch up on many texts
 LEAST_EVALUATIONS, MOST_EVALUATIONS = 5, 50  # per run
-DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # what it takes to learn most of what a teacher knows
+DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # enough to learn most of what a teacher knows
 DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
 
 
 def choose_fraction(settings: FinetuneSettings) -> FinetuneSettings:
-    """How much is held out, which has to be known before anything else."""
+    """Choose the validation fraction, which is needed before anything else."""
     given = settings.val is not None or settings.val_fraction is not None
     return settings if given else replace(settings, val_fraction=0.2)
 
 
 def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int]) -> bool:
-    """Whether a linear model is worth fitting: as asked for, or a small model and few texts."""
+    """Whether to fit a linear model: on request, or for a small model and few texts."""
     if settings.distill is not None:
         return settings.distill > 0
     few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
@@ -47,22 +47,22 @@ def choose_settings(
     lengths: list[int],
     teacher: Teacher | None = None,
 ) -> tuple[FinetuneSettings, list[Choice]]:
-    """For a model of this many `parameters` and training texts of these `lengths` in tokens; `base`
-    is the config of the trained model, None if from scratch."""
+    """Choose settings for a model with this many `parameters` and training texts of these `lengths`
+    in tokens. `base` is the config of the pretrained model, or None if training from scratch."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
     device, longest = chosen.settings.device, max(lengths)
-    if device != "cpu":  # there it takes a measurement
+    if device != "cpu":  # on a CPU it is measured later
         choose("dtype", *choose_dtype(settings.dtype, device))
     if base is None:
-        choose("preset", "micro", "a fresh model for labelled text needs no more")
+        choose("preset", "micro", "large enough to train on labelled text from scratch")
         fill(family=DEFAULT_FAMILY)
-        # Positions that are computed go on beyond what was seen; learned ones do not.
+        # Computed positions extend beyond the training length; learned ones do not.
         most = longest if chosen.settings.family == "gpt2" else max(128, longest)
         choose("context", min(most, 512), f"the longest text has {longest:,} tokens")
     else:
-        choose("context", min(base.context, 512), f"the model looks back on {base.context:,}")
+        choose("context", min(base.context, 512), f"the model's context is {base.context:,}")
     context = chosen.settings.context
     assert context
     if beyond := sum(length > context for length in lengths):
@@ -75,40 +75,40 @@ def choose_settings(
     if base is None:
         fill(train="all")
     elif parameters > LORA_PARAMETERS:
-        choose("train", "lora", f"{parameters:,} parameters: all of them take too much memory")
+        choose("train", "lora", f"training all {parameters:,} parameters takes too much memory")
     elif device == "cpu" and not small:
-        choose("train", "last-2", f"{parameters:,} parameters on a CPU: all of them take long")
+        choose("train", "last-2", f"training all {parameters:,} parameters is slow on a CPU")
     else:
-        choose("train", "all", f"{parameters:,} parameters can all be trained here")
+        choose("train", "all", f"this machine can train all {parameters:,} parameters")
     dim = base.dim if base else PRESETS[chosen.settings.preset or "micro"].dim
     threads = 1 if dim < NARROW_DIM else available_threads()
     few = "small models gain little from more"
-    choose("threads", threads, few if threads == 1 else "as many as this process may use")
+    choose("threads", threads, few if threads == 1 else "all that this process may use")
     if teacher:
-        right, majority = f"{teacher.accuracy:.1%}", f"the majority class {teacher.majority:.1%}"
-        reason = f"n-grams alone predict {right} of held-out training texts, {majority}"
+        right, majority = f"{teacher.accuracy:.1%}", f"{teacher.majority:.1%}"
+        reason = f"n-grams alone reach {right} in cross-validation, the majority class {majority}"
         choose("distill", teacher.weight(), reason)
     distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
     if distill:
-        choose("batch", DISTILLED_BATCH, "labelled texts, and as many synthetic ones")
+        choose("batch", DISTILLED_BATCH, "labelled texts, plus the same number of synthetic ones")
     fill(batch=64 if count >= MANY_TEXTS else 32 if count >= 1000 else 16)
     batch = chosen.settings.batch or 1
     if base is None:
         config = fresh_config(replace(chosen.settings, dropout=0.0), vocab_size=1)
-        config = replace(config, context=max(1, sum(lengths) // count))  # what a text fills
+        config = replace(config, context=max(1, sum(lengths) // count))  # the mean length
         choose("optimizer", *recipe.optimizer(config, batch))
     elif distill:
-        choose("optimizer", "muon", "learns what the n-gram model knows in fewer steps")
+        choose("optimizer", "muon", "distills the n-gram model in fewer steps")
     fill(optimizer="adamw")
     choose("lr", *learning_rate(chosen.settings, base, dim, count))
     if small and trains_all and count < FEW_TEXTS and not distill:
-        choose("language_loss", 0.5, f"only {count:,} texts: foretelling their tokens helps")
+        choose("language_loss", 0.5, f"with only {count:,} texts, an auxiliary LM loss helps")
     if base is not None and trains_all and not distill:
-        choose("layer_decay", 0.8, "layers near the input know what they need already")
+        choose("layer_decay", 0.8, "layers near the input need less fine-tuning")
     fill(dropout=0.1 if trains_all and base is not None and small else 0.0, layer_decay=1.0)
     fill(weight_decay=0.1 if base is None else 0.01, average=0.0, language_loss=0.0, distill=0.0)
     epochs = settings.epochs
-    if settings.steps is None and epochs is None:  # what was asked for is done
+    if settings.steps is None and epochs is None:  # no early stopping if the length was given
         fill(patience=DEFAULT_PATIENCE)
     if settings.steps is None and (epochs or settings.minutes is None):
         reason = counted(epochs, "epoch") if epochs else ""
@@ -116,9 +116,9 @@ def choose_settings(
             epochs = default_epochs(count, base is None, small)
             if distill:
                 epochs = round(max(epochs, DISTILLED_STEPS * batch / count), 1)
-            reason = f"{counted(epochs, 'epoch')}; or say --epochs, --steps or --minutes"
+            reason = f"{counted(epochs, 'epoch')} (change with --epochs, --steps or --minutes)"
         what = "texts" if windows == count else "windows of text"
-        choose("steps", max(1, round(epochs * windows / batch)), f"{reason}, of {windows:,} {what}")
+        choose("steps", max(1, round(epochs * windows / batch)), f"{reason} of {windows:,} {what}")
         chosen.settings = replace(chosen.settings, epochs=None)
         fill(evaluations=evaluations_for(epochs))
     fill(evaluations=10)
@@ -130,28 +130,28 @@ def learning_rate(
 ) -> tuple[float, str]:
     rates = OPTIMIZERS[settings.optimizer or "adamw"]
     if base is None:
-        return rates.fresh_lr, f"for fresh weights and {settings.optimizer}"
+        return rates.fresh_lr, f"for training from scratch with {settings.optimizer}"
     if settings.distill:
         return rates.distill_lr, f"for distillation with {settings.optimizer}"
     if settings.train == "head":
         return 1e-4, "for a head that starts from a linear probe"
     if settings.train == "lora":
-        return 3e-4, "for thin matrices beside the trained ones"
-    rate, reason = 0.05 / dim, f"for a trained model of width {dim}"
+        return 3e-4, "for LoRA adapters"
+    rate, reason = 0.05 / dim, f"for a pretrained model with embedding width {dim}"
     if count >= FEW_TEXTS and dim < WIDE_DIM:
         rate, reason = rate * (WIDE_DIM / dim) ** 0.5, f"{reason} and {count:,} texts"
     return round(min(rate, 2e-3), 7), reason
 
 
 def default_epochs(count: int, scratch: bool, small: bool) -> float:
-    """Fewer texts are seen more often; fresh weights need more."""
+    """More epochs for fewer texts, and for training from scratch."""
     if scratch:
         return float(round(max(3, min(20, 38_000 / count))))
     return float(round(max(3, min(8, 20_000 / count)))) if small else 3.0
 
 
 def evaluations_for(epochs: float) -> int:
-    """Once per epoch; more often within a few epochs, and less often over very many."""
+    """Once per epoch; more often for few epochs, less often for very many."""
     whole = max(1, round(epochs))
     if whole > MOST_EVALUATIONS:
         return whole // -(-whole // MOST_EVALUATIONS)

@@ -1,4 +1,4 @@
-"""The same fine-tuning with several seeds: how much of a score is luck.
+"""Repeat fine-tuning with several seeds, to show how much of a score is chance.
 
 >>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
 """
@@ -20,7 +20,7 @@ MEASURES = ("accuracy", "macro_f1", "loss")
 @dataclass(frozen=True)
 class SeedResults:
     run: str
-    results: list[dict[str, Any]]  # of `finetune`, one for each seed
+    results: list[dict[str, Any]]  # from `finetune`, one for each seed
     interrupted: bool
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -39,7 +39,7 @@ class SeedResults:
 
 
 def free_folder(settings: FinetuneSettings) -> Path:
-    """Under runs/ where these settings were tried before, or nothing was."""
+    """A folder under runs/ that is new or has runs with these settings."""
     for folder in numbered(f"{run_name(settings.data[0])}-seeds"):
         run = Run(folder / f"seed-{settings.seed}")
         if not run.exists() or same_settings(run, settings):
@@ -50,7 +50,7 @@ def free_folder(settings: FinetuneSettings) -> Path:
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
 ) -> SeedResults:
-    """Train `count` times, from `settings.seed` on; what is finished already is taken as it is."""
+    """Train with `count` seeds, starting at `settings.seed`; finished runs are reused."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
     folder = Path(out) if out is not None else free_folder(settings)
@@ -58,7 +58,7 @@ def finetune_seeds(
     for seed in range(settings.seed, settings.seed + count):
         run, each = Run(folder / f"seed-{seed}"), replace(settings, seed=seed)
         if run.exists() and run.finished() and same_settings(run, each):
-            notify(Note(f"{run.path} is finished already"))
+            notify(Note(f"{run.path} is already finished"))
             results.append(run.facts()["result"])
             continue
         result = finetune(each, run.path, notify=notify)

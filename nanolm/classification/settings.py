@@ -1,6 +1,6 @@
-"""Every setting of a fine-tuning run. As in nanolm.training.settings, None means: chosen for you.
+"""All settings of a fine-tuning run. As in nanolm.training.settings, None means chosen for you.
 
-Importing this costs nothing (no torch), so the command line can use it for its help.
+This module is cheap to import (no torch), so the command line can use it for its help.
 """
 
 import re
@@ -13,7 +13,7 @@ from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import Settings, option
 
 DATA = "embedded:reviews"
-SCRATCH = "none"  # instead of a model to start from
+SCRATCH = "none"  # as `start_from`: train from scratch
 TRAINED = re.compile(r"head|all|lora|last-[1-9][0-9]{0,2}")
 LIMITS = {
     "val_fraction": (0.001, 0.8),
@@ -24,12 +24,12 @@ LIMITS = {
     "layer_decay": (0, 1),
     **dict.fromkeys(("limit", "patience", "evaluations"), (1, inf)),
 }
-FROM_SCRATCH = ("family", "preset", "tokenizer", "vocab_size")  # what a trained model has already
+FROM_SCRATCH = ("family", "preset", "tokenizer", "vocab_size")  # fixed in a pretrained model
 
 
 @dataclass(frozen=True)
 class FinetuneSettings(Settings):
-    """What decides the outcome of `nanolm finetune`."""
+    """The settings that determine the result of `nanolm finetune`."""
 
     texts = "data"
     files = ("val", "test", "label_file")
@@ -62,26 +62,26 @@ class FinetuneSettings(Settings):
         for name, known in (("pool", get_args(Pool)), ("long", get_args(Long))):
             value = getattr(self, name)
             if value is not None and value not in known:
-                problems.append(f"{option(name)} {value}: there is {', '.join(known)}")
+                problems.append(f"{option(name)} {value}: choose from {', '.join(known)}")
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.train is not None and not TRAINED.fullmatch(self.train):
-            choices = "head, all, lora, and last-N for the last N layers (last-2)"
-            problems.append(f"--train {self.train}: there is {choices}")
+            choices = "head, all, lora, or last-N for the last N layers (last-2)"
+            problems.append(f"--train {self.train}: choose {choices}")
         elif self.start_from == SCRATCH and not trains_all:
-            problems.append(f"--train {self.train}: fresh weights must all be trained")
+            problems.append(f"--train {self.train} needs --from; from scratch, use --train all")
         if self.language_loss and self.train == "head":
-            problems.append("--language-loss is for more than --train head, which learns no tokens")
+            problems.append("--language-loss has no effect with --train head; omit one of them")
         if self.start_from not in (None, SCRATCH):
             problems += [
-                f"{option(name)} cannot be given with --from: {self.start_from} has its own"
+                f"{option(name)} cannot be used with --from, because {self.start_from} has its own"
                 for name in FROM_SCRATCH
                 if name != "vocab_size" and getattr(self, name) is not None
             ]
             if self.vocab_size is not None and not trains_all:
-                problems.append(f"--vocab-size with --from is for --train all, not {self.train}")
+                problems.append(f"--vocab-size with --from needs --train all, not {self.train}")
         if self.distill and not trains_all:
-            problems.append(f"--distill is for --train all, not --train {self.train}")
+            problems.append(f"--distill needs --train all, not --train {self.train}")
         for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -89,11 +89,11 @@ class FinetuneSettings(Settings):
                 problems.append(f"{option(name)} {value}: must be {allowed}")
         for name in ("val", "test"):
             if (file := getattr(self, name)) in self.data:
-                problems.append(f"--{name} {file} is trained on too; name another file")
+                problems.append(f"--{name} {file} is also training data; use another file")
         if self.test is not None and self.test_fraction:
-            problems.append("give one of --test and --test-fraction")
+            problems.append("use either --test or --test-fraction, not both")
         if self.val is not None and self.val_fraction is not None:
-            problems.append("give one of --val and --val-fraction")
+            problems.append("use either --val or --val-fraction, not both")
         if self.test is not None and self.test == self.val:
-            problems.append(f"--test {self.test} is --val too; name another file")
+            problems.append(f"--test {self.test} is the same as --val; use another file")
         return problems + self.reading().problems()

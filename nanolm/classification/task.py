@@ -1,4 +1,4 @@
-"""The task of a classifier: the label of a text.
+"""The training task of a classifier: predict the label of a text.
 
 >>> task = ClassifierTask(settings, split, tokenizer, classifier, head, saved=None, progress=report)
 >>> Trainer(run, settings, task, task.checkpoint, notify).train(stop)
@@ -44,15 +44,15 @@ from nanolm.training.state import State
 from nanolm.training.task import Task
 
 LANGUAGE_HEAD = "language_head.safetensors"
-# Matrices that an optimizer for matrices leaves to AdamW, and the factor of their learning rate.
+# Matrices that a matrix optimizer leaves to AdamW, and the factor for their learning rate.
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
-MOST_CACHED_BYTES = 1 << 30  # of hidden states that are kept in memory
-# A head that starts from the probe learns slowly enough that a step changes its logits by at most
-# this much times the learning rate. Features of a language model are large and have much in common:
-# at the learning rate of other weights, a single step would undo what the probe has found.
+MOST_CACHED_BYTES = 1 << 30  # of hidden states kept in memory
+# A head that starts from the probe learns so slowly that a step changes its logits by at most this
+# much times the learning rate. Features of a language model are large and correlated: at the
+# learning rate of the other weights, a single step would undo the fit of the probe.
 HEAD_STEP = 20.0
-LOSS_DEVIATION = 0.25  # of the difference of two losses of a text, about
+LOSS_DEVIATION = 0.25  # typical standard deviation of the difference of two losses of a text
 
 
 class ClassifierTask(Task):
@@ -68,7 +68,7 @@ class ClassifierTask(Task):
         base: BaseModel | None = None,
         teacher: Teacher | None = None,
     ) -> None:
-        """`base` is the model folder to start from; None: from scratch."""
+        """`base` is the model folder to start from; None means from scratch."""
         assert settings.batch and settings.weight_decay is not None
         assert settings.evaluations and settings.train
         self.settings, self.split, self.tokenizer, self.base = settings, split, tokenizer, base
@@ -92,7 +92,7 @@ class ClassifierTask(Task):
         self.untied_head: nn.Linear | None = None
         if settings.language_loss and not model.config.base.tied:
             if not isinstance(head, nn.Linear):
-                raise DataError("--language-loss needs a language model, not a classifier")
+                raise DataError("--language-loss needs a language model to start from")
             self.untied_head = head.to(device)
         names = trained_names(model, settings.train)
         self.trained = {name: value for name, value in model.named_parameters() if name in names}
@@ -103,25 +103,25 @@ class ClassifierTask(Task):
             if frozen and isinstance(module, nn.Dropout) and depth(name, 0) <= frozen:
                 module.p = 0.0
         self.evaluate_first, self.head_rate = base is not None, 1.0
-        if base is not None:  # by the model as it was before training
+        if base is not None:  # measured on the model before training
             self.head_rate = min(1.0, HEAD_STEP / feature_size(model))
         if saved:
             self.load_checkpoint(saved)
         self.choices: list[Choice] = []
         if settings.dtype == "auto":
-            numbers = "float32"
+            dtype = "float32"
             if settings.train != "head":
                 probe = SpeedProbe(model.base, self.parameters(), self.loss, self.batch(0))
-                numbers, reason = best_dtype(settings, probe)
-                self.choices.append(Choice("dtype", numbers, reason))
-            self.settings = replace(settings, dtype=numbers)
+                dtype, reason = best_dtype(settings, probe)
+                self.choices.append(Choice("dtype", dtype, reason))
+            self.settings = replace(settings, dtype=dtype)
         use_attention(model.base, self.settings)
-        # On a CPU that is for the products of a step alone.
+        # On a CPU, bfloat16 is only for the matrix products of a training step.
         self.low = self.settings.dtype == "bfloat16" and device != "cpu"
         self.batching = (model.device, self.low, progress, "computing features")
 
     def start(self) -> LinearProbe | None:
-        """Run what is frozen, once for each text, and start the head from a linear probe."""
+        """Run the frozen layers once for each text, and start the head from a linear probe."""
         if self.base is None:
             return None
         with self.classifier.base.eval_mode():
@@ -136,7 +136,7 @@ class ClassifierTask(Task):
         return probe
 
     def keep(self, data: Encoded) -> Encoded:
-        """The texts with what the frozen layers make of them, where that takes little memory."""
+        """The texts with the outputs of the frozen layers, if these fit in memory."""
         model, dim = self.classifier, self.classifier.config.base.dim
         if model.frozen == model.config.base.layers:
             return CachedStates(**vars(data), states=self.features(data).numpy(), pooled=True)
@@ -155,7 +155,7 @@ class ClassifierTask(Task):
         return CachedStates(**vars(data), states=states, pooled=False)
 
     def features(self, data: Encoded) -> Tensor:
-        """What the head is given of each window, (windows, dim), by the model as it is now."""
+        """The input of the head for each window, (windows, dim), from the current model."""
         features = torch.empty(len(data.lengths), self.classifier.config.base.dim)
         for rows, x in in_batches(self.classifier.features, data, *self.batching):
             features[rows] = x.cpu()
@@ -163,10 +163,10 @@ class ClassifierTask(Task):
 
     def start_event(self, run: Path, step: int) -> Started:
         train, val, labels = len(self.split.train), len(self.split.val), len(self.split.labels)
-        data = f"{train:,} texts to learn from, {val:,} to validate on, {counted(labels, 'label')}"
+        data = f"{train:,} training texts, {val:,} validation texts, {counted(labels, 'label')}"
         trained = sum(parameter.numel() for parameter in self.parameters().values())
         whole = self.classifier.parameter_count()
-        some = f"{trained:,} of them trained, " if trained < whole else ""
+        some = f"{trained:,} of them trainable, " if trained < whole else ""
         return Started(run, whole, some + data, step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -178,7 +178,7 @@ class ClassifierTask(Task):
         return named
 
     def lr_scale(self, name: str) -> float:
-        """Layers nearer to the input learn more slowly."""
+        """Layers closer to the input get a lower learning rate."""
         decay, config = self.settings.layer_decay, self.classifier.config.base
         takes = OPTIMIZERS[self.settings.optimizer or "adamw"].takes
         if takes == "matrices" and name in ADAMW_MATRICES:
@@ -212,7 +212,7 @@ class ClassifierTask(Task):
         x = ids if pooled else model.hidden(ids)  # (batch, time, dim)
         logits = model.score(x if pooled else model.pooled(x, lengths)).float()
         loss = F.cross_entropy(logits, truth, self.weights)
-        # Recorded is the loss of the labels alone, to compare with that of the validation texts.
+        # Only the label loss is logged, to be comparable with the validation loss.
         labelled = truth >= 0  # synthetic texts are not
         right = (logits.argmax(dim=1) == truth).sum() / labelled.sum().clamp(min=1)
         seen = {"loss": loss, "accuracy": right}
@@ -239,18 +239,18 @@ class ClassifierTask(Task):
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
         if by_accuracy or not (self.evaluate_first or self.distillation):
             return [1 - scores.accuracy, scores.loss], metrics
-        # Next to a probe, a few validation texts more or less are luck, and the loss says more:
-        # that after calibration, since the finished model is calibrated too.
+        # Compared with a probe, a few correct texts more or less are chance. The loss says more,
+        # and it is taken after calibration, because the finished model is calibrated too.
         calibrated = score(logits, truth, self.split.labels, fit_temperature(logits, truth))
         # A checkpoint has to beat the probe by more than chance. With distillation the student
-        # keeps improving, so an earlier checkpoint has to beat the last one by as much.
+        # keeps improving, so an earlier checkpoint has to beat the last one by the same margin.
         margin = LOSS_DEVIATION / len(truth) ** 0.5 if state.step else 0.0
         if self.distillation:
             margin *= 2 - min(1.0, progress)
         return [calibrated.loss + margin], metrics
 
     def is_partial(self) -> bool:
-        """Whether checkpoints leave out what is in the base model."""
+        """Whether checkpoints omit the weights of the base model."""
         return self.base is not None and self.settings.train != "all"
 
     def saved_bytes(self) -> int:
@@ -280,7 +280,7 @@ class ClassifierTask(Task):
         return write
 
     def whole(self) -> Classifier:
-        """A copy of the classifier, with what adapters add merged into it."""
+        """A copy of the classifier, with the adapters merged into it."""
         active = self.adapters is not None and self.adapters.active
         with self.adapters.merged() if self.adapters and active else nullcontext():
             return snapshot(self.classifier)
@@ -291,7 +291,7 @@ class ClassifierTask(Task):
             if self.adapters:
                 self.adapters.load_state_dict(load_tensors(folder / ADAPTERS))
             return
-        if self.adapters:  # they are in there already
+        if self.adapters:  # already merged into the weights
             self.adapters.active = False
         self.classifier.load_state_dict(load_classifier(folder).state_dict())
 
@@ -307,14 +307,14 @@ class ClassifierTask(Task):
 
 
 def feature_size(model: Classifier) -> float:
-    """How large the absolute values of a feature vector are together, about: the last norm says."""
+    """The approximate L1 norm of a feature vector, from the weights of the last norm layer."""
     norms = [each for each in model.base.modules() if isinstance(each, nn.RMSNorm | nn.LayerNorm)]
     size = float(norms[-1].weight.detach().abs().sum()) if norms else 0.0
     return size or float(model.config.base.dim)
 
 
 def depth(name: str, layers: int) -> int:
-    """Of a module or parameter of a classifier: 0 for embeddings, else its layer, from 1 on."""
+    """The layer of a module or parameter, counted from 1; 0 for embeddings."""
     part, *rest = name.removeprefix("base.").split(".")
     if part in ("blocks", "layers"):
         return int(rest[0]) + 1
@@ -322,7 +322,7 @@ def depth(name: str, layers: int) -> int:
 
 
 def frozen_layers(model: Classifier, which: str) -> int:
-    """How many layers, from the input on, are not trained: with "last-2" all but the last two."""
+    """The number of frozen layers, counted from the input: with "last-2", all but the last two."""
     layers = model.config.base.layers
     if which in ("all", "lora"):
         return 0

@@ -1,1 +1,1 @@
-"""The lectures' models side by side on the same data: what each idea is worth."""
+"""Compare the models of the lectures on the same data, to show what each idea is worth."""

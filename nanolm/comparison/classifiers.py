@@ -1,4 +1,4 @@
-"""The classifiers of the lectures: how each is trained, and what it teaches.
+"""The classifiers of the lectures: how each is trained, and what it shows.
 
 >>> task = ClassifierComparison(settings, notify, stop)
 >>> task.train("cnn", seed=1, seconds=20, folder=Path("runs/x/cnn"))
@@ -32,19 +32,19 @@ from nanolm.pretraining.begin import reports
 from nanolm.training.events import Notify
 from nanolm.training.interrupt import StopRequest
 
-INVERSE_PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0)  # of linear models, tried on validation texts
-DIM = 128  # of all vectors, as of the Transformer in the comparison
-MAX_CONTEXT = 512  # tokens of a window
+INVERSE_PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0)  # of linear models, chosen on the validation set
+DIM = 128  # of all vectors, as in the Transformer of the comparison
+MAX_CONTEXT = 512  # tokens in a window
 BAGS_PER_BATCH = 128  # in evaluation
-TIMED_WORDS = 1000  # of the text that inference is timed with
-MULTITHREADED_TOKENS = 4096  # of a batch, from which on more than one thread helps
-SEEDS_OF_FEW = 5  # where texts are few
+TIMED_WORDS = 1000  # in the text used to time inference
+MULTITHREADED_TOKENS = 4096  # per batch; with fewer, more than one thread does not help
+SEEDS_OF_FEW = 5  # if there are few texts
 TRANSFORMER_EVALUATIONS = 3  # on a CPU, each takes as long as twenty steps
 
 
 @dataclass
 class Lesson:
-    settings: FinetuneSettings  # its data, seed and device
+    settings: FinetuneSettings  # data, seed and device
     split: LabelSplit
     notify: Notify
     stop: StopRequest
@@ -57,7 +57,7 @@ class Lesson:
 
 
 class TokenFeatures:
-    """Texts as tokens, the same for all networks that read them in order."""
+    """Texts as tokens, shared by all networks that read them in order."""
 
     def __init__(self, lesson: Lesson) -> None:
         settings, split, texts = lesson.settings, lesson.split, lesson.split.train.texts
@@ -133,7 +133,7 @@ def train_linear(lesson: Lesson, longest: int = 1) -> TrainedClassifier:
 def train_neural(
     lesson: Lesson, make: Callable[..., TextNetwork], lr: float, **options: Any
 ) -> TrainedClassifier:
-    """A network on tokens in their order, or, if it is a perceptron, on bags of words."""
+    """Train a network on token sequences or, if it is a perceptron, on bags of words."""
     begin, split, settings = time.monotonic(), lesson.split, lesson.settings
     features: Any = BagFeatures(lesson) if make is Perceptron else lesson.tokens
     torch.manual_seed(settings.seed)
@@ -147,7 +147,7 @@ def train_neural(
         unlabelled = Texts(texts, np.zeros(len(texts), np.int64))
         return features.logits(network, features.encode(unlabelled))
 
-    # Threads that share so little work only wait for each other.
+    # With so little work, threads would only wait for each other.
     lengths = features.train.lengths
     with threads_for(1 if BATCH * lengths.mean() < MULTITHREADED_TOKENS else settings.threads):
         left = max(0.5, lesson.seconds - (time.monotonic() - begin))
@@ -158,7 +158,7 @@ def train_neural(
 
 
 def train_transformer(lesson: Lesson, pretrained: bool = False) -> TrainedClassifier:
-    """A run as of `nanolm finetune`."""
+    """Train in a run like `nanolm finetune`."""
     settings = replace(
         lesson.settings,
         start_from=lesson.settings.start_from if pretrained else SCRATCH,
@@ -180,47 +180,47 @@ def neural(
 
 CLASSIFIERS: dict[str, ModelKind] = {
     "majority": ModelKind(
-        "commonest label", "always the same answer: what knowing nothing gets", 0.01, majority
+        "majority class", "the baseline: always the most frequent label", 0.01, majority
     ),
     "bag": ModelKind(
-        "bag of words, linear", "a weight for each word, added up: order is lost", 0.3, train_linear
+        "bag of words, linear", "a sum of word weights; order is lost", 0.3, train_linear
     ),
     "pairs": ModelKind(
-        "bag of pairs, linear", "order, but only of pairs", 0.5, partial(train_linear, longest=2)
+        "bag of bigrams, linear", "order within pairs", 0.5, partial(train_linear, longest=2)
     ),
     "mlp": neural(
-        "bag of words, MLP", "words matter together; order is still lost", 0.3, Perceptron, 2e-3
+        "bag of words, MLP", "words interact; order is still lost", 0.3, Perceptron, 2e-3
     ),
     "averaging": neural(
-        "averaged vectors", "words that are alike share what they teach", 0.4, Averaging, 1e-3
+        "averaged embeddings", "similar words share what is learned", 0.4, Averaging, 1e-3
     ),
     "cnn": neural(
         "convolution", "filters over 3 to 5 words: order within a phrase", 3.0, Convolution
     ),
     "rnn": neural(
-        "Elman RNN", "order throughout, but what is old fades", 1.3, Recurrence, 3e-3, cell="rnn"
+        "Elman RNN", "full order, but early words fade", 1.3, Recurrence, 3e-3, cell="rnn"
     ),
     "lstm": neural(
-        "LSTM, last state", "gates choose what to keep: it remembers for longer", 2.0, Recurrence
+        "LSTM, last state", "gates choose what to keep: a longer memory", 2.0, Recurrence
     ),
     "lstm-mean": neural(
-        "LSTM, mean of states", "every word has its say at the end", 2.0, Recurrence, pool="mean"
+        "LSTM, mean of states", "every word contributes equally", 2.0, Recurrence, pool="mean"
     ),
     "lstm-max": neural(
-        "LSTM, max of states", "the strongest sign counts", 2.0, Recurrence, pool="max"
+        "LSTM, max of states", "the strongest signal wins", 2.0, Recurrence, pool="max"
     ),
     "lstm-both": neural(
-        "LSTM, both ways", "what follows is known", 2.0, Recurrence, pool="max", bidirectional=True
+        "LSTM, bidirectional", "reads both ways", 2.0, Recurrence, pool="max", bidirectional=True
     ),
     "lstm-two": neural(
         "LSTM, two layers", "a second layer reads the first", 3.0, Recurrence, pool="max", layers=2
     ),
     "transformer": ModelKind(
-        "Transformer", "any two words meet in one step, however far apart", 18.0, train_transformer
+        "Transformer", "any two words interact in one step", 18.0, train_transformer
     ),
     "pretrained": ModelKind(
-        "pre-trained Transformer",
-        "words and their order are known before the first label",
+        "pretrained Transformer",
+        "words and word order are learned before the first label",
         8.0,
         partial(train_transformer, pretrained=True),
     ),
@@ -228,7 +228,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
 
 
 class ClassifierComparison:
-    """Labelled texts, and the classifiers that learn from them."""
+    """Labelled texts, and the classifiers trained on them."""
 
     measure = "accuracy"
 
@@ -239,7 +239,7 @@ class ClassifierComparison:
 
     @property
     def seeds(self) -> int:
-        """How many are worth it: chance matters where texts are few."""
+        """The useful number of seeds: chance matters if there are few texts."""
         return SEEDS_OF_FEW if len(self.lesson(self.settings.seed).split.train) < FEW_TEXTS else 1
 
     def fingerprint(self) -> str:
@@ -267,13 +267,13 @@ class ClassifierComparison:
 
 
 def classifier_kinds(settings: FinetuneSettings) -> dict[str, ModelKind]:
-    """Those that can be trained with these settings."""
+    """The kinds that can be trained with these settings."""
     some = settings.start_from is not None
     return {name: kind for name, kind in CLASSIFIERS.items() if some or name != "pretrained"}
 
 
 def inference_seconds(logits: Callable[[list[str]], Logits], texts: list[str]) -> float:
-    """For one long text, made of these: repeated, for they may be few; each has a word at least."""
+    """The median time for one long text, made by repeating these; each has at least one word."""
     words = (word for text in cycle(texts) for word in text.split())
     text, times = " ".join(islice(words, TIMED_WORDS)), []
     for _ in range(5):

@@ -1,9 +1,9 @@
-"""The lectures' models side by side, within a time budget; it resumes after a kill.
+"""Compare the models of the lectures within a time budget; resumes after a kill.
 
     >>> compare(CompareRequest(FinetuneSettings(), minutes=10), out=None, watch=print)
 
-Every model is trained on the same split; with several seeds, all models with the first one, then
-all with the next, so that a comparison that ends early is still one. compare.json has all of it.
+Every model is trained on the same split. With several seeds, all models use the first seed, then
+all the next, so that a comparison that ends early is still fair. compare.json has all results.
 """
 
 import json
@@ -31,28 +31,28 @@ from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
 MIN_ROW_SECONDS = 1.0  # however little time is left
-RESERVED_SECONDS = 9.0  # but not more than a tenth, for what comes after the last row is trained
-NEXT_SEED_SHARE = 0.75  # of the time that a seed takes has to be left for another
+RESERVED_SECONDS = 9.0  # at most a tenth of the time, for the work after the last row
+NEXT_SEED_SHARE = 0.75  # of the time for one seed must remain to start another
 
 
 @dataclass(frozen=True)
 class CompareRequest:
     settings: FinetuneSettings | TrainSettings
     minutes: float = 10.0
-    only: tuple[str, ...] = ()  # rows; none: all there are
-    seeds: int | None = None  # None: as many as are worth it, in the time
+    only: tuple[str, ...] = ()  # rows; empty: all
+    seeds: int | None = None  # None: as many as are useful and fit in the time
 
     def check(self) -> None:
-        """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        """Raise one UsageError that lists every problem, with what to type instead."""
         problems, known = self.settings.problems(), list(self.kinds())
         for name in self.only:
             if name == "pretrained" and name not in known:
-                problems.append("--only pretrained needs --from RUN, a trained model")
+                problems.append("--only pretrained needs --from RUN, a pretrained model")
             elif name not in known:
                 there = ", ".join(known) + did_you_mean(name, known)
-                problems.append(f"--only {name}: there is {there}")
+                problems.append(f"--only {name}: choose from {there}")
         if not 0 < self.minutes <= 100_000:
-            problems.append(f"--budget {self.minutes:g}: must be above 0, in minutes")
+            problems.append(f"--budget {self.minutes:g}: must be above 0 minutes")
         if self.seeds is not None and not 1 <= self.seeds <= 100:
             problems.append(f"--seeds {self.seeds}: must be from 1 to 100")
         refuse(problems)
@@ -67,7 +67,7 @@ class CompareRequest:
 class CompareState(LedgerState):
     """compare.json"""
 
-    data: str = ""  # its fingerprint
+    data: str = ""  # fingerprint of the data
     found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row, seed
     lengths: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class RowTrained:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A row of the table: means over the seeds, and for what is measured its standard deviation."""
+    """A row of the table: means over the seeds, and the standard deviation of the main measure."""
 
     name: str
     title: str
@@ -95,13 +95,13 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class CompareResult:
-    """What `nanolm compare --json` prints."""
+    """The output of `nanolm compare --json`."""
 
     folder: str
     finished: bool
     measure: str  # accuracy, or bits_per_byte
     rows: list[ComparedRow]
-    lengths: dict[str, list[tuple[int, float]]]  # seconds of a step by family, on a plain text
+    lengths: dict[str, list[tuple[int, float]]]  # seconds per step by family; language models only
 
 
 Watch = Callable[[Event | RowTrained], None]
@@ -113,7 +113,7 @@ def compare(
     watch: Watch = lambda event: None,
     started: float | None = None,
 ) -> CompareResult:
-    """Train all models, or resume a comparison of these settings that is not finished."""
+    """Train all models, or resume an unfinished comparison with these settings."""
     clock = time.monotonic() if started is None else started
     request.check()
     device, _ = choose_device(request.settings.device)
@@ -144,14 +144,15 @@ class Comparison(Ledger[CompareState]):
     def run(self) -> CompareResult:
         settings, state = self.request.settings, self.state
         if state.found:
-            self.watch(Note(f"going on with {self.folder}"))
+            self.watch(Note(f"resuming {self.folder}"))
         if state.data not in ("", data := self.task.fingerprint()):
-            raise DataError(f"the data is not what {self.folder} was begun with; try another --out")
+            what = f"the data has changed since {self.folder} was started"
+            raise DataError(f"{what}; use another --out")
         state.data = data
         if not state.finished:
             self.save()
             try:
-                # First, since its time is not known before; the rows share what is left.
+                # First, since its time is not known in advance; the rows share the rest.
                 if isinstance(settings, TrainSettings) and not state.lengths:
                     families = ["rnn", "lstm", settings.family or "modern"]
                     state.lengths = step_times(settings.device, families, reports(self.pass_on)[1])
@@ -176,7 +177,7 @@ class Comparison(Ledger[CompareState]):
             if seed != first and name == next(iter(self.kinds)):
                 took, begin = begin - self.left(), self.left()
                 if self.request.seeds is None and self.left() < NEXT_SEED_SHARE * took:
-                    self.watch(Note(f"no time for more than {seed - first} of {count} seeds"))
+                    self.watch(Note(f"there is only time for {seed - first} of {count} seeds"))
                     return
             if self.stop.requested:
                 raise StopTraining
@@ -200,21 +201,21 @@ class Comparison(Ledger[CompareState]):
 
 
 def draw(result: CompareResult, name: str) -> None:
-    """compare.svg and, of language models, lengths.svg."""
+    """Draw compare.svg and, for language models, lengths.svg."""
     rows, pictures = result.rows, {}
     if (key := result.measure) == "accuracy":
         bars = [Bar(row.title, 100 * row.means[key], 100 * row.spread[key]) for row in rows]
-        title = f"{name}: held-out texts told right"
+        title = f"{name}: validation accuracy"
         pictures["compare"] = bars_svg(bars, title, "{:.1f} %".format)
     else:
         curves = [Series(row.title, row.results[0]["curve"]) for row in rows]
-        panels, title = [Panel("bits per byte", curves)], f"{name}: what is learned in the time"
+        panels, title = [Panel("bits per byte", curves)], f"{name}: validation bits per byte"
         pictures["compare"] = curves_svg(Chart(title, panels, "seconds"))
     if result.lengths:
         times = result.lengths.items()
         curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
-        panels = [Panel("milliseconds a step", curves)]
-        title = "one sequence a step, the longer it is"
+        panels = [Panel("milliseconds per step", curves)]
+        title = "time of a training step by sequence length"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
     for stem, picture in pictures.items():
         write_atomically(Path(result.folder) / f"{stem}.svg", picture)

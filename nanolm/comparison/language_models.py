@@ -1,4 +1,4 @@
-"""Language models on a plain text: counting, recurrence, attention; bits per byte against time.
+"""Language models on plain text (n-grams, recurrence, attention): bits per byte over time.
 
 >>> task = LanguageModelComparison(settings, notify)
 >>> task.train("lstm", seed=1, seconds=60, folder=Path("runs/x/lstm"))
@@ -29,7 +29,7 @@ MAX_NGRAM = 5  # tokens
 
 
 class LanguageModelComparison:
-    """A text, and the models that learn to continue it."""
+    """A text, and the language models trained on it."""
 
     measure, seeds = "bits_per_byte", 1
 
@@ -50,12 +50,12 @@ class LanguageModelComparison:
 def count_ngrams(
     task: LanguageModelComparison, seed: int, seconds: float, folder: Path
 ) -> dict[str, Any]:
-    """Longer and longer contexts, as long as they help."""
+    """Count n-grams with longer and longer contexts, while they help."""
     text, curve, best = task.text, [], math.inf
     begin, vocab_size = time.monotonic(), text.tokenizer.vocab_size
     ids, held_out = (np.asarray(part[:]).astype(np.int64) for part in (text.train, text.val))
     size = int(text.tokenizer.byte_lengths()[held_out].sum())
-    longest = min(MAX_NGRAM, int(62 / math.log2(vocab_size)))  # an n-gram is one 64-bit number
+    longest = min(MAX_NGRAM, int(62 / math.log2(vocab_size)))  # an n-gram fits in 64 bits
     for length in range(longest):
         bits = counted_bits(ids, held_out, vocab_size, length) / size
         curve.append([time.monotonic() - begin, bits])
@@ -69,7 +69,7 @@ def count_ngrams(
 def train_family(
     task: LanguageModelComparison, seed: int, seconds: float, folder: Path, family: str | None
 ) -> dict[str, Any]:
-    """A run as of `nanolm train`."""
+    """Train in a run like `nanolm train`."""
     family = family or task.settings.family
     settings = replace(task.settings, seed=seed, family=family, minutes=seconds / 60)
     result = train_in_run(settings, folder, partial(train, notify=task.notify))
@@ -89,9 +89,9 @@ def family(title: str, teaches: str, name: str | None) -> ModelKind:
 
 LANGUAGE_MODELS: dict[str, ModelKind] = {
     "ngram": ModelKind(
-        "n-gram", "counts of what followed the last few tokens; all words differ", 0.2, count_ngrams
+        "n-gram", "counts of which token followed the last few tokens", 0.2, count_ngrams
     ),
-    "rnn": family("Elman RNN", "one state for all that was read, rewritten at every token", "rnn"),
-    "lstm": family("LSTM", "gates keep what matters for longer, still token by token", "lstm"),
-    "transformer": family("Transformer", "all at once: more is learned in the time", None),
+    "rnn": family("Elman RNN", "one state for all past tokens, updated at every token", "rnn"),
+    "lstm": family("LSTM", "gates keep information longer, still token by token", "lstm"),
+    "transformer": family("Transformer", "all positions in parallel: learns more per second", None),
 }

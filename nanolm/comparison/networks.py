@@ -1,8 +1,8 @@
-"""The classifiers that came before Transformers, each as the lectures draw it.
+"""The classifiers that came before Transformers, as in the lectures.
 
     >>> Averaging(words=5000, width=128, labels=2)(ids, lengths).shape  # (texts, labels)
 
-Ids are (texts, time), padded on the right, and `lengths` says how much of each row is text; the
+Ids are (texts, time), padded on the right, and `lengths` is the number of tokens in each row. The
 result for a text does not depend on its padding.
 """
 
@@ -20,7 +20,7 @@ FILTER_SIZES = (3, 4, 5)  # words
 
 
 class TextNetwork(nn.Module, ABC):
-    """A vector for each text, and from it a score for each label."""
+    """Computes a vector for each text, and from it a score for each label."""
 
     def __init__(self, width: int, labels: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class TextNetwork(nn.Module, ABC):
 
     @abstractmethod
     def vector(self, words: Tensor, more: Tensor, /) -> Tensor:
-        """(texts, width), from words and their weights, or tokens and their number."""
+        """(texts, width), from words and their weights, or tokens and their lengths."""
 
     def forward(self, words: Tensor, more: Tensor) -> Tensor:
         logits: Tensor = self.score(self.dropout(self.vector(words, more)))  # (texts, labels)
@@ -37,21 +37,21 @@ class TextNetwork(nn.Module, ABC):
 
 
 class Perceptron(TextNetwork):
-    """Counts of words into a network with one hidden layer: words may matter together."""
+    """A network with one hidden layer on word counts, so that words can interact."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(width, labels)
-        self.hidden = embedding(words, width, std=0.1)  # the first matrix, a row for each word
+        self.hidden = embedding(words, width, std=0.1)  # the first matrix, one row per word
         self.bias = nn.Parameter(torch.zeros(width))
 
     def vector(self, words: Tensor, weights: Tensor) -> Tensor:
-        """`weights` is what each word counts, both (texts, words)."""
+        """`words` and `weights` are both (texts, words)."""
         summed = (self.hidden(words) * weights[..., None]).sum(dim=1)  # (texts, width)
         return torch.relu(summed + self.bias)
 
 
 class Averaging(TextNetwork):
-    """A deep averaging network: the mean of the words' vectors, and layers above it."""
+    """A deep averaging network: the mean of the word embeddings, then dense layers."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(width, labels)
@@ -66,7 +66,7 @@ class Averaging(TextNetwork):
 
 
 class Convolution(TextNetwork):
-    """Filters over a few neighbouring words; each keeps the place where it fits best."""
+    """Convolution filters over a few adjacent words, with max pooling over positions."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__(len(FILTER_SIZES) * width, labels)
@@ -85,7 +85,7 @@ class Convolution(TextNetwork):
 
 
 class Recurrence(TextNetwork):
-    """One word after the other into a state; of all states the last, their mean or their max."""
+    """A recurrent network; uses the last state, the mean or the max of all states."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Recurrence(TextNetwork):
         self.embedding = embedding(words, width)
         kind = LSTM if cell == "lstm" else Elman
         directions = 2 if bidirectional else 1
-        self.directions = nn.ModuleList(  # forwards, then backwards: a cell for each layer
+        self.directions = nn.ModuleList(  # forward, then backward: a cell for each layer
             nn.ModuleList(kind(width // directions, width) for _ in range(layers))
             for _ in range(directions)
         )
@@ -113,7 +113,7 @@ class Recurrence(TextNetwork):
     def vector(self, ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(ids)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        mirror = lengths[:, None] - 1 - positions  # as far from the other end; padding stays
+        mirror = lengths[:, None] - 1 - positions  # reversed order; padding stays in place
         mirror = torch.where(mirror < 0, positions, mirror)
         for number, (forward, *backward) in enumerate(zip(*self.directions, strict=True)):
             given = self.dropout(x)
@@ -121,7 +121,7 @@ class Recurrence(TextNetwork):
             for cell in backward:
                 outputs.append(reorder(self.run(cell, reorder(given, mirror)), mirror))
             y = torch.cat(outputs, dim=2)  # (texts, time, width)
-            x = x + y if number else y  # stacked layers add, as in `nanolm.model.rnn`
+            x = x + y if number else y  # residual connections, as in `nanolm.model.rnn`
         if self.pool != "last" or not self.bidirectional:
             return pooled(x, lengths, self.pool)
         half = x.shape[2] // 2  # the last state of each direction

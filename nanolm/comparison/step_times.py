@@ -1,10 +1,10 @@
-"""What a training step costs as sequences grow: one token after the other, or all at once.
+"""The time of a training step by sequence length: recurrent or parallel over positions.
 
 >>> step_times("cpu", ["rnn", "modern"], lambda *progress: None)
 
-One sequence a step, through models of the same width. A recurrent layer waits for each token: twice
-the length is twice the time, however fast the machine. A Transformer computes all positions in
-parallel, until the number of pairs of positions, which grows with the square, is what counts.
+Each step has one sequence, and all models have the same width. A recurrent layer waits for each
+token, so doubling the length doubles the time, however fast the machine is. A Transformer computes
+all positions in parallel, until the quadratic cost of attention dominates.
 """
 
 import statistics
@@ -18,14 +18,14 @@ from nanolm.planning.trial import SpeedTrial
 
 SEQUENCE_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 MODEL_SHAPE = {"vocab_size": 512, "layers": 2, "heads": 4, "dim": 256}
-WARM_UP_STEPS = 3  # kernels are compiled, and on a GPU a step is captured
-MIN_SECONDS, MIN_STEPS = 0.6, 3  # that are timed of each length and model
+WARM_UP_STEPS = 3  # to compile kernels and, on a GPU, capture a graph
+MIN_SECONDS, MIN_STEPS = 0.6, 3  # timed for each length and model
 
 
 def step_times(
     device: str, families: Sequence[str], report: Report
 ) -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a step by family: (length, seconds) each."""
+    """Seconds per step for each family, as (length, seconds) pairs."""
     times: dict[str, list[tuple[int, float]]] = {}
     cases = [(family, length) for family in families for length in SEQUENCE_LENGTHS]
     for number, (family, length) in enumerate(cases):
@@ -37,7 +37,7 @@ def step_times(
 
 
 def median_step(trial: SpeedTrial) -> float:
-    """Seconds."""
+    """The median time of a step in seconds."""
     for _ in range(WARM_UP_STEPS):
         trial.step()
     trial.wait()

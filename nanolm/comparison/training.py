@@ -1,8 +1,8 @@
-"""How the baselines are trained: the same code for every network.
+"""Train the baselines, with the same code for every network.
 
     >>> train_network(network, lengths, rows, evaluate, 1e-3, seconds=20, seed=1, stop=stop)
 
-AdamW on batches of texts of about the same length; the best weights on validation texts are kept.
+AdamW on batches of texts of similar length; the weights with the best validation score are kept.
 """
 
 import math
@@ -30,7 +30,7 @@ BATCH, WEIGHT_DECAY, EVALUATIONS = 32, 0.01, 12
 EARLY_STOP_AFTER = 4  # evaluations in a row with a loss above EARLY_STOP_LOSS and no new best
 EARLY_STOP_LOSS = 1.05  # times the lowest
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
-TEXTS_SEEN = 24_000  # altogether, if that is between so many epochs
+TEXTS_SEEN = 24_000  # in total, within the limits above
 
 
 class StopTraining(Exception):
@@ -41,13 +41,13 @@ class StopTraining(Exception):
 class ModelKind:
     title: str
     teaches: str
-    share: float  # of the time, relative to the others
+    share: float  # of the time, relative to the other rows
     train: Callable[..., Any]
 
 
 def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> dict[str, Any]:
-    """The result of a run of its own, as in run.json: finished before a kill, begun before it with
-    other minutes, or new."""
+    """Train in a separate run and return the result in run.json. The run may be finished already,
+    or have been started before a kill, with a different number of minutes."""
     run = Run(folder)
     if not (run.exists() and run.finished()):
         if run.exists():
@@ -68,8 +68,8 @@ def train_network(
     stop: StopRequest,
     batch: int = BATCH,
 ) -> int:
-    """Train until enough texts are seen, or for so many seconds; returns the number of steps.
-    `rows` gives texts and labels by their numbers; `evaluate` gives an error and a loss."""
+    """Train until enough texts are seen or the time is up; returns the number of steps. `rows`
+    returns texts and labels by index; `evaluate` returns an error and a loss."""
 
     def loss(words: Tensor, more: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return F.cross_entropy(network(words, more).float(), labels), {}
@@ -87,7 +87,7 @@ def train_network(
             evaluations = int(progress * EVALUATIONS)
             score = evaluate()
             lowest_loss = min(lowest_loss, score[1])
-            # Many are on a plateau for long before they learn: that is no reason to stop.
+            # Many networks plateau for a while before they learn: do not stop for that.
             worse = worse + 1 if score[1] > EARLY_STOP_LOSS * lowest_loss else 0
             if score < best or not best_weights:
                 best, worse = score, 0

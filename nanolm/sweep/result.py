@@ -1,4 +1,4 @@
-"""What a sweep has tried, and what came of it; sweep.json holds it."""
+"""The trials of a sweep and their results, as saved in sweep.json."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from nanolm.sweep.space import SEED, Point
 
 @dataclass
 class SweepTrial:
-    """A point of the search space, and what it came to in each round."""
+    """A point of the search space, and its result in each round."""
 
     number: int
     values: Point
-    results: list[dict[str, Any]] = field(default_factory=list)  # of `train`, by round
+    results: list[dict[str, Any]] = field(default_factory=list)  # from `train`, by round
     error: str | None = None
 
     def __post_init__(self) -> None:
         if not all(result["seconds"] >= 0 and result["stopped"] for result in self.results):
-            raise ValueError("a result is not what nanolm writes")
+            raise ValueError("a result is invalid")
         [float(bits) for bits in self.bits()]
 
     def bits(self) -> list[float]:
         return [result["val_bits_per_byte"] for result in self.results]
 
     def score(self, number: int | None = None) -> float:
-        """Bits per byte of the model that it has, or had after round `number`; infinite if none."""
+        """Bits per byte of the latest model, or of the one after round `number`; inf if none."""
         bits = self.bits() if number is not None or self.error is None else []
         bits = bits if number is None else bits[number : number + 1]
         return bits[-1] if bits else math.inf
@@ -39,9 +39,9 @@ class SweepTrial:
 class SweepState(LedgerState):
     base: dict[str, Any] | None = None  # resolved settings
     trials: list[SweepTrial] = field(default_factory=list)
-    waiting: list[Point] = field(default_factory=list)  # there was no time for
-    budgets: list[float] = field(default_factory=list)  # seconds for a trial, by round
-    run: str | None = None  # the best
+    waiting: list[Point] = field(default_factory=list)  # not tried yet for lack of time
+    budgets: list[float] = field(default_factory=list)  # seconds per trial, by round
+    run: str | None = None  # the best run
 
     def __post_init__(self) -> None:
         self.trials = [SweepTrial(**t) if isinstance(t, dict) else t for t in self.trials]
@@ -53,7 +53,7 @@ class Combination:
     trials: list[SweepTrial]
 
     def score(self, number: int | None = None) -> float:
-        """The mean over seeds; infinite where one of them has failed."""
+        """The mean over seeds; infinite if one of them failed."""
         return fmean(trial.score(number) for trial in self.trials)
 
     def rounds(self) -> list[tuple[float, float]]:
@@ -65,20 +65,20 @@ class Combination:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep came to: the last line that `nanolm sweep --json` prints."""
+    """The result of a sweep: the last line that `nanolm sweep --json` prints."""
 
     folder: str
-    run: str | None  # None: it was interrupted
+    run: str | None  # None if interrupted
     val_bits_per_byte: float | None
-    trials: list[SweepTrial]  # the best first
-    not_tried: list[Point] = field(default_factory=list)  # for want of time
+    trials: list[SweepTrial]  # best first
+    not_tried: list[Point] = field(default_factory=list)  # for lack of time
 
     def combinations(self) -> list[Combination]:
         return combinations(self.trials)
 
 
 def combinations(trials: list[SweepTrial]) -> list[Combination]:
-    """Trials that differ in nothing but their seed, together, in the order they have."""
+    """Trials grouped so that those in a group differ only in their seed; the order is kept."""
     grouped: dict[tuple[Any, ...], Combination] = {}
     for trial in trials:
         values = {name: value for name, value in trial.values.items() if name != SEED}
@@ -88,7 +88,7 @@ def combinations(trials: list[SweepTrial]) -> list[Combination]:
 
 
 def ranked(trials: list[SweepTrial]) -> list[SweepTrial]:
-    """The best first: by the mean over seeds, and of one combination by the score itself."""
+    """Best first: by the mean over seeds, and within one combination by the score itself."""
     order = sorted(combinations(trials), key=Combination.score)
     return [trial for each in order for trial in sorted(each.trials, key=SweepTrial.score)]
 

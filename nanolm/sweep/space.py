@@ -16,9 +16,9 @@ from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import RANGES, SIZES, SWITCHES, TrainSettings
 
 SEED = "seed"
-MOST_COMBINATIONS = 1_000  # that are looked at, of a larger space
+MOST_COMBINATIONS = 1_000  # considered in a larger space
 
-# Values where none are given: multiples of the planned one, sums with it, or these besides it.
+# Default values to try: multiples of the planned value, offsets from it, or a fixed list.
 MULTIPLES = {
     **dict.fromkeys(("lr", "weight_decay"), (1 / 4, 1 / 2, 1, 2, 4)),
     **dict.fromkeys(("batch", "context", "heads", "dim", "hidden"), (1 / 2, 1, 2)),
@@ -32,7 +32,7 @@ SAME_IN_ALL_TRIALS = (
     *("minutes", *BUDGETS, "corpus", "val", "val_fraction"),
     *("encoding", "document_separator", "text_field", "text_column"),
 )
-DEPENDENT = {  # settings that are planned anew when the one they were chosen for changes
+DEPENDENT = {  # settings that are planned again when the setting they depend on changes
     "preset": (*SIZES, "lr"),
     "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr"),
     "dim": ("hidden", "lr"),
@@ -45,11 +45,11 @@ DEPENDENT = {  # settings that are planned anew when the one they were chosen fo
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 
 Point = dict[str, Any]  # a value for each setting
-Space = dict[str, list[Any]]  # the values of each setting; none: those around the planned one
+Space = dict[str, list[Any]]  # the values of each setting; empty: values around the planned one
 
 
 def parse(over: str) -> tuple[Space, list[str]]:
-    """The settings that `lr,dropout=0:0.1` names, with their values; and what is wrong with it."""
+    """The settings named by `lr,dropout=0:0.1` with their values, and the problems with it."""
     hints = get_type_hints(TrainSettings)
     names = [each.name for each in fields(TrainSettings)]
     space: Space = {}
@@ -58,11 +58,11 @@ def parse(over: str) -> tuple[Space, list[str]]:
         word, given, after = part.partition("=")
         name = "start_from" if word == "from" else word.strip().replace("-", "_")
         if name in SAME_IN_ALL_TRIALS:
-            problems.append(f"--over {word}: leave it out; trials could not be compared")
+            problems.append(f"--over {word}: omit it; trials would not be comparable")
         elif name not in names:
             problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
         elif not given and name not in AROUND:
-            problems.append(f"--over {word}: which values? Type --over {word}=ONE:ANOTHER")
+            problems.append(f"--over {word}: give the values to try: --over {word}=ONE:ANOTHER")
         else:
             kind, values = (get_args(hints[name]) or (hints[name],))[0], space.setdefault(name, [])
             for value in map(str.strip, after.split(":")) if given else ():
@@ -73,15 +73,15 @@ def parse(over: str) -> tuple[Space, list[str]]:
                     problems.append(f"--over {word}: {value!r} is not {what}")
             space[name] = list(dict.fromkeys(values))
     if not space and not problems:
-        problems.append("say what to try: --over lr,dropout, or --over lr=0.001:0.003:0.01")
+        problems.append("name what to vary: --over lr,dropout, or --over lr=0.001:0.003:0.01")
     return space, problems
 
 
 def around(settings: TrainSettings, name: str) -> list[Any]:
-    """Values to try, the planned one among them."""
+    """Values to try, including the planned one."""
     value = getattr(settings, name)
     if value is None:
-        raise UsageError(f"--over {name}: there is no such thing here; leave it out")
+        raise UsageError(f"--over {name}: this model has no such setting; omit it")
     if name in USUAL:
         return sorted({*USUAL[name], value})
     if name in OFFSETS:
@@ -93,7 +93,7 @@ def around(settings: TrainSettings, name: str) -> list[Any]:
 
 
 def draw(space: Space, own: Point, count: int, seed: int) -> list[Point]:
-    """So many points of the grid, `own` first; no point twice, and all if they are few."""
+    """`count` distinct points of the grid, or all if there are fewer, starting with `own`."""
     size = math.prod(map(len, space.values()))
 
     def point(index: int) -> Point:
@@ -108,7 +108,7 @@ def draw(space: Space, own: Point, count: int, seed: int) -> list[Point]:
 
 
 def misfits(settings: TrainSettings, space: Space) -> list[str]:
-    """What is wrong with all combinations of the values that are given, if one is with each."""
+    """The problems with the given values, if every combination of them is invalid."""
     problems: list[str] = []
     given = {name: values for name, values in space.items() if values}
     for point in islice(product(*given.values()), MOST_COMBINATIONS):
@@ -122,22 +122,22 @@ def misfits(settings: TrainSettings, space: Space) -> list[str]:
 def settings_at(
     point: Point, plan: TrainSettings, asked: TrainSettings, seconds: float
 ) -> TrainSettings:
-    """Those of the plan at a point of the space; what was not asked for follows its values."""
+    """The planned settings at a point of the space. Settings the user did not give adapt to it."""
     assert plan.batch and plan.context
     other = {name: value for name, value in point.items() if value != getattr(plan, name)}
     changes: dict[str, Any] = dict.fromkeys(each for n in other for each in DEPENDENT.get(n, ()))
     if "preset" in other:
         names = ("layers", "heads", "dim", "context", "batch")
         changes |= {name: getattr(PRESETS[other["preset"]], name) for name in names}
-    if "context" in other:  # as many tokens a step
+    if "context" in other:  # keep the number of tokens per step
         changes["batch"] = max(1, plan.batch * plan.context // other["context"])
     if other.get("family") in RECURRENT:
         changes["heads"] = None
     if other.get("dropout"):
-        changes["workers"] = 1  # dropout draws one sequence of random numbers
+        changes["workers"] = 1  # dropout uses one sequence of random numbers
     changes = {name: value for name, value in changes.items() if getattr(asked, name) is None}
     settings = replace(plan, **(changes | point), minutes=seconds / 60)
-    if plan.steps:  # as many passes over the text, at most, as the plan has
+    if plan.steps:  # at most as many epochs as planned
         share = plan.batch * plan.context / ((settings.batch or 1) * (settings.context or 1))
         settings = replace(settings, steps=max(1, round(plan.steps * share)))
     return settings

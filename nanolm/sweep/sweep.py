@@ -1,12 +1,12 @@
-"""Which settings learn most: many are tried for a little while, the better ones for longer.
+"""Hyperparameter search: try many settings briefly, and train the better ones for longer.
 
     >>> sweep(SweepRequest(TrainSettings(("a.txt",), minutes=30.0), over="lr,dropout=0:0.1:0.2"))
 
-All trials get a short time, the best third of them three times as much, and so on (halving.py), so
-every round takes about as long. A trial is a normal run; a longer one goes on from where its
-learning rate began to fall. Trials that differ only in their seed go on or end together, by their
-mean. What there was no time for is tried if others end early, or named. All that is known is in
-sweep.json, so the same request goes on after a kill.
+Every trial gets a short time, the best third of them three times as much, and so on (halving.py),
+so each round takes about equally long. A trial is a normal run. A longer one resumes from where its
+learning rate began to decay. Trials that differ only in their seed advance or stop together, by
+their mean. Combinations that did not fit are tried if others end early, or listed. All state is in
+sweep.json, so the same request resumes after a kill.
 """
 
 import math
@@ -41,25 +41,26 @@ from nanolm.training.events import Event, Note, Planned
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings, option
 
-TIME_LEFT = 0.1  # of the budget; where more is left at the end, it is said why
+TIME_LEFT = 0.1  # of the budget; if more remains at the end, a note says why
 CONVERGED = ("enough", "steps")  # reasons a trial stopped that more time would not change
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    settings: TrainSettings  # `minutes` are for all of it
+    settings: TrainSettings  # `minutes` is for the whole sweep
     over: str  # lr,dropout=0:0.1
     trials: int | None = None
 
     def check(self) -> None:
-        """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        """Raise one UsageError that lists every problem, with what to type instead."""
         settings = replace(self.settings, **dict.fromkeys(BUDGETS))  # type: ignore[arg-type]
         values, mistakes = space.parse(self.over)
         problems = settings.problems() + mistakes
         for name, each in values.items():
             fixed = getattr(settings, name)
             if each and fixed != getattr(TrainSettings(()), name):
-                problems.append(f"{option(name)} {fixed} and --over {name}=: give one of them")
+                both = f"{option(name)} {fixed} and --over {name}="
+                problems.append(f"{both}: give only one of them")
                 continue
             for value in each:
                 tried = replace(settings, **{name: value})
@@ -69,13 +70,14 @@ class SweepRequest:
             problems += space.misfits(settings, values)
         for name in BUDGETS:
             if (value := getattr(self.settings, name)) is not None:
-                problems.append(f"{option(name)} {value}: a sweep shares out time; say --minutes")
+                cure = "a sweep is limited by time; use --minutes"
+                problems.append(f"{option(name)} {value}: {cure}")
         if self.trials is not None and not 1 <= self.trials <= 1_000:
             problems.append(f"--trials {self.trials}: must be from 1 to 1000")
         for path in settings.corpus:
             if path == STDIN or Path(path).is_fifo():
-                reason = "a pipe is read once, and a sweep reads its text for every trial"
-                problems.append(f"{path}: {reason}; write it to a file first")
+                reason = "a pipe can be read only once, but a sweep reads its text for every trial"
+                problems.append(f"{path}: {reason}; save it to a file first")
         refuse(problems)
 
 
@@ -86,7 +88,7 @@ class TrialEnded:
     number: int  # in this round
     of: int
     trial: SweepTrial
-    seconds_left: float  # of the whole sweep
+    seconds_left: float  # for the whole sweep
 
 
 Watch = Callable[[Event | TrialEnded], None]
@@ -98,7 +100,7 @@ def sweep(
     watch: Watch = lambda event: None,
     started: float | None = None,
 ) -> SweepResult:
-    """Try settings, or go on with a sweep that was not finished; the best is a run as any other."""
+    """Try settings, or resume an unfinished sweep; the best trial becomes a normal run."""
     clock = time.monotonic() if started is None else started
     request.check()
     settings = with_absolute_paths(request.settings)
@@ -108,7 +110,7 @@ def sweep(
         if state.base is None:
             work.plan(request)
         else:
-            watch(Note(f"going on with {work.folder}"))
+            watch(Note(f"resuming {work.folder}"))
         with StopRequest() as stop:
             done = state.run is not None or work.all_rounds(stop)
         interrupted = SweepResult(str(work.folder), None, None, ranked(state.trials))
@@ -122,11 +124,11 @@ class Sweep(Ledger[SweepState]):
         assert asked.minutes
         super().__init__(file, state, asked.minutes, clock, watch)
         self.asked = asked
-        # [None] where the seed is not among what is varied.
+        # [None] if the seed is not varied.
         self.seeds: list[Any] = list(dict.fromkeys(t.values.get(SEED) for t in state.trials))
 
     def plan(self, request: SweepRequest) -> None:
-        """Choose the settings that are the same in all trials, and what to try."""
+        """Choose the settings that all trials share, and the combinations to try."""
         self.save()
         given, _ = space.parse(request.over)
         sizes = {name: len(each or AROUND[name]) for name, each in given.items()}
@@ -134,7 +136,7 @@ class Sweep(Ledger[SweepState]):
         size, by_value = math.prod(sizes.values()), all(given.values())
         middle = {name: each[(len(each) - 1) // 2] for name, each in given.items() if each}
         settings = replace(self.asked, **middle)
-        choose_dtype(settings.dtype, choose_device(settings.device)[0])  # or say what is missing
+        choose_dtype(settings.dtype, choose_device(settings.device)[0])  # fails early
         base = find_base(settings, self.watch)
         until = text_deadline(settings, lambda: 60 * self.minutes - self.left())
         text = prepare_text(settings, base, self.watch, until)
@@ -148,7 +150,7 @@ class Sweep(Ledger[SweepState]):
         model = load_model(base) if base else build_model(model_config(plan.settings, vocab_size))
         settings, measured = fit_to_machine(plan.settings, model)
         self.watch(Planned((*plan.choices, *measured)))
-        # All trials have the same text, however short they are; and it is prepared.
+        # All trials use the same text, however short they are, and it is prepared now.
         settings = replace(settings, max_bytes=text.max_bytes or text.total)
         prepare_text(settings, base, self.watch)
         self.state.base = settings.to_dict()
@@ -164,28 +166,28 @@ class Sweep(Ledger[SweepState]):
         if request.trials is None:
             others = space.draw(values, own, min(size, space.MOST_COMBINATIONS), settings.seed)
             self.state.waiting = [point for point in others if point not in points]
-        first = f"{counted(len(points), 'combination')} to begin with"
+        first = f"starting with {counted(len(points), 'combination')}"
         each = f", {counted(len(self.seeds), 'seed')} each" if SEED in given else ""
         rounds = counted(len(rungs(len(points))), "round")
         self.watch(Note(f"{self.folder}: {first}{each}, {rounds}"))
         if size > len(points) and request.trials is None:
             least = halving.FIRST_ROUND_SECONDS
-            why = f"there is time for {len(points):,} of {size:,} combinations"
+            why = f"there is only time for {len(points):,} of {size:,} combinations"
             if by_value:
                 least = halving.FIRST_ROUND_SECONDS_BY_VALUE
-                why += f"; the others are tried if time is left: {in_words(self.state.waiting)}"
+                why += f"; the others are tried if time remains: {in_words(self.state.waiting)}"
             needed = cost(size) * len(self.seeds) * least + self.state.seconds
-            self.watch(Note(f"{why} (--minutes {math.ceil(needed / 60)} for all)"))
+            self.watch(Note(f"{why} (use --minutes {math.ceil(needed / 60)} for all)"))
         self.save()
 
     def add(self, point: Point) -> None:
-        """A trial for each seed of a combination."""
+        """Add a trial for each seed of a combination."""
         for seed in self.seeds:
             values = point if seed is None else {**point, SEED: seed}
             self.state.trials.append(SweepTrial(len(self.state.trials) + 1, values))
 
     def all_rounds(self, stop: StopRequest) -> bool:
-        """False if somebody wants it to stop."""
+        """Returns False if it was interrupted."""
         state, number = self.state, 0
         alive = combinations(state.trials)
         while alive:
@@ -208,14 +210,14 @@ class Sweep(Ledger[SweepState]):
                 continue
             if len(alive) == 1:
                 break
-            # By this round, whatever was known of later ones before a kill.
+            # Rank by this round, even if later ones have results from before a kill.
             order = sorted((each.score(number), place) for place, each in enumerate(alive))
             best = order[: max(1, len(alive) // halving.FACTOR)]
             alive, number = [alive[place] for score, place in best if score < math.inf], number + 1
         return True
 
     def time_for_another(self, count: int, tried: list[SweepTrial]) -> bool:
-        """Whether a combination more, `count` in all, fits in, by the first round of those."""
+        """Whether one more combination, `count` in all, fits, judging by the first round so far."""
         results = [trial.results[0] for trial in tried if trial.results]
         if not self.state.waiting or not results:
             return False
@@ -225,14 +227,14 @@ class Sweep(Ledger[SweepState]):
         return self.left() > units * len(self.seeds) * seconds
 
     def attempt(self, trial: SweepTrial, number: int) -> bool:
-        """Train it for a round, and save what came of it; False if it was interrupted."""
+        """Train a trial for one round and save the result; False if it was interrupted."""
         start, budget = time.monotonic(), self.state.budgets[number]
         run, begun = Run(self.folder_of(trial)), False
         run.settle(lambda text: self.watch(Note(text)))
         try:
             facts = run.facts() if run.exists() else {}
             begun = bool(facts) and len(facts.get("earlier", [])) == number
-            if begun and "result" in facts:  # killed before that was in sweep.json
+            if begun and "result" in facts:  # killed before sweep.json had the result
                 result = TrainResult(**facts["result"])
                 run.extending.unlink(missing_ok=True)
             elif number == 0:
@@ -241,7 +243,7 @@ class Sweep(Ledger[SweepState]):
                 settings = space.settings_at(trial.values, plan, self.asked, budget)
                 result = train(settings, run.path, False, self.pass_on, start)
             elif trial.results[-1]["stopped"] in CONVERGED:
-                result = TrainResult(**trial.results[-1])  # more would teach nothing new
+                result = TrainResult(**trial.results[-1])  # training longer changes nothing
             else:
                 result = extend(run.path, {"minutes": budget / 60}, self.pass_on, start)
             if result.stopped == "interrupted":
@@ -249,16 +251,16 @@ class Sweep(Ledger[SweepState]):
             if math.isfinite(result.val_bits_per_byte or math.nan):
                 trial.results.append(asdict(result))
             else:
-                trial.error = "its loss on held-out text is no number"
+                trial.error = "its validation loss is not finite"
         except DiskFull:
             raise
         except NanolmError as error:
-            if number and isinstance(error, DataError | ModelError):  # says nothing about settings
-                self.watch(Note(f"{error}; what {run.path} came to before is what counts"))
+            if number and isinstance(error, DataError | ModelError):  # not due to the settings
+                self.watch(Note(f"{error}; using the previous result of {run.path}"))
                 trial.results.append(trial.results[-1])
             else:
                 trial.error = str(error)
-        if begun:  # what it took before a kill counts too
+        if begun:  # the time before a kill counts too
             self.state.seconds += max(0.0, budget - (time.monotonic() - start))
         self.save()
         free_memory()
@@ -268,14 +270,14 @@ class Sweep(Ledger[SweepState]):
         return self.folder / f"trial-{trial.number:02}"
 
     def finish(self, inside: bool) -> SweepResult:
-        """Let the best be a run of its own, in this folder or under runs/, and draw the picture."""
+        """Move the best trial to its own run, in this folder or under runs/, and draw the chart."""
         state, trials = self.state, ranked(self.state.trials)
         best, name = trials[0], run_name(self.asked.corpus[0])
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
-            raise UsageError(f"no trial came to an end; try others with --over:\n{why}")
+            raise UsageError(f"no trial finished; try other values with --over:\n{why}")
         if self.folder_of(best).exists():
-            if state.run is None or Path(state.run).exists():  # taken meanwhile
+            if state.run is None or Path(state.run).exists():  # the name was taken meanwhile
                 free = (path for path in numbered(name) if not path.exists())
                 state.run = str(self.folder / "best" if inside else next(free))
                 self.save()
@@ -286,11 +288,11 @@ class Sweep(Ledger[SweepState]):
         Run(Path(state.run)).update(facts)
         ended = [trial for trial in trials if trial.results]
         dots = [Dot(t.values, t.bits()[0], len(t.results) > 1, t is best) for t in ended]
-        title = f"{name}: bits per byte of held-out text after {state.budgets[0]:,.1f} s"
+        title = f"{name}: validation bits per byte after {state.budgets[0]:,.1f} s"
         write_atomically(self.folder / "sweep.svg", sweep_svg(dots, title))
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:
-            why = "all combinations were tried, and longer training would not help the best"
-            self.watch(Note(f"{self.left():.0f} s are left: {why}"))
+            why = "all combinations were tried, and longer training would not improve the best"
+            self.watch(Note(f"{self.left():.0f} s remaining: {why}"))
         state.finished = True
         self.save()
         return SweepResult(str(self.folder), state.run, best.score(), trials, state.waiting)

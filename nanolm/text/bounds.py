@@ -1,7 +1,7 @@
-"""How far a text may unfold: a few bytes of gzip or Parquet can stand for terabytes.
+"""Limits on decompressed sizes: a few bytes of gzip or Parquet can expand to terabytes.
 
 >>> limit = ExpansionLimit("news.jsonl.gz", size=404)
->>> limit.add(1_000_000)  # DataError once the sum is too much for 404 bytes
+>>> limit.add(1_000_000)  # DataError once the sum is too large for 404 bytes
 """
 
 import os
@@ -10,17 +10,17 @@ from typing import IO, Any
 
 from nanolm.errors import DataError, UsageError
 
-# Prose unfolds to 3 to 10 times its size, and logs to 200. Up to so many bytes nobody minds.
+# Prose expands to 3 to 10 times its compressed size, logs to 200. ALWAYS_ALLOWED bytes are fine.
 MOST_EXPANSION, ALWAYS_ALLOWED = 250, 256_000_000
 VARIABLE = "NANOLM_MAX_UNPACKED"
-BATCH_ROWS, BATCH_BYTES = (16, 1024), 64_000_000  # of Parquet, at once
-ROW_BYTES = 64  # that a value takes in memory, however short it is
+BATCH_ROWS, BATCH_BYTES = (16, 1024), 64_000_000  # of Parquet, per read
+ROW_BYTES = 64  # memory for a value, however short it is
 MOST_COLUMNS = 10_000
-MOST_NESTED = 100  # objects and lists within each other
+MOST_NESTED = 100  # levels of objects and lists
 
 
 class ExpansionLimit:
-    """Counts what comes out of the file, or files, called `name`, of `size` bytes on the disk."""
+    """Counts the bytes read from the file or files called `name`, with `size` bytes on disk."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size, self.total = name, size, 0
@@ -32,20 +32,20 @@ class ExpansionLimit:
 
     def check(self, count: int) -> None:
         if count > self.most:
-            unfolds = f"{self.name} ({self.size:,} bytes) unfolds to more than {self.most:,} bytes"
-            cure = f"if you trust it, allow more: {VARIABLE}={10 * self.most} nanolm ..."
-            raise DataError(f"{unfolds}; {cure}")
+            expands = f"{self.name} ({self.size:,} bytes) expands to more than {self.most:,} bytes"
+            cure = f"if you trust it, raise the limit: {VARIABLE}={10 * self.most} nanolm ..."
+            raise DataError(f"{expands}; {cure}")
 
 
 def always_allowed() -> int:
     given = os.environ.get(VARIABLE) or str(ALWAYS_ALLOWED)
     if not given.isdecimal():
-        raise UsageError(f"{VARIABLE}={given}: give a number of bytes")
+        raise UsageError(f"{VARIABLE}={given}: must be a number of bytes")
     return int(given)
 
 
 def parquet_batch_rows(metadata: Any, limit: ExpansionLimit) -> int:
-    """How many rows to read at once: a dictionary may give each as much as its column has."""
+    """How many rows to read at once. With a dictionary, each can be as large as its column."""
     limit.check(ROW_BYTES * metadata.num_rows)
     largest = 1
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -57,15 +57,15 @@ def parquet_batch_rows(metadata: Any, limit: ExpansionLimit) -> int:
 
 
 def check_arrow_buffers(stream: IO[bytes], limit: ExpansionLimit) -> None:
-    """Refuse an Arrow file whose compressed buffers would take too much memory: pyarrow unpacks a
-    batch of any size at once. Leaves `stream` where the first message begins. Anything that is not
-    laid out as https://arrow.apache.org/docs/format/Columnar.html has it is a ValueError."""
-    start = 8 if stream.read(8) == b"ARROW1\0\0" else 0  # a file is a stream between two marks
+    """Refuse an Arrow file whose compressed buffers would take too much memory, since pyarrow
+    decompresses a batch of any size at once. Leaves `stream` at the first message. ValueError if
+    the layout is not that of https://arrow.apache.org/docs/format/Columnar.html."""
+    start = 8 if stream.read(8) == b"ARROW1\0\0" else 0  # a file is a stream between two markers
     place = start
     try:
         while len(head := _read(stream, place, 8)) == 8:
             mark, length = struct.unpack("<ii", head)
-            if mark != -1:  # before Arrow 0.15 there was none
+            if mark != -1:  # Arrow before 0.15 had no marker
                 place, length = place - 4, mark
             if length == 0:  # the end
                 break
@@ -75,12 +75,12 @@ def check_arrow_buffers(stream: IO[bytes], limit: ExpansionLimit) -> None:
             place += 8 + length
             for offset in message.compressed_buffers():
                 (size,) = struct.unpack("<q", _read(stream, place + offset, 8))
-                limit.add(max(0, size))  # -1 is one that was left as it was
+                limit.add(max(0, size))  # -1: not compressed
             if message.body < 0:
                 raise ValueError
             place += message.body
     except (ValueError, IndexError, struct.error):
-        raise ValueError("its messages cannot be followed") from None
+        raise ValueError("its messages cannot be parsed") from None
     stream.seek(start)
 
 
@@ -90,7 +90,7 @@ def _read(stream: IO[bytes], place: int, size: int) -> bytes:
 
 
 class Flatbuffer:
-    """The metadata of an Arrow message, as far as the sizes of its buffers go."""
+    """The metadata of an Arrow message; reads only the sizes of its buffers."""
 
     BATCH_OF_DICTIONARY, DICTIONARY, BATCH = 1, 2, 3
 
@@ -107,14 +107,14 @@ class Flatbuffer:
         return place + int(self.number("<I", place))
 
     def field(self, table: int, number: int) -> int:
-        """Where a field of a table stands; 0 if it is left out."""
+        """The offset of a field of a table; 0 if it is absent."""
         fields = table - self.number("<i", table)
         inside = 4 + 2 * number < self.number("<H", fields)
         offset = int(self.number("<H", fields + 4 + 2 * number)) if inside else 0
         return table + offset if offset else 0
 
     def compressed_buffers(self) -> list[int]:
-        """Where they begin in the body, each with the size that it unfolds to."""
+        """Their offsets in the body; each buffer starts with its decompressed size."""
         kind = self.data[self.field(self.message, 1)]
         if kind not in (self.DICTIONARY, self.BATCH):
             return []

@@ -1,8 +1,8 @@
-"""Byte-pair encoding: learn which neighbouring pieces to glue together.
+"""Byte-pair encoding: learn which adjacent tokens to merge.
 
-Start from single bytes; again and again take the pair of neighbours that occurs most often and
-make it one new token. Pairs never reach across words, so the work is done on distinct words with
-their counts (`nanolm.text.words`) instead of on the text.
+Start from single bytes. Repeatedly take the most frequent pair of adjacent tokens and make it a new
+token. Pairs never cross word boundaries, so training works on the distinct words and their counts
+(`nanolm.text.words`) instead of on the text.
 
     >>> learn(count_words(["low lower lowest"]), vocab_size=258)  # l = 108, o = 111, w = 119
     [(108, 111), (256, 119)]
@@ -27,9 +27,9 @@ def learn(
     report: Callable[[int, int], None] = lambda done, total: None,
     known: Sequence[Pair] = (),
 ) -> list[Pair]:
-    """The merges in the order they were learned, after `known` ones; number n makes token 256 + n.
-    Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice: gluing together
-    what was seen once would be memorizing. Equal counts go to the smaller ids."""
+    """The merges in the order they were learned, after the `known` ones; merge n makes token
+    256 + n. Stops at `vocab_size` tokens (bytes included), or when no pair occurs twice, since
+    merging a pair seen once would be memorizing. Ties go to the smaller ids."""
     merges = list(known)
     if vocab_size is None or vocab_size > 256 + len(merges):
         for pair in merges_in_order(words, known):
@@ -41,7 +41,7 @@ def learn(
 
 
 def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterator[Pair]:
-    """Each merge when it is asked for: a smaller vocabulary is a prefix of a larger one."""
+    """Generates the merges one by one: a smaller vocabulary is a prefix of a larger one."""
     text = PairIndex(words, known)
     while text.heap:
         negative, pair = text.heap[0]
@@ -57,29 +57,29 @@ def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterat
 
 
 class PairIndex:
-    """The distinct words as one long row of bytes with gaps between, and where each pair stands.
+    """The distinct words as one long array of bytes with gaps between, and the places of each pair.
 
-    The first and the last place of a token hold its id: from there its neighbours are found, by the
-    number of its bytes. A pair appears when the younger of its tokens is made, in all its places at
-    once, which then can only become fewer. So they are noted once and checked when the pair's turn
-    comes, and its count in the heap is an upper bound that is corrected then: nothing has to be
-    done for the pairs that a merge breaks up, and all that remains is arithmetic on arrays.
+    The first and last place of a token hold its id; its length in bytes leads to its neighbours. A
+    pair appears in all its places at once, when the newer of its tokens is made. After that, places
+    can only disappear. So they are recorded once and checked when the pair is popped from the heap,
+    whose count is an upper bound that is corrected then. Pairs that a merge breaks up need no work,
+    and everything left is array arithmetic.
     """
 
     def __init__(self, words: Counter[bytes], merges: Sequence[Pair] = ()) -> None:
-        joined = b"\xff".join([b"", *words, b""])  # 0xff: the byte that UTF-8 never has
+        joined = b"\xff".join([b"", *words, b""])  # 0xff never occurs in UTF-8
         bytes_ = np.frombuffer(joined, dtype=np.uint8)
         gaps = bytes_ == 0xFF
         self.tokens = np.where(gaps, np.int32(GAP), bytes_)
         counts = np.fromiter([*words.values(), 0], np.int64, len(words) + 1)
         small = counts.max() < 1 << 31
         number = np.cumsum(gaps, dtype=np.int32) - 1
-        self.counts = counts.astype(np.int32 if small else np.int64)[number]  # of a place's word
-        self.lengths = np.ones(512, dtype=np.int32)  # of each token, in bytes; has room for more
+        self.counts = counts.astype(np.int32 if small else np.int64)[number]  # of the word there
+        self.lengths = np.ones(512, dtype=np.int32)  # bytes of each token, with room for more
         self.size = 256  # of the vocabulary
         self.places: dict[Pair, Places] = {}
         self.heap: list[tuple[int, Pair]] = []  # (-count or less, pair)
-        self.fewest = 1 if merges else 2  # what occurs less often is not noted
+        self.fewest = 1 if merges else 2  # rarer pairs are not recorded
         places = np.flatnonzero(~gaps[:-1] & ~gaps[1:]).astype(np.int32)
         self.add(bytes_[places].astype(np.uint16) << 8 | bytes_[places + 1], 8, places)
         for pair in merges:
@@ -90,7 +90,7 @@ class PairIndex:
             heapify(self.heap)
 
     def find(self, pair: Pair) -> tuple[Places, int]:
-        """Where `pair` still stands, and how often it occurs in the text."""
+        """The remaining places of `pair`, and its count in the text."""
         left, right = pair
         places = self.places.pop(pair, np.empty(0, dtype=np.int32))
         places = places[self.tokens[places] == left]
@@ -99,10 +99,10 @@ class PairIndex:
         return places, int(self.counts[places].sum(dtype=np.int64))
 
     def merge(self, pair: Pair, places: Places) -> None:
-        """Put a new token in place of `pair`, and take in the pairs it makes."""
+        """Replace `pair` by a new token, and record the pairs this makes."""
         del self.places[pair]
         left, right = self.lengths[pair[0]], self.lengths[pair[1]]
-        if pair[0] == pair[1]:  # "aaa" holds "aa" twice: only every other one of a run is merged
+        if pair[0] == pair[1]:  # "aaa" contains "aa" twice: in a run, merge every other one
             number = np.arange(len(places))
             begins = np.append(True, np.diff(places) != left)
             begin = np.maximum.accumulate(np.where(begins, number, 0))
@@ -116,7 +116,7 @@ class PairIndex:
         self.tokens[places] = self.tokens[places + (left + right - 1)] = new
 
         before, after = self.tokens[places - 1], self.tokens[places + (left + right)]
-        has_before = (before != GAP) & (before != new)  # (new, new) is among those after
+        has_before = (before != GAP) & (before != new)  # `after` covers (new, new)
         has_after = after != GAP
         before, after = before[has_before], after[has_after]
         starts = places[has_before] - self.lengths[before]
@@ -124,7 +124,7 @@ class PairIndex:
         self.add(np.concatenate(keys), 32, np.concatenate([starts, places[has_after]]))
 
     def add(self, keys: Keys, bits: int, places: Places) -> None:
-        """Note pairs that are new; each key has a left token above and a right below `bits`."""
+        """Record new pairs; a key has the right token in its low `bits`, the left one above."""
         if not len(places):
             return
         order = np.argsort(keys, kind="stable")

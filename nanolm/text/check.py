@@ -1,4 +1,4 @@
-"""What a corpus holds, before anything is trained on it."""
+"""Statistics of a corpus, before training on it."""
 
 import hashlib
 import os
@@ -25,24 +25,24 @@ EXAMPLES = 3
 class Survey:
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # reason: files
-    notes: list[str] = field(default_factory=list)  # of downloads, with their checksums
+    notes: list[str] = field(default_factory=list)  # about downloads, with their checksums
     documents: int = 0
     bytes: int = 0
     characters: int = 0
     distinct_characters: int = 0
     longest_document: int = 0  # bytes
-    duplicates: int = 0  # documents that an earlier one equals
-    replacement_characters: int = 0  # U+FFFD: where an earlier conversion went wrong
+    duplicates: int = 0  # documents equal to an earlier one
+    replacement_characters: int = 0  # U+FFFD, left by an earlier failed conversion
     control_characters: int = 0
-    examples: list[str] = field(default_factory=list)  # how some documents begin
+    examples: list[str] = field(default_factory=list)  # the beginnings of some documents
     problems: list[str] = field(default_factory=list)  # files that cannot be read
-    choices: list[Choice] = field(default_factory=list)  # of the tokenizer
+    choices: list[Choice] = field(default_factory=list)  # for the tokenizer
     bytes_per_token: float | None = None
     vocab_size: int | None = None
 
 
 def survey(names: tuple[str, ...], reading: Reading, report: Report) -> Survey:
-    """Read everything as `nanolm train` would, and say what is there."""
+    """Read everything as `nanolm train` would, and collect statistics."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     result = Survey(len(sources.files), dict(sources.skipped), sources.notes)
@@ -67,7 +67,7 @@ def _count(corpus: Corpus, result: Survey, report: Report) -> None:
     for _, begins, data in chain(corpus.blocks(report), [(corpus.length, True, b"")]):
         text = data.decode()
         if begins:
-            if length:  # of the document that ends here
+            if length:  # a document ends here
                 result.longest_document = max(result.longest_document, length)
                 result.duplicates += digest.digest() in seen
                 seen.add(digest.digest())
@@ -98,7 +98,7 @@ def compare(
     tokenizers: Sequence[tuple[str, Tokenizer | tuple[str, int | None]]],
     report: Report = lambda *_: None,
 ) -> list[EncodedSize]:
-    """Encode a text with each tokenizer; a (kind, size) is first made for that text."""
+    """Encode a text with each tokenizer; a (kind, size) pair is first trained on that text."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     rows = []
@@ -108,7 +108,7 @@ def compare(
             if not isinstance(tokenizer, Tokenizer):
                 tokenizer, _ = make_tokenizer(corpus, *tokenizer, report)
             tokens = encode_corpus(corpus, tokenizer, Path(os.devnull), report)
-            tokens -= corpus.documents  # what stands before each
+            tokens -= corpus.documents  # the start-of-text token of each
             sizes = (tokenizer.vocab_size, tokens, corpus.size)
             rows.append(EncodedSize(name, *sizes, corpus.size / tokens, characters / tokens))
     return rows

@@ -1,7 +1,7 @@
-"""A table, and which of its columns is the text and which the label.
+"""Find the text column and the label column of a table.
 
-By their names first, else by what is in them. Where two fit equally well nothing is guessed: the
-user is shown the columns and asked.
+Names decide first, then contents. If two columns fit equally well, nothing is guessed: an error
+shows the columns and asks the user to choose.
 """
 
 import re
@@ -16,7 +16,7 @@ from nanolm.errors import DataError, UsageError, did_you_mean
 from nanolm.formats import abridged, listed
 from nanolm.text.source import TextSource
 
-# Better names first; of each group all are as good.
+# Better names first; all names in a group are equally good.
 LABEL_NAMES = (
     ("label", "labels"),
     ("class", "category", "sentiment", "target", "polarity", "emotion", "intent", "topic", "y"),
@@ -26,14 +26,14 @@ TEXT_NAMES = (
     ("sentence", "content", "review", "tweet", "comment", "body", "message", "document", "phrase"),
     ("question", "utterance", "post", "sms", "headline", "texts", "sentences", "x"),
 )
-WEAK_LABELS = ("rating", "stars", "score", "tag", "type")  # where there is nothing better
+WEAK_LABELS = ("rating", "stars", "score", "tag", "type")  # if there is nothing better
 INDICES = {"id", "ids", "idx", "index"}
 COLUMN_NAMES = {*chain(*LABEL_NAMES, *TEXT_NAMES), *WEAK_LABELS, *INDICES}
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
 
-Row = tuple[int, list[str]]  # the number of its line, its cells
+Row = tuple[int, list[str]]  # line number, cells
 Fits = Callable[["Column"], bool]
 
 
@@ -41,10 +41,10 @@ Fits = Callable[["Column"], bool]
 class TextTable:
     source: TextSource
     kind: str
-    names: list[str] | None  # of the columns, where it says them
-    sample: list[Row]  # its first rows
+    names: list[str] | None  # of the columns, if there is a header
+    sample: list[Row]  # the first rows
     rest: Iterator[Row]
-    obvious: bool = False  # lines of a label and a text, or of a text alone
+    obvious: bool = False  # each line is a label and a text, or only a text
 
     def columns(self) -> list["Column"]:
         names = self.names or [str(n + 1) for n in range(len(self.sample[0][1]))]
@@ -55,12 +55,12 @@ class TextTable:
         ]
 
     def rows(self, needed: list[int]) -> Iterator[list[str]]:
-        """The cells of every row; a row that is not like the first is refused."""
+        """The cells of every row; DataError if the number of columns changes."""
         width = len(self.names or self.sample[0][1])
         for number, cells in chain(self.sample, self.rest):
             if len(cells) != width and (len(cells) <= max(needed) or any(cells[width:])):
                 where = f"{self.source.name}, line {number:,}"
-                cure = "mend that row (a separator within a text must be quoted)"
+                cure = "fix that row (quote a text that contains the separator)"
                 raise DataError(f"{where} has {len(cells)} columns, not {width}; {cure}")
             yield cells
 
@@ -76,7 +76,7 @@ class TextTable:
 class Column:
     number: int  # from 0
     name: str
-    values: Counter[str]  # of the first rows, and how often
+    values: Counter[str]  # of the first rows
 
     @cached_property
     def filled(self) -> Counter[str]:
@@ -97,7 +97,7 @@ class Column:
         return total / max(1, self.filled.total())
 
     def is_label(self, times: int) -> bool:
-        """Few short values that repeat, in most rows; measurements are none."""
+        """Whether most rows have one of a few short, repeating values that are not measurements."""
         few = not self.filled or 2 * self.filled.total() < self.values.total()
         return not few and repeats(self.filled, times) and not self.measured
 
@@ -107,7 +107,7 @@ class Column:
         return self.number_like and fractions and len(self.filled) > 20
 
     def may_be_label(self) -> bool:
-        """Enough for a column that is called so."""
+        """A weaker test, for a column with the name of a label column."""
         few = len(self.filled) <= max(20, self.filled.total() / 2)
         return bool(self.filled) and few and not self.measured
 
@@ -124,32 +124,32 @@ class Column:
 
 
 def label_value(value: str) -> str:
-    """`1.0` is what becomes of 1 in a column where some are missing."""
+    """Turns `1.0` back into 1: pandas writes it so in a column with missing values."""
     whole = WHOLE_NUMBER.fullmatch(value.strip())
     return whole[1] if whole else value.strip()
 
 
 def repeats(values: Counter[str], times: int) -> bool:
-    """Few and short, each there `times` on average."""
+    """Whether the values are few and short, each occurring `times` on average."""
     return max(map(len, values)) <= 50 and times * len(values) <= max(values.total(), 4)
 
 
 def is_column_name(name: str) -> bool:
-    """Is this a name for a column, and nothing that a text might be?"""
+    """Whether this is the name of a column rather than a text."""
     words = set(_words(name))
     single = words <= COLUMN_NAMES or re.fullmatch(r"[\w.-]+", name) is not None
     return single and bool(words & COLUMN_NAMES)
 
 
 def _words(name: str) -> list[str]:
-    """The words that a name is made of: `airline_sentiment`, `reviewText`."""
+    """The words in a name such as `airline_sentiment` or `reviewText`."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
 def text_and_label_columns(
     table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int]:
-    """Where the text and the label stand; either may be named, or numbered from 1."""
+    """The columns of the text and the label. The user can give a name or a number from 1."""
     columns = table.columns()
     if table.obvious and len(columns) == 2 and not (text_name or label_name):
         return 1, 0
@@ -168,7 +168,7 @@ def text_and_label_columns(
 def text_and_maybe_label(
     table: TextTable, text_name: str | None, label_name: str | None
 ) -> tuple[int, int | None]:
-    """The same for a table that need not have labels, unless their name is clear enough."""
+    """The same for a table without labels, or with a label column of an unambiguous name."""
     columns = table.columns()
     text = _asked(table, columns, text_name, "--text-column")
     if text is None and table.obvious:
@@ -180,7 +180,7 @@ def text_and_maybe_label(
     if label is None and table.obvious:
         label = columns[0] if len(columns) == 2 else None
     elif label is None:
-        with suppress(UsageError):  # several may be meant
+        with suppress(UsageError):  # several fit
             label = _label_by_name([c for c in columns if c is not text], table)
     return text.number, label.number if label else None
 
@@ -200,7 +200,7 @@ def _asked(table: TextTable, columns: list[Column], name: str | None, option: st
 def _named(
     columns: list[Column], groups: Sequence[Sequence[str]], exact: Fits, similar: Fits
 ) -> list[Column]:
-    """The columns with the best name for what is sought: all that are called as well."""
+    """The columns with the best names: all of the best group that has any."""
     words = set(chain(*groups))
     tests: list[Fits] = [
         *(lambda c, g=group: c.name.lower() in g and exact(c) for group in groups),
@@ -222,12 +222,12 @@ def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
     labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
-        why = "no column has few values that repeat (--label-column NAME if one is meant); "
-        why += f"its columns are {_listed(table.columns())}"
+        why = "no column has a few repeating values. Name one with --label-column NAME; "
+        why += f"the columns are {_listed(table.columns())}"
         if table.obvious:
-            why = "its lines neither begin nor end with one. Begin each with __label__NAME, make "
-            why += "it a table, or give --label-file FILE if they are elsewhere"
-        why += ". Texts without labels are for `nanolm classify --file`"
+            why = "its lines neither begin nor end with one. Start each line with __label__NAME, "
+            why += "use a table, or pass --label-file FILE if the labels are in another file"
+        why += ". To classify unlabelled texts, use `nanolm classify --file`"
         raise UsageError(f"{table.source.name} ({table.kind}) has no labels: {why}")
     return _only(labels, "label", table)
 
@@ -239,7 +239,7 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
     texts = [c for c in texts if c.is_text()] or texts
     texts = [c for c in texts if c.wordy] or texts
     if not texts:
-        listed = f"its columns are {_listed(table.columns())}; name one with --text-column"
+        listed = f"name one of {_listed(table.columns())} with --text-column"
         raise UsageError(f"{table.source.name} ({table.kind}): no column looks like text; {listed}")
     longest = max(c.length for c in texts)
     return _only([c for c in texts if 2 * c.length > longest], "text", table)
@@ -249,8 +249,8 @@ def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
     names = " and ".join(repr(abridged(column.name)) for column in columns[:5])
-    cure = "say which with --text-column and --label-column. Its columns are"
-    both = f"{names} may each be the {what}; {cure} {_listed(table.columns())}"
+    cure = "choose with --text-column and --label-column. The columns are"
+    both = f"{names} could each be the {what}; {cure} {_listed(table.columns())}"
     raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 
 

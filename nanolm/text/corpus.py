@@ -1,11 +1,11 @@
-"""All documents as one plain file, whatever they came from: read once, then cut where one likes.
+"""All documents in one plain file, whatever their source: read once, then split anywhere.
 
     >>> with read_corpus(sources, Reading(), cache) as corpus:
     ...     text = corpus.read(0, corpus.length)
 
-The file is temporary and has no name, so nothing of it outlives the process. Each document in it is
-its UTF-8 after one byte 0xff, which UTF-8 never has. So memory does not grow with the text, and
-later passes can work on many parts of it at once.
+The file is temporary and has no name, so nothing outlives the process. Each document is one byte
+0xff, which never occurs in UTF-8, and then its UTF-8. Memory does not grow with the text, and later
+passes can work on many parts of it at once.
 """
 
 import os
@@ -29,12 +29,12 @@ from nanolm.text.sources import Sources, raise_all
 from nanolm.text.words import MARK
 from nanolm.text.workers import HAS_PREAD, Range
 
-PART_BYTES = 1 << 16  # what is encoded at once; larger ones leave holes in the heap that add up
-MOST_HELD_OUT = 1_000_000  # bytes: with more, measuring takes longer and says the same
-CUT_WINDOW = 1 << 10  # bytes before the end of a part in which a good place to cut is looked for
+PART_BYTES = 1 << 16  # encoded at once; larger parts fragment the heap
+MOST_HELD_OUT = 1_000_000  # bytes: with more, evaluation takes longer and says the same
+CUT_WINDOW = 1 << 10  # bytes before the end of a part in which to look for a good place to cut
 
-# Where a text can be cut so that no split pattern in use sees a difference: before a blank that
-# follows anything else, and after a single line end between two characters.
+# Where a text can be cut without affecting any split pattern in use: before a space that follows
+# a non-space, and after a single newline between two non-spaces.
 SAFE_CUT = re.compile(r"(?<=\S)(?= )|(?<=\S\n)(?=\S)")
 _lock = threading.Lock()
 
@@ -57,7 +57,7 @@ class Corpus:
         return self.length - self.documents
 
     def read(self, start: int, stop: int) -> bytes:
-        """What stands there; safe to call from many threads."""
+        """The bytes in this range; safe to call from many threads."""
         if HAS_PREAD:
             parts = []
             while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
@@ -69,8 +69,8 @@ class Corpus:
             return self.file.read(stop - start)
 
     def parts(self, size: int = PART_BYTES, whole: bool = False, start: int = 0) -> Iterator[Range]:
-        """All from `start` on in parts of about `size` bytes, cut where no tokenizer minds, else
-        between characters; with `whole`, between documents only."""
+        """Everything from `start` in parts of about `size` bytes, cut where tokens do not change if
+        possible, else between characters; with `whole`, only between documents."""
         while start < self.length:
             end = min(start + size, self.length)
             if end < self.length:
@@ -79,7 +79,7 @@ class Corpus:
             start = end
 
     def blocks(self, report: Report = lambda *_: None) -> Iterator[tuple[int, bool, bytes]]:
-        """All of it, block by block: where it stands, whether a document begins there, its text."""
+        """Everything, block by block: offset, whether a document begins there, text."""
         for start, stop in self.parts():
             first, *others = self.read(start, stop).split(MARK)
             if first:
@@ -88,7 +88,7 @@ class Corpus:
             for text in others:
                 yield start, True, text
                 start += 1 + len(text)
-            report("looking through the text", stop, self.length)
+            report("scanning the text", stop, self.length)
 
     def _mark_from(self, start: int, stop: int) -> int:
         for begin in range(start, stop, PART_BYTES):
@@ -110,13 +110,13 @@ class Corpus:
         return end
 
     def between_characters(self, place: int) -> int:
-        """The first place from there on where no character is cut in two."""
+        """The first offset from `place` on that does not split a character."""
         tail = self.read(place, place + 4)
         return place + next((n for n, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
 
     def split(self, fraction: float | None = None) -> tuple[Range, Range]:
-        """Everything before the last `fraction` of the text, or a tenth, and that last stretch, cut
-        between documents if possible near there, else lines, else words, else characters."""
+        """Everything before the last `fraction` (default: a tenth) of the text, and that fraction,
+        cut between documents if possible near there, else lines, else words, else characters."""
         if fraction is None:
             fraction = min(0.1, MOST_HELD_OUT / max(1, self.length))
         target = round(self.length * (1 - fraction))
@@ -147,19 +147,19 @@ class Corpus:
 def read_corpus(
     sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
 ) -> Corpus:
-    """Read every source; `folder` is where there is room for a copy of the text."""
+    """Read every source; `folder` takes a temporary copy of the text."""
     corpus, problems = read_with_problems(sources, reading, folder, report)
     raise_all(problems)
     if not corpus.documents:
         names = listed([source.name for source in sources.files], 5)
-        raise DataError(f"{names}: no text in there; give a file with at least a few sentences")
+        raise DataError(f"{names}: no text found; use a file with at least a few sentences")
     return corpus
 
 
 def read_with_problems(
     sources: Sources, reading: Reading, folder: Path, report: Report
 ) -> tuple[Corpus, list[NanolmError]]:
-    """The documents, and what was wrong with files that could not be read to their end."""
+    """The documents, and the problems with files that could not be read completely."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
     problems: list[NanolmError] = []
@@ -177,14 +177,14 @@ def read_with_problems(
             if isinstance(error, NanolmError):
                 problems.append(error)
             elif problem := files.disk_problem(error):
-                cure = f"{problem.cure}, or name another folder in NANOLM_CACHE."
-                message = f"{problem.what}: no room for a copy of the text in {folder}. {cure}"
+                cure = f"{problem.cure}, or set NANOLM_CACHE to another folder."
+                message = f"{problem.what}: no space for a copy of the text in {folder}. {cure}"
                 raise DiskFull(message) from None
             else:
-                gone = isinstance(error, FileNotFoundError)
-                why = "went away" if gone else f"cannot be read: {error.strerror}"
+                missing = isinstance(error, FileNotFoundError)
+                why = "no longer exists" if missing else f"cannot be read: {error.strerror}"
                 problems.append(DataError(f"{source.name} {why}"))
-            corpus.length, corpus.documents = whole  # nothing of a file that is broken
+            corpus.length, corpus.documents = whole  # drop a file that is damaged
             corpus.file.seek(corpus.length)
             corpus.file.truncate()
     corpus.file.flush()
@@ -192,7 +192,7 @@ def read_with_problems(
 
 
 def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
-    """One of `every` documents (of one in blocks, whole lines of each), up to `limit` bytes."""
+    """One in `every` documents (of a long one, lines from each block), up to `limit` bytes."""
     if limit is None:
         yield from blocks
         return
@@ -215,9 +215,9 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
 def _copy(
     source: TextSource, reading: Reading, corpus: Corpus, limit: ExpansionLimit
 ) -> Iterator[int]:
-    """Write the documents of a file; how far it is, now and then."""
+    """Copy the documents of a file; yields the progress in bytes now and then."""
     stamp = source.stamp()
-    blank, begun = "", False  # what a document began with, until something is seen in it
+    blank, begun = "", False  # leading white space, until the document has other characters
     written, reported = 0, 0
     for begins, text in thinned(documents(source, reading), source.every, source.limit):
         if begins:
@@ -234,8 +234,8 @@ def _copy(
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            where = f"after {text[max(0, error.start - 20) : error.start]!r}; mend that text"
-            raise DataError(f"{source.name}: half a character (a surrogate) {where}") from None
+            where = f"after {text[max(0, error.start - 20) : error.start]!r}; fix that text"
+            raise DataError(f"{source.name}: lone surrogate (half a character) {where}") from None
         limit.add(len(data))
         corpus.file.write(data)
         corpus.length += len(data)

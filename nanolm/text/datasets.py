@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, as the files that will be read."""
+"""Datasets on the Hugging Face Hub, as the files to read."""
 
 import re
 from collections import Counter
@@ -18,16 +18,16 @@ TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
 
 
 def dataset_files(name: str, folder: Path, report: Report) -> list[Path]:
-    """The data files of a Hugging Face data set: hf://OWNER/NAME, or hf://OWNER/NAME/PATH."""
+    """The data files of a Hugging Face dataset: hf://OWNER/NAME, or hf://OWNER/NAME/PATH."""
     parts = name.removeprefix(HUB).rstrip("/").split("/")
     if not name.startswith(HUB) or {"", ".", ".."} & set(parts):
-        raise UsageError(f"{name} names no data set; write hf://OWNER/NAME or hf://OWNER/NAME/PATH")
-    repository = Repository("datasets", "/".join(parts[:2]), f"data set {name}", folder)
+        raise UsageError(f"{name} is not a dataset; use hf://OWNER/NAME or hf://OWNER/NAME/PATH")
+    repository = Repository("datasets", "/".join(parts[:2]), f"dataset {name}", folder)
     return repository.fetch(partial(_choose, name, "/".join(parts[2:])), report)
 
 
 def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
-    """The data files at or under `inside`; of those named for training, if any are."""
+    """The data files at or under `inside`; only those with "train" in the path, if any."""
     under = [path for path in sorted(paths) if not inside or f"{path}/".startswith(f"{inside}/")]
     chosen = [path for path in under if _suffix(path) in DATA_SUFFIXES]
     chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
@@ -36,7 +36,7 @@ def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
         suffixes = Counter(_suffix(path) or "no suffix" for path in paths).most_common()
         files = ", ".join(f"{suffix} ({count})" for suffix, count in suffixes) or "no files at all"
         wanted = f"{', '.join(DATA_SUFFIXES)} file {f'under {inside}' if inside else 'in it'}"
-        raise DataError(f"{name}: no {wanted}; the data set has {files}")
+        raise DataError(f"{name}: no {wanted}; the dataset has {files}")
     return chosen
 
 

@@ -1,5 +1,5 @@
-"""Bytes as text: UTF-8, with or without a byte-order mark, unless another encoding is named; line
-ends become LF. What cannot be decoded is reported with its place and what to do."""
+"""Decode bytes as text: UTF-8, with or without a byte-order mark, or a given encoding. Line ends
+become LF. Bytes that cannot be decoded are reported with their location and what to do."""
 
 import codecs
 import io
@@ -13,32 +13,32 @@ from nanolm.errors import DataError, did_you_mean
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.source import READ_BYTES, TextSource, decompressed
 
-Mended = Callable[[int], None]  # told how many broken characters there are
+Replaced = Callable[[int], None]  # called with the number of invalid characters
 
 
 @dataclass(frozen=True)
 class Reading:
     encoding: str = "utf-8"
-    separator: str | None = None  # a line that is just this parts documents
-    text_field: str | None = None  # of JSON lines; dots lead into nested objects
-    text_column: str | None = None  # of tables: its name, or its number where there is no header
+    separator: str | None = None  # a line with just this separates documents
+    text_field: str | None = None  # of JSON lines; dots select nested fields
+    text_column: str | None = None  # of tables: its name, or its number if there is no header
 
     def problems(self) -> list[str]:
         try:
-            "".encode(self.encoding)  # refuses `hex` and its like, which are no text encodings
+            "".encode(self.encoding)  # rejects codecs such as `hex`, which do not encode text
             codecs.getincrementaldecoder(self.encoding)
             return []
         except LookupError:
             known = ["utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030"]
-            hint = did_you_mean(self.encoding, known) or f"; for example {', '.join(known)}"
-            return [f"--encoding {self.encoding}: there is no such encoding{hint}"]
+            hint = did_you_mean(self.encoding, known) or f"; try one such as {', '.join(known)}"
+            return [f"--encoding {self.encoding}: unknown encoding{hint}"]
 
 
 def decoded(
-    source: TextSource, stream: IO[bytes], encoding: str, mended: Mended | None = None
+    source: TextSource, stream: IO[bytes], encoding: str, replaced: Replaced | None = None
 ) -> Iterator[str]:
-    """A file as text in blocks; a bad byte is reported by its offset, line and likely cure. With
-    `mended`, which is told how many there are, a few bad bytes in plain UTF-8 become U+FFFD."""
+    """A file as text in blocks; an invalid byte is reported with its offset, line and a likely fix.
+    With `replaced`, which gets their number, a few invalid bytes in UTF-8 become U+FFFD."""
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
@@ -49,8 +49,8 @@ def decoded(
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
-            if utf8 and mended and (broken := broken_characters(source)):
-                mended(broken)
+            if utf8 and replaced and (invalid := invalid_characters(source)):
+                replaced(invalid)
                 decoder.errors = "replace"
                 return decoder.decode(block, final)
             if looks_binary(error.object.decode("latin-1")):
@@ -77,31 +77,31 @@ def decoded(
 
 
 def not_text(source: TextSource, start: bytes) -> DataError:
-    """What to say of a file that begins with `start`, whatever its encoding is said to be."""
+    """The error for a file that begins with `start`, whatever encoding was given."""
     if known := binary_format(start, source.name):
         return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
     low, high = start[::2].count(0), start[1::2].count(0)
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
         order = "be" if low > high else "le"
         return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16-{order}")
-    why = "it is full of control characters, in any encoding; save it as plain text first"
+    why = "it is full of control characters; save it as plain text first"
     return DataError(f"{source.name} is not text: {why}")
 
 
-def broken_characters(source: TextSource) -> int:
-    """How many there are in a file that is UTF-8 otherwise: ten whole ones to each; else 0."""
+def invalid_characters(source: TextSource) -> int:
+    """How many a file has, if it is otherwise UTF-8 (ten valid non-ASCII ones for each); else 0."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    broken, beyond_ascii = 0, 0
+    invalid, beyond_ascii = 0, 0
     with source.open() as stream:
         for block in chain(decompressed(source, stream), [b""]):
             text = decoder.decode(block, final=not block)
-            broken += text.count("\ufffd")
+            invalid += text.count("\ufffd")
             beyond_ascii += len(re.findall("[^\0-\x7f]", text))
-    return broken if beyond_ascii - broken >= 10 * broken else 0
+    return invalid if beyond_ascii - invalid >= 10 * invalid else 0
 
 
 def line_at(source: TextSource, offset: int) -> int:
-    """The number of the line that a byte is in, counted anew: it is asked for once at most."""
+    """The line number of a byte, counted from the start: it is needed at most once."""
     line = 1
     with source.open() as stream:
         for block in decompressed(source, stream):
@@ -113,7 +113,7 @@ def line_at(source: TextSource, offset: int) -> int:
 
 
 def likely_encoding(data: bytes) -> str:
-    """The first encoding whose characters beyond ASCII are mostly those of its script."""
+    """The first encoding whose non-ASCII characters are mostly from its script."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     scripts = {
@@ -122,10 +122,10 @@ def likely_encoding(data: bytes) -> str:
         "cp1252": "[À-ÿ\u2018-\u201d\u2013\u2014\u2026]",
     }
     if len(re.findall(rb"[\x80-\xff]", data)) > 4 * len(re.findall(rb"[\x80-\xff]{2}", data)):
-        del scripts["gb18030"]  # in Chinese, bytes beyond ASCII come in pairs
+        del scripts["gb18030"]  # in Chinese, non-ASCII bytes come in pairs
     for encoding, script in scripts.items():
         try:
-            # Of a long text this is one block, which may end amid a character.
+            # In a long text this is one block, which may end in the middle of a character.
             text = codecs.getincrementaldecoder(encoding)().decode(data, len(data) < READ_BYTES)
         except UnicodeDecodeError:
             continue
@@ -136,7 +136,7 @@ def likely_encoding(data: bytes) -> str:
 
 
 def lines(texts: Iterator[str]) -> Iterator[str]:
-    """Lines without their ends. Only LF ends a line: U+0085 and its like are characters."""
+    """Lines without their ends. Only LF ends a line; U+0085 and the like are characters."""
     for text in whole_lines(texts):
         *ended, last = text.split("\n")
         yield from ended
@@ -145,7 +145,7 @@ def lines(texts: Iterator[str]) -> Iterator[str]:
 
 
 def whole_lines(texts: Iterator[str]) -> Iterator[str]:
-    """The same text, every piece but the last ending with a line."""
+    """The same text in pieces; every piece but the last ends at a line end."""
     rest: list[str] = []
     for text in texts:
         if end := text.rfind("\n") + 1:

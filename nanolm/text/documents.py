@@ -1,7 +1,7 @@
-"""A file as documents: decompressed, decoded, and taken out of its table.
+"""Read a file as documents: decompress it, decode it and extract the text of each table row.
 
-Plain text is one document, or many where a separator line is named. In a table (JSON lines, CSV,
-TSV, Parquet, Arrow) each row is one. A new kind of file is a reader and a line in `FORMATS`.
+Plain text is one document, or many if a separator line is given. In a table (JSON lines, CSV, TSV,
+Parquet, Arrow) each row is one. A new file format is a reader and a line in `FORMATS`.
 """
 
 import csv
@@ -27,7 +27,7 @@ from nanolm.text.decoding import Reading, decoded, lines, whole_lines
 from nanolm.text.source import COMPRESSIONS, TextSource, decompressed
 
 TextBlocks = Iterator[tuple[bool, str]]  # (does a document begin here?, its text or a part of it)
-Rows = Iterator[tuple[int, Any]]  # the number of its line, and what it says
+Rows = Iterator[tuple[int, Any]]  # (line number, value)
 
 
 def documents(source: TextSource, reading: Reading) -> TextBlocks:
@@ -66,7 +66,7 @@ def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Ro
             deep = f"is nested more than {MOST_NESTED} levels deep; remove or flatten that line"
             raise DataError(f"{source.name}, line {number:,} {deep}") from None
         except ValueError as error:
-            wrong = f"line {number:,} is not JSON ({error}); remove or mend that line"
+            wrong = f"line {number:,} is not valid JSON ({error}); fix or remove that line"
             raise DataError(f"{source.name}, {wrong}") from None
         yield number, row
 
@@ -80,26 +80,24 @@ def depth(value: Any) -> int:
 
 
 def json_text(row: Any, place: str, field: str | None) -> str:
-    """The text of one object: its `text`, or what `field` leads to."""
+    """The text of one object: its field `text`, or the value at `field`."""
     value = row
     for name in (field or "text").split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, str):
         return value
     if not isinstance(row, dict):
-        raise DataError(f"{place}: neither an object nor a string")
+        raise DataError(f"{place}: must be a JSON object or a string")
     texts = [path for path, value in leaves(row) if isinstance(value, str)]
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
-    hint = f"its texts are {listed(texts)}" if texts else "it holds no text"
-    raise DataError(
-        f"{place}: no text in the field {field or 'text'!r}; {hint} (--text-field NAME)"
-    )
+    hint = f"its text fields are {listed(texts)}" if texts else "it has no text field"
+    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint} (--text-column NAME)")
 
 
 def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What an object holds, and the objects in it, each with the dotted path that leads there."""
-    waiting: list[tuple[str, Any]] = [("", row)]  # not by recursion: Arrow may nest deeply
+    """The values in an object and its nested objects, each with its dotted path."""
+    waiting: list[tuple[str, Any]] = [("", row)]  # no recursion: Arrow may nest deeply
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, dict):
@@ -110,7 +108,7 @@ def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
     text_lines = lines(decoded(source, stream, reading.encoding))
-    plain = source.suffix == ".tsv"  # by its definition a tab-separated file quotes nothing
+    plain = source.suffix == ".tsv"  # the TSV format has no quotes
     column = None
     for number, row in csv_rows(source, text_lines, "\t" if plain else ",", quoted=not plain):
         place = f"{source.name}, line {number:,}"
@@ -119,28 +117,29 @@ def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) ->
             if not (reading.text_column or "").isdigit():
                 continue  # the first row was the header
         if 0 < len(row) <= column:
-            raise DataError(f"{place} has only {len(row)} columns; the text is number {column + 1}")
+            few = f"has only {len(row)} columns, but the text is in column {column + 1}"
+            raise DataError(f"{place} {few}")
         if row:
             yield row[column]
 
 
 def csv_rows(source: TextSource, lines: Iterable[str], delimiter: str, quoted: bool) -> Rows:
-    """The cells of each row, and the number of the line that it ends on."""
-    csv.field_size_limit(1 << 31)  # a cell may be a whole book
+    """The cells of each row, and the number of the line on which it ends."""
+    csv.field_size_limit(1 << 31)  # a cell can be a whole book
     how: Any = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, "strict": quoted}
     rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter, **how)
     try:
         for row in rows:
             if len(row) > MOST_COLUMNS:
-                many = f"{len(row):,} columns; a table may have {MOST_COLUMNS:,}"
+                many = f"{len(row):,} columns; the limit is {MOST_COLUMNS:,}"
                 raise DataError(f"{source.name}, line {rows.line_num:,} has {many}")
             yield rows.line_num, row
     except csv.Error as error:
-        raise DataError(f"{source.name}, line {rows.line_num:,}: {error}; mend that row") from None
+        raise DataError(f"{source.name}, line {rows.line_num:,}: {error}; fix that row") from None
 
 
 def csv_column(header: list[str], place: str, asked: str | None) -> int:
-    """Where the text stands: in the column named or numbered, or the obvious one."""
+    """The index of the text column: the one named or numbered by the user, or the obvious one."""
     if asked is not None and asked.isdigit():
         return max(0, int(asked) - 1)
     names = [name.strip().lower() for name in header]
@@ -149,20 +148,20 @@ def csv_column(header: list[str], place: str, asked: str | None) -> int:
         return names.index(wanted)
     if asked is None and len(header) == 1:
         return 0
-    cure = "Say which with --text-column NAME, or its number if this is no header"
-    there = f"its columns are {listed(header, 30)}. {cure}"
+    cure = "Choose one with --text-column NAME, or by number if this row is not a header"
+    there = f"the columns are {listed(header, 30)}. {cure}"
     raise UsageError(f"{place}: no column {asked or 'text'!r}; {there}")
 
 
 def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    steps: list[str] = []  # to the text
+    steps: list[str] = []  # the path of the text
 
     def pick(schema: Any) -> list[str]:
         steps[:] = arrow_column(schema, source, reading).split(".")
         return steps[:1]
 
     for batch in arrow_batches(source, stream, pick):
-        for cell in batch.column(0):  # one by one: a dictionary may make each of them large
+        for cell in batch.column(0):  # one by one: with a dictionary, each can be large
             value = cell.as_py()
             for step in steps[1:]:
                 value = (value or {}).get(step)
@@ -173,15 +172,15 @@ def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator
 def arrow_batches(
     source: TextSource, stream: IO[bytes], pick: Callable[[Any], list[str]]
 ) -> Iterator[Any]:
-    """Parquet, and the Arrow files that Hugging Face data sets are saved as, batch by batch; `pick`
-    is given the schema and says which columns to read."""
+    """Parquet, and the Arrow files in which Hugging Face datasets are saved, batch by batch. `pick`
+    gets the schema and returns the columns to read."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet
     except ImportError:
-        message = f"{source.name} needs pyarrow to be read: pip install 'nanolm[data]'"
+        message = f"reading {source.name} requires pyarrow: pip install 'nanolm[data]'"
         raise UsageError(message) from None
-    if source.path.suffix.lower() in COMPRESSIONS:  # these are read from their end
+    if source.path.suffix.lower() in COMPRESSIONS:  # the formats need random access
         stream = io.BytesIO(b"".join(decompressed(source, stream)))
     limit = ExpansionLimit(source.name, source.size())
     try:
@@ -194,14 +193,15 @@ def arrow_batches(
             reader = ipc.open_stream(stream)
             names = pick(reader.schema)
         for batch in reader:
-            limit.add(ROW_BYTES * batch.num_rows)  # even where they are empty
+            limit.add(ROW_BYTES * batch.num_rows)  # even if they are empty
             batch = batch.select(names)
             batch.validate(full=True)
             limit.add(batch.nbytes)
             yield batch
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = abridged(str(error).partition("\n")[0], 300)
-        raise DataError(f"{source.name} is damaged or no {source.suffix[1:]}: {reason}") from None
+        what = f"{source.name} is damaged, or not a {source.suffix[1:]} file"
+        raise DataError(f"{what}: {reason}") from None
 
 
 def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
@@ -210,7 +210,7 @@ def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name.split(".")[0] in schema.names:
         return name
-    there = f"its columns are {listed(schema.names, 30)} (--text-column NAME)"
+    there = f"the columns are {listed(schema.names, 30)} (--text-column NAME)"
     raise UsageError(f"{source.name}: no column {name!r}; {there}")
 
 
@@ -231,8 +231,8 @@ class CorpusFormat:
     suffixes: str
     read: Callable[[TextSource, IO[bytes], Reading], Iterator[str]] | None = None  # its documents
     rows: Callable[[TextSource, IO[bytes], Iterator[str]], Rows] | None = None  # with named fields
-    any_line: bool = False  # whether reading can begin at any line
-    table: bool = True  # with `read`: are its documents rows of a table?
+    any_line: bool = False  # whether reading can start at any line
+    table: bool = True  # with `read`: whether its documents are rows of a table
 
 
 PLAIN_SUFFIXES = ".txt .md .markdown .text .rst .tex .html .htm .xml .srt"
@@ -252,5 +252,5 @@ KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes.sp
 
 
 def format_of(suffix: str) -> CorpusFormat:
-    """What a file is, by its suffix: plain text unless it is known to be something else."""
+    """The format of a file by its suffix; plain text if the suffix is unknown."""
     return next((each for each in FORMATS if suffix in each.suffixes.split()), PLAIN_TEXT)

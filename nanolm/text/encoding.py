@@ -1,4 +1,4 @@
-"""A part of a corpus as token ids; also the program of the processes that do it together."""
+"""Encode a part of a corpus as token ids; also the main module of the worker processes."""
 
 import sys
 from functools import partial
@@ -12,7 +12,7 @@ from nanolm.text.workers import serve
 
 
 def encode_part(tokenizer: Tokenizer, part: bytes) -> bytes:
-    """The ids of a part of a corpus file, as they are stored; a mark is a start-of-text token."""
+    """The stored ids of a part of a corpus file; MARK becomes a start-of-text token."""
     first, *others = part.split(MARK)
     arrays = [tokenizer.encode_array(first.decode())] if first else []
     for other in others:
@@ -26,5 +26,5 @@ def token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
 
 if __name__ == "__main__":
     own = own_tokenizer(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    assert own, "only tokenizers of ours are handed over"
+    assert own, "workers only get tokenizers trained by nanolm"
     serve(partial(encode_part, own))

@@ -1,10 +1,10 @@
-"""Labelled text to train a classifier on, in whatever form people have it.
+"""Read labelled text to train a classifier on, in any of the usual forms.
 
     >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
 
-Tables have a column for each, found by name, else by what is in it. Lines may begin with their
-label (`__label__x` as fastText has it, or a word or number that repeats) or end with `@label`.
-Labels may stand in a file of their own, or be the names of folders.
+Tables have a text and a label column, found by name or else by content. Lines may begin with their
+label (`__label__x` as in fastText, or a repeating word or number) or end with `@label`. Labels may
+also be in a separate file, or be the names of folders.
 """
 
 import os
@@ -29,24 +29,25 @@ from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
-UNLABELLED = "unsup"  # what the film reviews of aclImdb call their folder without labels
+UNLABELLED = "unsup"  # the folder of unlabelled reviews in aclImdb
 
 LONGEST_LABEL = 1_000  # characters
-MOST_LABELS = 5_000  # scores have a table of all pairs of them
-RIGHT_COLUMN = "is that the right column? (--label-column)"
+MOST_LABELS = 5_000  # the confusion matrix has all pairs of them
+RIGHT_COLUMN = "is this the right column? (--label-column)"
 
 
 @dataclass(frozen=True)
 class LabelReading:
     encoding: str = "utf-8"
-    text_column: str | None = None  # its name (a.b leads into nested objects), or number from 1
+    text_column: str | None = None  # its name (a.b selects a nested field), or number from 1
     label_column: str | None = None
-    label_file: str | None = None  # a label a line; the texts are then lines too
+    label_file: str | None = None  # one label per line; the texts are then lines too
 
     def problems(self) -> list[str]:
         problems = Reading(encoding=self.encoding).problems()
         if self.label_file and (self.text_column or self.label_column):
-            problems.append("--label-file: its texts are lines; leave out the --...-column options")
+            columns = "--text-column and --label-column"
+            problems.append(f"--label-file: its texts are lines; omit {columns}")
         return problems
 
 
@@ -54,27 +55,27 @@ class LabelReading:
 class Labelled:
     texts: list[str]
     labels: list[str]
-    how: str  # they were read, in a line
-    notes: list[str]  # what else to know
+    how: str  # one line on how they were read
+    notes: list[str]
 
 
 @dataclass
 class _Log:
     how: dict[str, str] = field(default_factory=dict)  # by file
-    broken: Counter[str] = field(default_factory=Counter)  # characters, by file
+    invalid: Counter[str] = field(default_factory=Counter)  # characters, by file
     notes: list[str] = field(default_factory=list)
 
 
 def read_labelled(
     names: Sequence[str], reading: LabelReading, report: Report, limit: int | None = None
 ) -> Labelled:
-    """Every row, or the first `limit`, of the files that `names` stand for."""
-    log, left_out = _Log(), Counter[str]()
+    """Every row, or the first `limit`, of the files that `names` refers to."""
+    log, skipped = _Log(), Counter[str]()
     texts: list[str] = []
     labels: list[str] = []
     for text, label in islice(_labelled_rows(names, reading, report, log), limit):
         if not text.strip() or not label.strip():
-            left_out["a label" if text.strip() else "text"] += 1
+            skipped["a label" if text.strip() else "text"] += 1
         else:
             texts.append(text.strip())
             labels.append(label_value(label))
@@ -82,17 +83,17 @@ def read_labelled(
                 long = f"{abridged(labels[-1])!r} is too long for a label"
                 raise DataError(f"{listed(names, 5)}: {long}; {RIGHT_COLUMN}")
     if not texts:
-        raise DataError(f"{listed(names, 5)}: no rows with a text and a label in there")
+        raise DataError(f"{listed(names, 5)}: no rows with a text and a label")
     if (kinds_of_label := len(set(labels))) > MOST_LABELS:
-        many = f"{kinds_of_label:,} different labels; a classifier can have {MOST_LABELS:,}"
+        many = f"{kinds_of_label:,} different labels; the limit is {MOST_LABELS:,}"
         raise DataError(f"{listed(names, 5)}: {many}; {RIGHT_COLUMN}")
     notes = list(log.notes)
-    if log.broken:
-        name, *others = log.broken
+    if log.invalid:
+        name, *others = log.invalid
         where = f"{name} and {counted(len(others), 'more file')}" if others else name
-        characters = counted(log.broken.total(), "broken character")
-        notes.append(f"{characters} replaced by U+FFFD in {where}, which is UTF-8 otherwise")
-    notes += [f"{counted(n, 'row')} without {what} left out" for what, n in left_out.items()]
+        characters = counted(log.invalid.total(), "invalid UTF-8 character")
+        notes.append(f"{characters} replaced by U+FFFD in {where}")
+    notes += [f"{counted(n, 'row')} without {what} skipped" for what, n in skipped.items()]
     parts = [f"{name}: {how}" for name, how in log.how.items()]
     how = " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
     kinds = set(log.how.values())
@@ -105,9 +106,9 @@ def read_texts(
     report: Report,
     are_labels: Callable[[set[str]], bool],
 ) -> Iterator[tuple[str, str | None]]:
-    """Texts one by one, each with its label where there is one: of tables one column, empty cells
-    too, so that results can be put beside the rows; else a text a line. Labels are in the column
-    that `reading` names, or one named for labels whose values `are_labels`."""
+    """Texts one by one, each with its label if there is one: one column of a table, including empty
+    cells, so that results line up with the rows; else one text per line. Labels are in the column
+    that `reading` names, or in one with the name of a label column whose values `are_labels`."""
     files = find_sources(names, cache_folder(), report, reading.encoding).files
     for source, stream, text_lines in _opened(files, reading, report, _Log()):
         table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
@@ -162,12 +163,12 @@ def _rows_of(
 def _opened(
     files: list[TextSource], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[TextSource, IO[bytes], Iterator[str]]]:
-    """The files one by one, each open and as lines, while progress is reported."""
+    """The files one by one, each open and as lines; reports progress."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
-        mended = partial(log.broken.__setitem__, source.name)
+        replaced = partial(log.invalid.__setitem__, source.name)
         with blamed_on(source.name), source.open() as stream:
-            yield source, stream, lines(decoded(source, stream, reading.encoding, mended))
+            yield source, stream, lines(decoded(source, stream, reading.encoding, replaced))
         done += source.size()
         report("reading", done, total)
 
@@ -175,9 +176,9 @@ def _opened(
 def _side_by_side(
     files: list[TextSource], reading: LabelReading, report: Report, log: _Log
 ) -> Iterator[tuple[str, str]]:
-    """Lines of the files, each with its line of the file of labels."""
+    """Lines of the files, each with the same line of the label file."""
     name = str(reading.label_file)
-    log.how[name] = f"a text a line, their labels in {name}"
+    log.how[name] = f"one text per line, labels in {name}"
     label_files = find_sources([name], cache_folder(), report, reading.encoding).files
     opened = _opened(label_files, reading, lambda *_: None, log)
     labels = [label for _, _, text_lines in opened for label in text_lines]
@@ -187,13 +188,13 @@ def _side_by_side(
             yield line, labels[count] if count < len(labels) else ""
             count += 1
     if count != len(labels):
-        there = f"{counted(len(labels), 'line')}, but there are {counted(count, 'text')}"
-        needed = "each text needs its label on the line of the same number"
+        there = f"{counted(len(labels), 'line')} for {counted(count, 'text')}"
+        needed = "each text needs its label on the same line number"
         raise DataError(f"--label-file {name} has {there}; {needed}")
 
 
 def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
-    """The class of each file, where the folders in `folder` are one class each; "" is none."""
+    """The class of each file, if each folder in `folder` is a class; "" means no class."""
     inside = [source for source in files if folder in source.path.parents]
     parts = {source.path: source.path.relative_to(folder).parts for source in inside}
     tops = sorted({first for first, *others in parts.values() if others})
@@ -201,8 +202,8 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
     if not tops or any(source.suffix in TABLES for source in nested):
         return {}
     if {top.lower() for top in tops} <= SPLIT_NAMES or max(map(len, parts.values())) > 2:
-        cure = f"name the one to read, for example {folder / tops[-1]}"
-        raise UsageError(f"{folder} has the folders {listed(tops)}, which are no classes; {cure}")
+        cure = f"pass the one to read, for example {folder / tops[-1]}"
+        raise UsageError(f"the folders in {folder} ({listed(tops)}) are not classes; {cure}")
     return {
         path: steps[0] if len(steps) == 2 and steps[0] != UNLABELLED else ""
         for path, steps in parts.items()
@@ -210,7 +211,7 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
 
 
 def _by_turns(files: list[TextSource], classes: dict[Path, str], log: _Log) -> list[TextSource]:
-    """Files of each class in turn, so that the first few are of all classes; then the others."""
+    """Files of each class in turn, so that the first few cover all classes; then the others."""
     turns: Counter[str] = Counter()
     order: list[tuple[int, TextSource]] = []
     for source in files:
@@ -219,5 +220,5 @@ def _by_turns(files: list[TextSource], classes: dict[Path, str], log: _Log) -> l
         if label != "":
             order.append((turns[label] if label else len(files), source))
     if turns[""]:
-        log.notes.append(f"{counted(turns[''], 'file')} in no folder of a class left out")
+        log.notes.append(f"{counted(turns[''], 'file')} outside class folders skipped")
     return [source for _, source in sorted(order, key=lambda item: item[0])]

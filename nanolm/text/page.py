@@ -1,4 +1,4 @@
-"""Text and its tokens as pages for a browser."""
+"""Text and its tokens as HTML pages."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from nanolm.text import spelled
 from nanolm.webpage import beside, page
 
-if TYPE_CHECKING:  # reports have no tokenizer, and should not load one
+if TYPE_CHECKING:  # reports need no tokenizer and should not import one
     from nanolm.text.tokenizer import Tokenizer
 
 COLOURS = "abcde"
-STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # bits up to which a colour goes; the last has no end
+STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # upper bounds of the colours in bits; the last is unbounded
 TOKENS_STYLE, SURPRISE_STYLE = (beside(__file__, f"{name}.css") for name in ("tokens", "surprise"))
 
-# What has no look of its own, or would turn the text around it (U+202A and on).
+# Invisible characters, and those that change the direction of the text (U+202A and later).
 _UNSEEN = (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}
 PICTURES |= {chr(code): f"\\u{code:04x}" for code in _UNSEEN} | {" ": "·", "\n": "⏎", "\t": "⇥"}
@@ -23,7 +23,7 @@ SIGNS = str.maketrans(PICTURES)
 
 
 def tokens_page(tokenizer: "Tokenizer", text: str, name: str = "tokens") -> str:
-    """`text` with each token in a colour of its own, its id below, as one HTML file."""
+    """`text` with colours that separate the tokens and ids below them, as one HTML file."""
     ids = tokenizer.encode(text)
     size = len(text.encode())
     facts = {
@@ -50,7 +50,7 @@ def surprise_page(
     facts: dict[str, str],
     name: str,
 ) -> str:
-    """Running text, coloured by the bits of its `tokens`: (id, bits, rank) each."""
+    """Running text, coloured by the bits of its `tokens`, each (id, bits, rank)."""
     scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")
     rows = ((id, bits, f"  rank {rank:,}") for id, bits, rank in tokens)
     text = "".join(coloured(tokenizer, rows))
@@ -64,13 +64,13 @@ def legend(what: str, label: Callable[[float], str], last: str) -> str:
 
 
 def shade(bits: float) -> int:
-    """The number of the colour for so much surprise; the last for NaN."""
+    """The number of the colour for this many bits; the last for NaN."""
     return sum(not bits <= limit for limit in STEPS)
 
 
 def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
-    """A span a token, which is (id, bits, what else to say of it); tokens that only together make
-    up a character share one, and their bits."""
+    """One span for each token (id, bits, extra text for the tooltip). Tokens that form a character
+    together share a span, which shows the sum of their bits."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     text, titles, sum_of_bits = "", list[str](), 0.0
 
@@ -91,18 +91,18 @@ def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -
             text, titles, sum_of_bits = "", [], 0.0
         if id == tokenizer.start_of_text:
             yield "<hr>"
-    if titles:  # the page ends amid a character
+    if titles:  # the page ends in the middle of a character
         yield span(text + decoder.decode(b"", final=True))
 
 
 def named(tokenizer: "Tokenizer", id: int) -> str:
-    """One token by itself, harmless: its text with all white space marked, or its name."""
+    """One token, escaped: its text with all white space marked, or its name."""
     name = tokenizer.special.get(id)
     return f"<i>{escape(name)}</i>" if name else marked(spelled(tokenizer.tokens[id]))
 
 
 def marked(text: str, keep: str = "") -> str:
-    """White space (but for `keep`) and control characters made visible, the rest harmless."""
+    """White space (except `keep`) and control characters made visible, the rest escaped."""
     return "".join(
         f"<i>{PICTURES[char]}</i>" if char in PICTURES and char not in keep else escape(char)
         for char in text

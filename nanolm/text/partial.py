@@ -1,8 +1,8 @@
-"""Using a part of a large text: stretches from all over it, without reading the rest.
+"""Use part of a large text: passages spread over all of it, without reading the rest.
 
-Of plain text and JSON lines, only the chosen stretches are read from the disk; of tables and
-compressed files every few rows, until there is enough; of many small files, whole ones. The part
-depends on the files and `max_bytes` alone, so the same command finds it in the cache.
+For plain text and JSON lines, only the chosen passages are read from disk. For tables and
+compressed files, every nth row is used until there is enough; among many small files, whole ones.
+The part depends only on the files and `max_bytes`, so the same command finds it in the cache.
 """
 
 import codecs
@@ -15,10 +15,10 @@ from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources
 from nanolm.text.workers import Range
 
-MOST_STRETCHES = 200  # of a text,
+MOST_STRETCHES = 200  # passages
 SHORTEST_STRETCH = 4_096  # bytes: several contexts of a small model
-COMPRESSION_RATIO = 4  # times its size on the disk, about, is the text of a compressed file
-MOST_SKIPPED = 16  # a file that cannot be skipped through is read this many times as far as is kept
+COMPRESSION_RATIO = 4  # typical size of the text relative to its compressed file
+MOST_SKIPPED = 16  # in a file without random access, read at most this many times the kept bytes
 SINGLE_BYTE = ("ascii", "iso8859", "cp125", "koi8", "mac")  # encodings that can be cut anywhere
 
 
@@ -27,11 +27,11 @@ def text_size(sources: Sources) -> int:
 
 
 def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sources:
-    """At most about `max_bytes` of the text, from all over it."""
+    """About `max_bytes` of the text at most, spread over all of it."""
     if max_bytes is None or (total := text_size(sources)) <= max_bytes:
         return sources
     encoding = codecs.lookup(reading.encoding).name
-    lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)  # can be found from anywhere
+    lines = encoding == "utf-8" or encoding.startswith(SINGLE_BYTE)  # can be found from any byte
     stretch = max(SHORTEST_STRETCH, max_bytes // MOST_STRETCHES)
     kept: list[TextSource] = []
     taken, passed = 0.0, 0
@@ -60,14 +60,14 @@ def _size(source: TextSource) -> int:
 
 
 def _stretches(source: TextSource, size: int, share: float, stretch: int) -> tuple[Range, ...]:
-    """Evenly spaced, from line to line."""
+    """Evenly spaced passages of whole lines."""
     count = max(1, round(share / stretch))
     length = share / count
     ranges: list[Range] = []
     with source.open() as stream:
 
         def line_from(place: float) -> int:
-            """Where a line begins; in a line without end, a word, or at least a character."""
+            """The next start of a line; in a very long line, of a word or at least a character."""
             start = min(size, int(place))
             if start in (0, size):
                 return start

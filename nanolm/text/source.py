@@ -1,4 +1,4 @@
-"""One file to be read: opened, measured and unpacked, whatever it is and how much of it is used.
+"""One input file: open, measure and decompress it, whatever its format and the part to use.
 
 >>> TextSource("news.jsonl.gz", Path("news.jsonl.gz")).suffix
 '.jsonl'
@@ -19,22 +19,22 @@ from typing import IO, Any, NamedTuple
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text.bounds import ExpansionLimit
 
-READ_BYTES = 1 << 20  # at once
+READ_BYTES = 1 << 20  # per read
 
 
 @dataclass(frozen=True)
 class TextSource:
-    name: str  # as messages call it
+    name: str  # shown in messages
     path: Path
-    separator: str | None = None  # between documents, where it is known to have one
+    separator: str | None = None  # between documents, if it is known to have one
     copy: IO[bytes] | None = None  # of a stream, as a temporary file
-    # Of a text that is used in part (`nanolm.text.partial`):
+    # If only a part is used (`nanolm.text.partial`):
     ranges: tuple[tuple[int, int], ...] | None = None  # the bytes to read
-    every: int = 1  # or: one of this many documents,
-    limit: int | None = None  # until there are this many bytes of them
+    every: int = 1  # or: one in this many documents,
+    limit: int | None = None  # up to this many bytes
 
     def open(self) -> IO[bytes]:
-        """From the beginning; the caller closes it."""
+        """Open it at the beginning; the caller closes it."""
         if self.copy is not None:
             self.copy.seek(0)
             whole = io.FileIO(os.dup(self.copy.fileno()))
@@ -54,8 +54,7 @@ class TextSource:
         return os.fstat(self.copy.fileno()).st_size if self.copy else self.path.stat().st_size
 
     def digest(self) -> str:
-        """SHA-256 of what is used of the file; where it is not read to its end, of its beginning
-        and its size."""
+        """SHA-256 of the part of the file that is used; with a limit, of its beginning and size."""
         with self.open() as stream:
             if self.limit is None:
                 return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -66,7 +65,7 @@ class TextSource:
 
     @property
     def suffix(self) -> str:
-        """What kind of file it is, compression aside: `.jsonl` of `news.jsonl.gz`."""
+        """The suffix without compression: `.jsonl` for `news.jsonl.gz`."""
         name = self.path.name.lower()
         for ending in COMPRESSIONS:
             name = name.removesuffix(ending)
@@ -80,7 +79,7 @@ class TextSource:
 
 
 class FileRanges(io.RawIOBase):
-    """Some ranges of a file, as if they were a file of their own."""
+    """Some ranges of a file, read as if they were one file."""
 
     def __init__(self, file: io.FileIO, ranges: tuple[tuple[int, int], ...]) -> None:
         self.file, self.ranges = file, ranges
@@ -90,7 +89,7 @@ class FileRanges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Only to the beginning, which is all that readers of text ask for."""
+        """Only to the beginning, which is all that text readers need."""
         if offset or whence != io.SEEK_SET:
             raise io.UnsupportedOperation("seek")
         self.left = list(self.ranges)
@@ -112,7 +111,7 @@ class FileRanges(io.RawIOBase):
 
 @contextlib.contextmanager
 def blamed_on(name: str) -> Iterator[None]:
-    """What the system says is wrong with a file, as an error that names it."""
+    """Turn an operating-system error into one that names the file."""
     try:
         yield
     except OSError as error:
@@ -129,7 +128,7 @@ def zstd_file(stream: IO[bytes]) -> Any:
 
 class Compression(NamedTuple):
     name: str
-    magic: bytes  # what such a file begins with
+    magic: bytes  # the first bytes of such a file
     open: Callable[[IO[bytes]], Any]
 
 
@@ -148,22 +147,22 @@ def compression_of(stream: IO[bytes]) -> Compression | None:
 
 
 def decompressed(source: TextSource, stream: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if it begins like an archive."""
+    """The bytes of a file, decompressed if its first bytes show a known format."""
     compression, named = None, COMPRESSIONS.get(source.path.suffix.lower())
     try:
         compression = compression_of(stream)
         if named not in (None, compression):
-            raise DataError(f"{source.name} is no {named.name} file, though named so; rename it")
+            raise DataError(f"{source.name} is not a {named.name} file; rename it")
         unpacked = compression.open(stream) if compression else stream
         limit = ExpansionLimit(source.name, source.size())
         while block := unpacked.read(READ_BYTES):
             limit.add(len(block))
             yield block
     except ImportError:
-        message = f"{source.name} needs backports.zstd to be unpacked: pip install 'nanolm[data]'"
+        message = f"reading {source.name} requires backports.zstd: pip install 'nanolm[data]'"
         raise UsageError(message) from None
     except NanolmError:
         raise
-    except Exception as error:  # each kind of archive has its own
+    except Exception as error:  # each format has its own exceptions
         what = f"{compression.name} file" if compression else "file"
         raise DataError(f"{source.name} is a damaged {what}: {error}") from None

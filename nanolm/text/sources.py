@@ -1,7 +1,7 @@
-"""What the user named, as the files that will be read.
+"""Resolve the names that the user gave to the files to read.
 
-A name is a file, a folder (everything in it that looks like text), a pattern, `-` for stdin, an
-`http(s)://` address, a Hugging Face data set (`hf://owner/name`) or a text that comes with nanolm.
+A name is a file, a folder (everything in it that looks like text), a glob pattern, `-` for stdin,
+an `http(s)://` URL, a Hugging Face dataset (`hf://owner/name`) or a text that comes with nanolm.
 """
 
 import glob
@@ -22,24 +22,24 @@ from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
 from nanolm.text.source import COMPRESSIONS, TextSource
 
 EMBEDDED = {  # name: (file, document separator, what it is)
-    "tiny": ("tiny.txt", None, "5 kB of simple sentences over a dozen words"),
+    "tiny": ("tiny.txt", None, "5 kB of simple sentences made of a dozen words"),
     "stories": ("stories.txt", "***", "1 MB of short stories"),
     "reviews": ("reviews.tsv", None, "9,600 short reviews, each labelled positive or negative"),
 }
 SCHEME, STDIN = "embedded:", "-"
 ADDRESSES = ("http://", "https://", "hf://")
-SNIFFED = 8192  # bytes of a file that tell whether it is text
+SNIFFED = 8192  # bytes of a file that decide whether it is text
 
 
 @dataclass
 class Sources:
     files: list[TextSource] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)  # why: how many
+    skipped: Counter[str] = field(default_factory=Counter)  # reason: files
     notes: list[str] = field(default_factory=list)
     until: float | None = None  # when to stop reading a pipe
 
     def size(self) -> int:
-        """Bytes of all the files that are still there."""
+        """Bytes of all the files that still exist."""
         return sum(source.size() for source in self.files if source.copy or source.path.exists())
 
 
@@ -50,8 +50,8 @@ def find_sources(
     encoding: str = "utf-8",
     until: float | None = None,
 ) -> Sources:
-    """Every file that `names` stand for; all that is wrong with them is one error. A pipe is
-    read to its end, or `until` then, by `time.monotonic`."""
+    """Every file that `names` refers to; all problems are raised as one error. A pipe is read to
+    its end, or until the `time.monotonic` time `until`."""
     sources = Sources(until=until)
     problems: list[NanolmError] = []
     for name in names:
@@ -66,7 +66,7 @@ def find_sources(
 
 
 def raise_all(problems: list[NanolmError]) -> None:
-    """Raise what went wrong, if anything, as one error that tells it all."""
+    """Raise all problems, if there are any, as one error."""
     if problems:
         worst = min(problems, key=lambda problem: problem.exit_code)
         lines = [*map(str, problems[:20])]
@@ -84,10 +84,10 @@ def _expand(
         name = name.removeprefix(SCHEME)
         if name not in EMBEDDED:
             known = ", ".join(SCHEME + name for name in EMBEDDED)
-            raise UsageError(f"{SCHEME}{name}: no such embedded corpus; there are {known}")
+            raise UsageError(f"{SCHEME}{name}: no such embedded corpus; choose from {known}")
         yield TextSource(SCHEME + name, embedded_file(EMBEDDED[name][0]), EMBEDDED[name][1])
     elif name.startswith("hf://"):
-        from nanolm.text.datasets import dataset_files  # takes a while to import
+        from nanolm.text.datasets import dataset_files  # slow to import
 
         for path in dataset_files(name, cache / "downloads", report):
             yield TextSource(f"{name} ({path.name})", path)
@@ -98,7 +98,7 @@ def _expand(
         sources.notes.append(f"{name}: {path} (SHA-256 {checksum(path)})")
         yield TextSource(name, path)
     elif not name.isprintable():
-        raise UsageError(f"{name!r}: rename the file; its name is not plain text")
+        raise UsageError(f"{name!r} contains unprintable characters; rename the file")
     elif os.path.isdir(name):
         yield from _in_folder(Path(name), sources, encoding)
     elif os.path.lexists(name):
@@ -106,8 +106,8 @@ def _expand(
     elif glob.has_magic(name):
         matches = [match for match in glob.glob(name, recursive=True) if not os.path.isdir(match)]
         if not matches:
-            raise UsageError(f"{name} matches no file")
-        # `**` follows links, in circles too: each file once, by its shortest name.
+            raise UsageError(f"{name} does not match any file")
+        # `**` follows links, even in circles: each file once, by its shortest name.
         files = {os.path.realpath(match): match for match in sorted(matches, key=len)[::-1]}
         yield from (_file(Path(match), cache, sources) for match in sorted(files.values()))
     else:
@@ -116,22 +116,22 @@ def _expand(
 
 
 def _file(path: Path, cache: Path, sources: Sources) -> TextSource:
-    status = path.stat()  # and an error if it is not there
+    status = path.stat()  # fails if it does not exist
     if stat.S_ISREG(status.st_mode) and status.st_size:
         return TextSource(str(path), path)
-    # A pipe, as in `nanolm train <(zcat *.gz)`: can be read only once. Opened without waiting,
-    # since nobody may ever write to it. Or empty, or of /proc: those have no size, but contents.
+    # A pipe, as in `nanolm train <(zcat *.gz)`, can be read only once. It is opened without
+    # blocking, since no one may ever write to it. Files in /proc have contents, but size 0.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb", buffering=0):
         return _copied(str(path), descriptor, cache, sources)
 
 
 def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSource:
-    """A stream kept in a file that vanishes with this process."""
+    """Copy a stream into a temporary file that disappears with this process."""
     status = os.fstat(descriptor)
     device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
     if device and not os.isatty(descriptor) and status.st_rdev != os.stat(os.devnull).st_rdev:
-        raise DataError(f"{name} is a device, not a text; give a file, a folder or a pipe")
+        raise DataError(f"{name} is a device, not text; pass a file, a folder or a pipe")
     no_size = stat.S_ISREG(status.st_mode) and not status.st_size
     limit = ExpansionLimit(name, 0) if no_size else None
     cache.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
     while True:
         try:
             part = os.read(descriptor, 1 << 20)
-        except BlockingIOError:  # somebody will write, but has not yet
+        except BlockingIOError:  # there is a writer, but no data yet
             os.set_blocking(descriptor, True)
             continue
         if not part:
@@ -149,7 +149,7 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
         if sources.until is not None and time.monotonic() > sources.until:
             copy.write(part[: part.rfind(b"\n") + 1 or part.rfind(b" ") + 1 or len(part)])
             size = f"{copy.tell() / 1e6:,.1f} MB"
-            sources.notes.append(f"{name}: reading stopped after {size}, there is no time for more")
+            sources.notes.append(f"{name}: reading stopped after {size} for lack of time")
             break
         copy.write(part)
     copy.flush()
@@ -157,13 +157,13 @@ def _copied(name: str, descriptor: int, cache: Path, sources: Sources) -> TextSo
 
 
 def embedded_file(name: str) -> Path:
-    """A file of the data folder: inside an installed package, or beside it in a checkout."""
+    """A file in the data folder: inside an installed package, or next to it in a checkout."""
     installed, checkout = (Path(__file__).parents[n] / "data" / name for n in (1, 2))
     return installed if installed.exists() else checkout
 
 
 def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSource]:
-    """Everything below `folder` that looks like text, by name; links to folders stay closed."""
+    """Everything below `folder` that looks like text, sorted; links to folders are not followed."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -181,7 +181,7 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
                 kept += 1
                 yield source
     if not kept:
-        raise DataError(f"{folder} has no text in it; {skipped_files(sources.skipped)}")
+        raise DataError(f"{folder} contains no text; {skipped_files(sources.skipped)}")
 
 
 def _not_text(source: TextSource, encoding: str) -> str | None:
@@ -195,7 +195,7 @@ def _not_text(source: TextSource, encoding: str) -> str | None:
         return None
     with source.open() as stream:
         start = stream.read(SNIFFED)
-    if source.suffix in KNOWN_SUFFIXES:  # then what cannot be read is an error, not a picture
+    if source.suffix in KNOWN_SUFFIXES:  # if it cannot be read, that is an error
         return None
     if binary_format(start, source.name):
         return "binary"
@@ -208,6 +208,8 @@ def _not_text(source: TextSource, encoding: str) -> str | None:
 
 
 def skipped_files(skipped: Counter[str]) -> str:
-    """ "skipped 3 binary and 1 hidden"."""
-    parts = [f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count]
-    return "skipped " + " and ".join(parts) if parts else "nothing skipped"
+    """ "skipped files: 3 binary, 1 hidden"."""
+    shown = {"oddly named": "with unprintable names", "no regular file": "special"}
+    counts = sorted((shown.get(reason, reason), count) for reason, count in skipped.items())
+    parts = [f"{count:,} {reason}" for reason, count in counts if count]
+    return f"skipped files: {', '.join(parts)}" if parts else "no files were skipped"

@@ -1,10 +1,10 @@
-"""Which part of a corpus is held out for validation: text like the rest, whatever its order.
+"""Choose the part of a corpus to hold out for validation: text like the rest, whatever its order.
 
-    >>> validation = take_out(corpus, spread(corpus).ranges, cache)  # `corpus` is the rest now
+    >>> validation = take_out(corpus, spread(corpus).ranges, cache)  # leaves the rest in `corpus`
 
-Many documents are split as wholes, by a hash of how they begin, so equal ones are on one side; a
-single text into stretches from all over it, as files are often sorted. The split depends on the
-text alone: every run has the same.
+Many documents are split as a whole, by a hash of their beginning, so duplicates stay on one side. A
+single text is split into passages spread over all of it, since files are often sorted. The split
+depends only on the text: every run has the same one.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from nanolm.text.words import MARK
 from nanolm.text.workers import Range
 
 LEAST_TO_SPLIT = 1_000  # bytes; with less, nothing is held out
-SMALL_TEXT = 10_000  # bytes, of which hardly a part can be spared
-REPEATED_SHARE = 0.8  # of held-out words, at least, occur in the rest of so small a text
-LONG_WORD = 40  # bytes, on average, that are no words
-TO_CHOOSE_BY = 1_000  # bytes of held-out text; with less, a run keeps its last weights
+SMALL_TEXT = 10_000  # bytes; a smaller text can hardly spare any
+REPEATED_SHARE = 0.8  # of held-out words must occur in the rest of such a small text
+LONG_WORD = 40  # bytes on average; longer "words" come from text without spaces
+TO_CHOOSE_BY = 1_000  # bytes of validation text; with less, a run keeps its final weights
 MANY_DOCUMENTS = 20  # with fewer, one may be unlike the others, so all of them are sampled
 HASHED_BYTES = 4_000  # at the beginning of a document; less than partial.SHORTEST_STRETCH
-HELD_OUT_STRETCHES = 32
-SAMPLE_BYTES = 1 << 16  # read at a time to see how long paragraphs, lines and sentences are
-# Where a text may be cut, the best place first, and how many of these units must fit into what is
-# held out. A blank belongs to the word after it, as tokenizers have it.
+HELD_OUT_STRETCHES = 32  # passages
+SAMPLE_BYTES = 1 << 16  # per read, to measure how long paragraphs, lines and sentences are
+# Where a text can be cut, best first, and how many of these units must fit into the held-out part.
+# A space belongs to the word after it, as in tokenizers.
 CUTS = {
     "paragraphs": (re.compile(rb"\n(?:[ \t]*\n)+"), 8),
     "lines": (re.compile(rb"\n"), 3),
@@ -52,8 +52,9 @@ NOTHING = HeldOut([], "nothing")
 
 
 def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
-    """Whole documents if there are many, else stretches from all over the text. Unless a `fraction`
-    is given, nothing of a poem, say, whose words hardly repeat: they could not be predicted."""
+    """Whole documents if there are many, else passages spread over the text. Unless a `fraction` is
+    given, nothing from a small text (such as a poem) whose words rarely repeat, since they could
+    not be predicted."""
     if fraction is None:
         held_out = spread(corpus, min(0.1, MOST_HELD_OUT / max(1, corpus.size)))
         few = corpus.size < SMALL_TEXT and not repeats(corpus, held_out.ranges)
@@ -67,14 +68,14 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
 
 
 def repeats(corpus: Corpus, ranges: list[Range]) -> bool:
-    """Do the words in `ranges` occur elsewhere in the text too?"""
+    """Whether the words in `ranges` also occur elsewhere in the text."""
     text, held_out, end = b"", b"", 0
     for start, stop in [*ranges, (corpus.length, corpus.length)]:
         text, end = text + corpus.read(end, start) + b" ", stop
         held_out += corpus.read(start, stop) + b" "
     known: Sequence[object] = text.split()
     words: Sequence[object] = held_out.split()
-    if len(text) > LONG_WORD * len(known):  # Chinese, say, has no spaces between words
+    if len(text) > LONG_WORD * len(known):  # for example Chinese: no spaces between words
         known, words = text.decode(errors="ignore"), held_out.decode(errors="ignore")
     distinct = set(known)
     return sum(word in distinct for word in words) >= REPEATED_SHARE * len(words)
@@ -85,9 +86,9 @@ def at_the_end(corpus: Corpus, fraction: float | None = None) -> HeldOut:
 
 
 def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]:
-    """Documents with the smallest hashes, about `size` bytes of them; none if they are too long."""
-    groups: dict[bytes, list[Range]] = {}  # equal documents together
-    # Of a large corpus, only the first few hashes can matter.
+    """About `size` bytes of documents with the smallest hashes; none if they are too long."""
+    groups: dict[bytes, list[Range]] = {}  # duplicates together
+    # In a large corpus, only the smallest hashes can be chosen.
     most = min(1.0, 4 * fraction) if corpus.documents > 1_000 else 1.0
     limit = int(most * 255).to_bytes(1) + b"\xff" * 7
     for digest, range_ in hashed_documents(corpus):
@@ -105,7 +106,7 @@ def documents_by_hash(corpus: Corpus, fraction: float, size: int) -> list[Range]
 
 
 def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
-    """The hash of how each document begins, and its range: used in part, it is on the same side."""
+    """The hash of each document's beginning (so a part of it has the same hash), and its range."""
     head, start = b"", 0
     for place, begins, text in chain(corpus.blocks(), [(corpus.length, True, b"")]):
         if begins:
@@ -117,13 +118,13 @@ def hashed_documents(corpus: Corpus) -> Iterator[tuple[bytes, Range]]:
 
 
 def stretches(corpus: Corpus, size: int) -> HeldOut:
-    """About `size` bytes in stretches at even distances, cut between the largest units that fit."""
+    """About `size` bytes in evenly spaced passages, cut between the largest units that fit."""
     kind, unit = cut_between(corpus, size)
     pattern = CUTS[kind][0]
     count = max(1, min(HELD_OUT_STRETCHES, round(size / unit)))
     ranges: list[Range] = []
     for number in range(count):
-        # The end of one in `count` equal parts, so that every text begins with training text.
+        # At the end of each of `count` equal parts, so that every text begins with training text.
         end = round(corpus.length * (number + 1) / count)
         begin = ranges[-1][1] if ranges else 1
         start = next_cut(corpus, max(begin + 1, end - round(1.5 * size / count)), end, pattern)
@@ -132,11 +133,11 @@ def stretches(corpus: Corpus, size: int) -> HeldOut:
         stop = stop if mark < 0 else start + mark
         if begin < start < stop:
             ranges.append((start, stop))
-    return HeldOut(ranges, f"{len(ranges)} stretches from all over the text, cut between {kind}")
+    return HeldOut(ranges, f"{len(ranges)} passages spread over the text, cut between {kind}")
 
 
 def cut_between(corpus: Corpus, size: int) -> tuple[str, float]:
-    """The kind of unit to cut a text between, and how many bytes such a unit has on average."""
+    """The kind of unit to cut a text between, and the mean length of such a unit in bytes."""
     places = range(0, corpus.length, max(SAMPLE_BYTES, corpus.length // HELD_OUT_STRETCHES))
     parts = [corpus.read(place, min(place + SAMPLE_BYTES, corpus.length)) for place in places]
     length = sum(map(len, parts))
@@ -148,9 +149,9 @@ def cut_between(corpus: Corpus, size: int) -> tuple[str, float]:
 
 
 def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) -> int:
-    """The first place to cut at or after `place`; before `stop`, which is a place to cut too."""
+    """The first place to cut at or after `place`, at most `stop`."""
     while place < stop:
-        # From the byte before: what ends right there is a place to cut as well.
+        # From the byte before, since a match may end exactly at `place`.
         text = corpus.read(place - 1, min(place - 1 + PART_BYTES, stop))
         if end := next((match.end() for match in pattern.finditer(text) if match.end()), 0):
             return place - 1 + end
@@ -159,7 +160,7 @@ def next_cut(corpus: Corpus, place: int, stop: int, pattern: re.Pattern[bytes]) 
 
 
 def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
-    """Move `ranges` into a corpus of their own; what is left in `corpus` closes up in place."""
+    """Move `ranges` into a new corpus; the rest of `corpus` is compacted in place."""
     taken = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
     end, copied = 0, 0
     for start, stop in [*ranges, (corpus.length, corpus.length)]:
@@ -175,7 +176,7 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
 
 
 def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
-    """Copy to `place` in `target`, which is never behind where it came from; how many bytes."""
+    """Copy a range to `place` in `target` (in one file never forwards); returns its length."""
     start, stop = range_
     if source is target and start == place:
         return stop - start
@@ -183,5 +184,5 @@ def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
         block = source.read(begin, min(begin + PART_BYTES, stop))
         target.file.seek(place + begin - start)
         target.file.write(block)
-        target.file.flush()  # `read` does not see what is still in the buffer
+        target.file.flush()  # `read` does not see buffered bytes
     return stop - start

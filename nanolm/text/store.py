@@ -1,10 +1,10 @@
-"""From the names of texts to token ids on the disk, once: afterwards they are only mapped.
+"""Prepare texts as token ids on disk, once: later runs only memory-map them.
 
     >>> prepared = prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
 
-They are kept in the cache under a key made of everything they depend on: the files' contents, how
-they are read and split, and the tokenizer. A rename makes them visible when they are whole, so a
-kill leaves nothing that a later run would trust; and a lock lets two runs do the work once.
+They are cached under a key made of everything they depend on: the contents of the files, how they
+are read and split, and the tokenizer. A rename makes them visible once they are complete, so a kill
+leaves nothing that a later run would trust. A lock keeps two runs from doing the same work.
 """
 
 import contextlib
@@ -42,34 +42,34 @@ from nanolm.text.vocabulary import MEASURED_BYTES, make_tokenizer, unlikeness
 from nanolm.text.words import MARK
 from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 
-LEAST_TO_TRAIN_ON = 3  # bytes that can be trained on
-FORMAT = 5  # to be raised whenever the same request would give other tokens
+LEAST_TO_TRAIN_ON = 3  # bytes
+FORMAT = 5  # increase this whenever the same request would give different tokens
 ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEY_LENGTH = 32
-KEEP_DAYS = 30  # after so long without use, prepared texts are removed
-PROBE_BYTES = 65_536  # that tell how long preparing a text takes,
+KEEP_DAYS = 30  # prepared texts are removed when unused for this long
+PROBE_BYTES = 65_536  # sample to estimate how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
-LEAST_PART = 1_000_000  # bytes: so much of it takes a second, and smaller texts stay whole
-MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # that a vocabulary may be measured on,
-MEASURING_COST = 2.5  # times as long as preparing them,
-MEASURED_SHARE = 0.35  # of the time, where there is not enough for all
+LEAST_PART = 1_000_000  # bytes: this takes about a second, and smaller texts are used whole
+MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # bytes to measure vocabulary sizes on
+MEASURING_COST = 2.5  # of measuring, relative to preparing the same bytes
+MEASURED_SHARE = 0.35  # of the time, if there is not enough for everything
 
 Note = Callable[[str], None]
-Texts = tuple[Sources, Sources | None]  # to train on and, where it is named, for validation
+Texts = tuple[Sources, Sources | None]  # for training and, if given, for validation
 
 
 @dataclass(frozen=True)
 class TextRequest:
     corpus: tuple[str, ...]
     val: str | None = None
-    val_fraction: float | None = None  # a tenth, or less of a large text; 0: nothing
+    val_fraction: float | None = None  # default: a tenth, or less of a large text; 0: nothing
     val_split: str = "spread"  # over the whole text, or its "end"
     reading: Reading = field(default_factory=Reading)
-    tokenizer: str | Tokenizer | None = None  # a kind to be made, one that is there, or chosen
+    tokenizer: str | Tokenizer | None = None  # a kind to train, an existing one, or None: chosen
     vocab_size: int | None = None
-    most_doublings: int | None = None  # of it, where the text is too long for the time,
-    measured: int = MEASURED_BYTES  # bytes to find out its size on; 0: no time for that
-    max_bytes: int | None = None  # of text; a larger one is used in part
+    most_doublings: int | None = None  # of the vocabulary, if the text is too long for the time
+    measured: int = MEASURED_BYTES  # bytes to measure vocabulary sizes on; 0: no time for that
+    max_bytes: int | None = None  # of text; only part of a larger one is used
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Prepared:
     val: Store  # empty if nothing is held out
     size: int  # bytes of training text
     documents: int
-    prompt: str  # how the held-out text begins
-    shift: float  # how much harder n-gram counts find the held-out text than training text
+    prompt: str  # the first words of the validation text
+    shift: float  # how much harder validation text is than training text for an n-gram model
     choices: list[Choice]
     fingerprints: dict[str, str]  # of corpus, validation and tokenizer
-    folder: Path  # where it lies
-    max_bytes: int | None = None  # of the request, or what there was time for; None: all is used
-    total: int = 0  # bytes of text there are, about
+    folder: Path
+    max_bytes: int | None = None  # requested, or limited by time; None: all text is used
+    total: int = 0  # bytes of text available, approximately
 
 
 def prepare_tokens(
@@ -95,8 +95,8 @@ def prepare_tokens(
     cache: Path | None = None,
     until: float | None = None,
 ) -> Prepared:
-    """The tokens of `request`: from the cache, or made and put there. Of a text that could not be
-    prepared `until` then, by `time.monotonic`, a part is used."""
+    """The tokens of `request`, from the cache or newly prepared. Only part of the text is used if
+    all of it could not be prepared by the `time.monotonic` time `until`."""
     cache = cache or cache_folder()
     sources, validation = find_texts(request, cache, report, note, until)
     total = text_size(sources)
@@ -117,8 +117,8 @@ def prepare_tokens(
 def within(
     request: TextRequest, sources: Sources, size: int, seconds: float, cache: Path
 ) -> TextRequest:
-    """As much of `size` bytes of text as can be prepared, and its vocabulary measured, in so many
-    seconds, by how long a sample takes on this machine as it is now."""
+    """Limit the request to as much of `size` bytes of text as can be prepared, with its vocabulary
+    measured, in `seconds`. A sample shows how fast this machine is at the moment."""
     given = request.max_bytes
     measurable = request.vocab_size is None and request.tokenizer in (None, "bpe")
     each = _seconds_a_byte(request, sources, cache) if measurable or not given else None
@@ -128,12 +128,12 @@ def within(
         each /= (1 + available_threads()) / 2
     most = float(given or max(LEAST_PART, seconds / each))
     size = min(size, given or size)
-    # Where there is time to spare, all of it can go into the vocabulary.
+    # Spare time can all go into measuring the vocabulary.
     spare = max(MEASURED_SHARE * seconds, seconds - each * size) / (MEASURING_COST * each)
     measured = next((some for some in MEASURED_CHOICES if min(some, size, most) <= spare), 0)
     if size > most:
         most = max(LEAST_PART, most - MEASURING_COST * measured)
-        # On a coarse grid, so that the same command finds what it prepared before.
+        # On a coarse grid, so that the same command finds what it prepared earlier.
         most = LEAST_PART << int(math.log2(most / LEAST_PART))
         request = replace(request, max_bytes=int(most))
     return replace(request, measured=measured)
@@ -152,15 +152,15 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
     except (NanolmError, OSError):
-        return None  # preparing all of it will say what is wrong, and where
+        return None  # preparing all of it will report the problem
 
 
 def part_used(sources: Sources, total: int, by_time: bool) -> Choice:
     used = sum(source.limit or source.size() for source in sources.files)
     every = max((source.every for source in sources.files), default=1)
-    how = f"one of {every} documents" if every > 1 else "stretches from all over it"
-    why = "as much as there is time to prepare; more with a longer --minutes, or --max-bytes"
-    reason = f"{how}, {why if by_time else 'by --max-bytes'}"
+    how = f"one in {every} documents" if every > 1 else "passages spread over the text"
+    why = "as much as there is time to prepare; raise --minutes or --max-bytes to use more"
+    reason = f"{how}, {why if by_time else 'limited by --max-bytes'}"
     return Choice("text used", f"{used / 1e6:.3g} of {total / 1e6:,.3g} MB", reason)
 
 
@@ -177,7 +177,7 @@ def _prepared(
     if alias.is_file() and (parent / (same := alias.read_text(encoding="utf-8"))).is_dir():
         key = same
     folder = parent / key
-    with files.locked(parent / f"{key}.lock", lambda: note("another run prepares this text")):
+    with files.locked(parent / f"{key}.lock", lambda: note("another run is preparing this text")):
         files.sweep(parent, key)
         if _whole(folder, note):
             return open_tokens(folder, request.tokenizer, fingerprints)
@@ -185,10 +185,10 @@ def _prepared(
 
         def write(temporary: Path) -> None:
             _prepare(request, texts, temporary, cache, report)
-            if stamps() != before:  # then the key is not that of this text
+            if stamps() != before:  # the key belongs to the old text
                 raise DataError("the text changed while it was being read; run the command again")
-            # A run asks for it by the size that was found, when it goes on. First, so that no kill
-            # leaves prepared text without it.
+            # A resumed run asks for it by the size that was chosen. The alias is written first, so
+            # that a kill leaves no prepared text without one.
             if resolved:
                 size = load_tokenizer(temporary).vocab_size
                 files.write_atomically(parent / f"{resolved(size)}.alias", key)
@@ -198,8 +198,8 @@ def _prepared(
 
 
 def _discard_unused(parent: Path) -> None:
-    """Remove what has not been used for long, or was left half done by a kill; others may be doing
-    the same, and what another process is using stays."""
+    """Remove texts that have long been unused or that a kill left unfinished. Other processes may
+    be doing the same; texts that they are using stay."""
 
     def unused(folder: Path) -> bool:
         days = 1 if folder.name.startswith(".") else KEEP_DAYS
@@ -217,7 +217,7 @@ def _discard_unused(parent: Path) -> None:
 def find_texts(
     request: TextRequest, cache: Path, report: Report, note: Note, until: float | None = None
 ) -> Texts:
-    """The files to train on and for validation; a pipe is read for a third of the time."""
+    """The files for training and validation. A pipe is read for a third of the time at most."""
     encoding = request.reading.encoding
     now = time.monotonic()
     enough = None if until is None else now + max(0.0, until - now) / 3
@@ -234,8 +234,8 @@ def find_texts(
 def _key(
     request: TextRequest, texts: Texts, report: Report
 ) -> tuple[str, dict[str, str], Callable[[int], str] | None]:
-    """The name of what is prepared, fingerprints, and, if the vocabulary is measured, the name by
-    its size."""
+    """The cache key, the fingerprints and, if the vocabulary is measured, a function from its size
+    to the key of a request for that size."""
 
     def identity(sources: Sources) -> str:
         total, done = sources.size(), 0
@@ -244,13 +244,13 @@ def _key(
             with blamed_on(source.name):
                 rows.append((source.suffix, source.separator, source.digest()))
             done += source.size()
-            report("looking at the text", done, total)
+            report("hashing the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     sources, validation = texts
     corpus = identity(sources)
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
-    if validation is None and request.val_split != "end":  # which 0.1.0 always took
+    if validation is None and request.val_split != "end":  # the only split in 0.1.0
         held_out += f" {request.val_split}"
     kind = request.tokenizer
     kind = kind.fingerprint() if isinstance(kind, Tokenizer) else kind
@@ -277,19 +277,19 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             share = f"{held_out.size:,} bytes ({held_out.size / max(1, corpus.size):.1%})"
             reason = f"{held_out.origin}; --val-fraction 0 trains on everything"
             if not held_out.ranges:
-                share, reason = "nothing", "the last weights are kept"
+                share, reason = "none", "the final weights are kept"
                 if request.val_fraction is None:
-                    few = f"{corpus.size:,} bytes that hardly repeat are too few to spare some"
+                    few = f"{corpus.size:,} bytes with little repetition are too few to split"
                     reason = f"{few}; {reason}"
             elif held_out.size < TO_CHOOSE_BY:
-                reason += "; too little to choose a step by, so the last weights are kept"
-            choices.append(Choice("held out", share, reason))
+                reason += "; too small to choose a best checkpoint, so the final weights are kept"
+            choices.append(Choice("validation set", share, reason))
             val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
         else:
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
-            few = f"{corpus.size} bytes are too little to train on; give at least a few sentences"
+            few = f"{corpus.size} bytes are too few to train on; use at least a few sentences"
             raise DataError(f"{listed(request.corpus, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
@@ -318,7 +318,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
 def encode_corpus(
     corpus: Corpus, tokenizer: Tokenizer, file: Path | IO[bytes], report: Report
 ) -> int:
-    """Write the ids of the corpus, a start-of-text token before each document; how many."""
+    """Write the ids with a start-of-text token before each document; returns their number."""
     threads = available_threads()
     # Two processes encode a third faster than two threads, but take half a second to start.
     together = isinstance(tokenizer, ByteLevel) and corpus.length > ENCODED_ALONE and threads > 1
@@ -327,7 +327,7 @@ def encode_corpus(
     written = 0
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(file.open("wb")) if isinstance(file, Path) else file
-        # Held-out text may begin in the middle of a document.
+        # Validation text may begin in the middle of a document.
         if corpus.length and corpus.read(0, 1) != MARK:
             written += stream.write(encode(MARK))
         if together and HAS_PREAD:
@@ -347,7 +347,7 @@ def encode_corpus(
 
 
 def _whole(folder: Path, note: Note) -> bool:
-    """Has it been prepared before, and is it still as it was?"""
+    """Whether the text has been prepared before and is undamaged."""
     if folder.exists():
         try:
             files.verify(folder)
@@ -364,7 +364,7 @@ def open_tokens(
 ) -> Prepared:
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(folder)
-    os.utime(folder)  # it is in use
+    os.utime(folder)  # mark it as used
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
     tokenizer.unseen = frozenset(facts.get("unseen", ()))
     return Prepared(

@@ -1,7 +1,7 @@
-"""A file as a table, however it is written: what parts its cells is found out, not asked.
+"""Read a file as a table in any format; the separator is detected.
 
-JSON lines, Parquet and Arrow say what they are. All else is lines, with tabs, commas or semicolons
-between cells, or the blank or `@` between a text and its label.
+JSON lines, Parquet and Arrow are recognized by their suffix. Everything else is lines, with tabs,
+commas or semicolons between cells, or a space or `@` between a text and its label.
 """
 
 import re
@@ -17,11 +17,11 @@ from nanolm.text.columns import NUMBER, Row, TextTable, is_column_name, repeats
 from nanolm.text.documents import Rows, csv_rows, format_of, leaves
 from nanolm.text.source import TextSource
 
-SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to find out how a file is written
+SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to detect the format of a file
 SAMPLE_ROWS, SAMPLE_CELLS = 10_000, 2_000_000  # to find its columns
-MOST_CLASSES = 100  # more are hardly written as words before each text
-FEW_CLASSES, TEXTS_EACH = 6, 10  # as many in any file; more of them with so many texts each
-PROSE_SHARE = 0.03  # of all words; 0.06 and more in sentences, 0.004 and less in labelled sets
+MOST_CLASSES = 100  # more are unlikely as words before each text
+FEW_CLASSES, TEXTS_EACH = 6, 10  # this many in any file; more if each has TEXTS_EACH texts
+PROSE_SHARE = 0.03  # of all words; at least 0.06 in prose, at most 0.004 in labelled data
 
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -34,7 +34,7 @@ def read_table(
     source: TextSource, stream: IO[bytes], text_lines: Iterator[str], certain: bool, cautious: bool
 ) -> TextTable:
     """`source` as a table; `text_lines` are its lines, if it has any. If `certain`, it is known
-    to have columns; if `cautious`, what might be plain text is taken for that."""
+    to have columns; if `cautious`, an ambiguous file is treated as plain text."""
     known = format_of(source.suffix)
     if known.rows:
         return _object_table(source, known.name, known.rows(source, stream, text_lines))
@@ -69,7 +69,7 @@ def _table(
 def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     def flattened(number: int, value: Any) -> dict[str, str]:
         if not isinstance(value, dict | str):
-            raise DataError(f"{source.name}, line {number:,}: neither an object nor a string")
+            raise DataError(f"{source.name}, line {number:,}: must be a JSON object or a string")
         values = leaves({"text": value} if isinstance(value, str) else value)
         return {path: _cell(each) for path, each in values if not isinstance(each, list | bytes)}
 
@@ -77,7 +77,7 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     sample = list(islice(rows, SAMPLE_ROWS))
     names = list(dict.fromkeys(name for _, row in sample for name in row))
     if len(names) > MOST_COLUMNS:
-        many = f"{len(names):,} different fields; a table may have {MOST_COLUMNS:,}"
+        many = f"{len(names):,} different fields; the limit is {MOST_COLUMNS:,}"
         raise DataError(f"{source.name} has {many}")
     cells = ((n, [row.get(name, "") for name in names]) for n, row in chain(sample, rows))
     return _table(source, kind, names, cells)
@@ -86,7 +86,7 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return LONE_SURROGATE.sub("\ufffd", value)
-    if value is None or value != value:  # NaN is how pandas says that there is none
+    if value is None or value != value:  # pandas uses NaN for a missing value
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -111,14 +111,14 @@ def _fasttext_rows(source: TextSource, text_lines: Iterable[str]) -> Iterator[Ro
         if not label.startswith(FASTTEXT) or text.startswith(FASTTEXT):
             count = "several labels" if label.startswith(FASTTEXT) else "no label"
             needed = f"each text needs exactly one {FASTTEXT}NAME"
-            raise DataError(f"{source.name}, line {number:,} begins with {count}; {needed}")
+            raise DataError(f"{source.name}, line {number:,} starts with {count}; {needed}")
         yield number, [label.removeprefix(FASTTEXT), text]
 
 
 def _separator(
     source: TextSource, sample: list[str], cut: bool, times: int, certain: bool
 ) -> tuple[str, bool] | None:
-    """What parts the cells of a file, and whether they are quoted as in CSV."""
+    """The separator between cells, and whether they are quoted as in CSV."""
     if source.suffix == ".csv":
         choices = [(",", True), (";", True), ("\t", True), ("|", True)]
     else:
@@ -129,7 +129,7 @@ def _separator(
         rows = _even_rows(source, sample, cut, delimiter, quoted)
         if not rows or len(rows[0][1]) == 1 or (not quoted and _looks_quoted(rows)):
             continue
-        foreign = delimiter in ",;" and source.suffix != ".csv"  # it may be plain text as well
+        foreign = delimiter in ",;" and source.suffix != ".csv"  # it may be plain text
         if not foreign or certain or _looks_like_a_table(source, rows, times):
             return delimiter, quoted
     if source.suffix == ".csv" or any("\t" in line for line in sample if source.suffix == ".tsv"):
@@ -147,7 +147,7 @@ def _even_rows(
                 return None
             rows.append(row)
     except DataError as error:
-        if not cut or "unexpected end" not in str(error):  # of a cell that goes on later
+        if not cut or "unexpected end" not in str(error):  # a cell continues after the sample
             return None
     return rows
 
@@ -161,7 +161,7 @@ def _separated_rows(
 
 
 def _looks_quoted(rows: list[Row]) -> bool:
-    """Is this a TSV in which quotes are doubled, and cells with quotes are within quotes?"""
+    """Whether this is a TSV with CSV quoting: quoted cells, and quotes in them doubled."""
     cells = [cell for _, row in rows for cell in row if '"' in cell]
     return any('""' in cell[1:-1] for cell in cells) and all(map(QUOTED.fullmatch, cells))
 
@@ -175,10 +175,10 @@ def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool
 
 
 def _with_header(table: TextTable) -> TextTable:
-    """The same table, its first row taken for the names if it is not one of the data."""
+    """The same table, with its first row as column names if it is a header."""
     if not table.sample or not _is_header(table):
         return replace(table, kind=f"{table.kind} without a header")
-    names = table.sample[0][1]  # there may be more of them, where files were put together
+    names = table.sample[0][1]  # concatenated files repeat the header
     return replace(
         table,
         kind=f"{table.kind} with a header",
@@ -191,14 +191,14 @@ def _with_header(table: TextTable) -> TextTable:
 def _is_header(table: TextTable) -> bool:
     first = [cell.strip() for cell in table.sample[0][1]]
     numbers = [str(n) for n in range(len(first))]
-    if first in (numbers, ["", *numbers[:-1]]):  # what pandas calls columns without a name
+    if first in (numbers, ["", *numbers[:-1]]):  # how pandas names columns without a name
         return len(first) > 1
     if all(map(is_column_name, first)) and len(first) > 1:
-        return True  # even if it occurs again
+        return True  # even if it repeats
     below = replace(table, sample=table.sample[1:]).columns() if table.sample[1:] else []
     labels = [column for column in below if column.is_label(2)]
     if any(first[column.number] in column.values for column in labels if first[column.number]):
-        return False  # a label that occurs again
+        return False  # a label that repeats
     if any(map(is_column_name, first)):
         return True
     words = all(re.fullmatch(r"[^\W\d][\w.-]*", cell) for cell in first if cell)
@@ -208,12 +208,12 @@ def _is_header(table: TextTable) -> bool:
 def _line_table(
     source: TextSource, full: list[str], text_lines: Iterable[str], cautious: bool
 ) -> TextTable:
-    """Lines with their label at either end, or just texts; `full` are the first of them."""
+    """Lines with their label at either end, or only texts; `full` has the first nonblank lines."""
     numbered = ((n, line) for n, line in enumerate(text_lines, start=1) if line.strip())
     ends = _group(TEXT_AT_LABEL, 2, full)
     starts = _group(WORD_AND_TEXT, 1, full)
     if ends and repeats(ends, 5 if cautious else 2):
-        kind, pattern, order = "lines that end in @label", TEXT_AT_LABEL, (2, 1)
+        kind, pattern, order = "lines that end with @label", TEXT_AT_LABEL, (2, 1)
     elif starts and _are_labels(starts, cautious) and not _are_prose(full, set(starts)):
         kind, pattern, order = "lines that begin with their label", WORD_AND_TEXT, (1, 2)
     else:
@@ -223,7 +223,7 @@ def _line_table(
     def split(number: int, line: str) -> Row:
         match = pattern.fullmatch(line)
         if not match:
-            raise DataError(f"{source.name}, line {number:,} has no label, unlike those before it")
+            raise DataError(f"{source.name}, line {number:,} has no label, unlike earlier lines")
         return number, [match[order[0]], match[order[1]]]
 
     rows = (split(number, line) for number, line in numbered)
@@ -231,13 +231,13 @@ def _line_table(
 
 
 def _group(pattern: re.Pattern[str], group: int, sample: list[str]) -> Counter[str] | None:
-    """What `pattern` finds there, if it fits every line."""
+    """The matches of a group, if `pattern` matches every line."""
     values = [match[group] for match in map(pattern.fullmatch, sample) if match]
     return Counter(values) if values and len(values) == len(sample) else None
 
 
 def _are_labels(starts: Counter[str], cautious: bool) -> bool:
-    """Are the first words labels? Those of plain text repeat too, but many occur only once."""
+    """Whether the first words are labels. In plain text they repeat too, but many occur once."""
     if all(map(NUMBER.fullmatch, starts)):
         return repeats(starts, 5 if cautious else 2)
     once = sum(count == 1 for count in starts.values())
@@ -247,7 +247,7 @@ def _are_labels(starts: Counter[str], cautious: bool) -> bool:
 
 
 def _are_prose(sample: list[str], starts: set[str]) -> bool:
-    """Are first words just words? Then they occur within other sentences too, unlike labels."""
+    """Whether the first words are ordinary words: unlike labels, they occur inside other lines."""
     known = {start.casefold() for start in starts if not NUMBER.fullmatch(start)}
     words = elsewhere = 0
     for line in sample:

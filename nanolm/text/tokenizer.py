@@ -1,10 +1,10 @@
-"""Text to token ids and back: characters, bytes, or byte-pair encoding.
+"""Convert text to token ids and back: characters, bytes, or byte-pair encoding.
 
     >>> tokenizer = train_tokenizer(["the cat sat. the cat ran."], "bpe")
     >>> tokenizer.decode(tokenizer.encode("the cat"))
 
-No text fails to encode: bytes are tokens in each kind, with the ids 0 to 255; the two special
-tokens come last. tokenizer.json is that of Hugging Face `tokenizers`, which gives the same ids.
+Every text can be encoded: in each kind, the bytes are tokens with the ids 0 to 255. The two special
+tokens come last. Hugging Face `tokenizers` reads tokenizer.json and gives the same ids.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from nanolm.errors import DataError
 from nanolm.text.bpe import Pair, learn
 from nanolm.text.words import SPLIT, count_words
 
-END_OF_TEXT = "<|endoftext|>"  # stands before every document; an empty prompt starts here
+END_OF_TEXT = "<|endoftext|>"  # before every document; also the start of an empty prompt
 PADDING = "<|padding|>"
-SPECIAL = 2  # so many
+SPECIAL = 2  # special tokens
 
 Ids = npt.NDArray[np.integer[Any]]
-LONG_STRETCH = 100_000  # blanks that tiktoken can surely take in one go
+LONG_STRETCH = 100_000  # spaces in a row that tiktoken can surely encode
 
 # tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
 # bytes as the characters from U+0100 on, in order.
@@ -46,25 +46,25 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Fa
 
 
 class Tokenizer(ABC):
-    """What every kind shares: the raw bytes of each token, the special tokens, decoding."""
+    """Common to all kinds: the raw bytes of each token, the special tokens, decoding."""
 
     kind: str
-    cuttable: ClassVar[bool] = True  # at blanks and line ends, with the same ids
+    cuttable: ClassVar[bool] = True  # whether text can be cut at `SAFE_CUT` with the same ids
 
     def __init__(
         self,
-        tokens: list[bytes],  # by id; special tokens stand for no text, so their bytes are empty
+        tokens: list[bytes],  # by id; empty for special tokens, which stand for no text
         end_of_text: int,
         padding: int,
-        begin: tuple[int, ...] = (),  # what other models expect before every text
-        stops: set[int] | None = None,  # where generation ends
-        special: dict[int, str] | None = None,  # their names
-        turn: tuple[int, int] | None = None,  # before and after what one says (ChatML)
+        begin: tuple[int, ...] = (),  # tokens that some models expect before every text
+        stops: set[int] | None = None,  # tokens that end generation
+        special: dict[int, str] | None = None,  # the names of special tokens
+        turn: tuple[int, int] | None = None,  # before and after a chat message (ChatML)
     ) -> None:
         self.tokens, self.end_of_text, self.padding = tokens, end_of_text, padding
         self.begin, self.turn, self.stops = begin, turn, stops or {end_of_text}
         self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}
-        self.unseen: frozenset[int] = frozenset()  # ids that a model was never trained to predict
+        self.unseen: frozenset[int] = frozenset()  # ids that the model never saw in training
 
     @property
     def start_of_text(self) -> int:
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
     def encode_prompt(self, text: str) -> list[int]:
         ids = self.encode(text)
         if self.unseen.intersection(ids):
-            # A prompt begins with no space. In a text that is one line, hardly any word does.
+            # A prompt starts without a space. In a one-line text, almost every word follows one.
             spaced = self.encode(f" {text}")
             ids = min(ids, spaced, key=lambda each: sum(id in self.unseen for id in each))
         return [*self.begin, *ids] or [self.end_of_text]
@@ -84,7 +84,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_array(self, text: str) -> Ids:
-        """The ids of `text`. Special tokens written out in it are plain text."""
+        """The ids of `text`. Special tokens spelled out in it are plain text."""
 
     @abstractmethod
     def to_json(self) -> str:
@@ -95,29 +95,29 @@ class Tokenizer(ABC):
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`, without special tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of text each token stands for: what a loss is divided by for bits per byte."""
+        """Bytes of text of each token, to convert a loss to bits per byte."""
         return np.array([len(token) for token in self.tokens], dtype=np.int64)
 
     def fingerprint(self) -> str:
-        """Of what decides the ids and what they mean."""
+        """A hash of everything that determines the ids and their meaning."""
         return hashlib.sha256(f"{self.to_json()}{self.special}".encode()).hexdigest()
 
     def save(self, folder: Path, context: int) -> None:
         """Write tokenizer.json, and tokenizer_config.json for `transformers`."""
         (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
         config = {
-            # Without the class, transformers 5 puts a tokenizer of the model's family in place.
+            # Without the class, transformers 5 uses the tokenizer of the model's family instead.
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self.special[self.start_of_text],
             "eos_token": self.special[self.end_of_text],
             "pad_token": self.special[self.padding],
             "model_max_length": context,
             "clean_up_tokenization_spaces": False,
-            # A special token written out in a text is that text, there as here.
+            # As here, a special token spelled out in a text is plain text.
             "split_special_tokens": True,
         }
         text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
@@ -125,13 +125,13 @@ class Tokenizer(ABC):
 
 
 class Tiktoken(Tokenizer):
-    """Byte-pair encoding by tiktoken: the text is cut by `pattern`, and in each word the pair
-    whose union has the lowest id is merged, again and again."""
+    """Byte-pair encoding by tiktoken: `pattern` splits the text into words, and in each word the
+    pair whose merged token has the lowest id is merged, repeatedly."""
 
     pattern: str
 
     @cached_property
-    def ranks(self) -> dict[bytes, int]:  # the tokens that merging can make
+    def ranks(self) -> dict[bytes, int]:  # bytes and merged tokens
         return {token: id for id, token in enumerate(self.tokens) if token}
 
     @cached_property
@@ -140,24 +140,24 @@ class Tiktoken(Tokenizer):
             "nanolm",
             pat_str=self.pattern,
             mergeable_ranks=self.ranks,
-            # Never looked for in a text; but without any, tiktoken looks for nothing everywhere.
+            # Never matched in a text, but without any, tiktoken searches for an empty pattern.
             special_tokens={self.special[self.end_of_text]: self.end_of_text},
         )
 
     def fingerprint(self) -> str:
-        # From the tokens themselves: tokenizer.json may take long to write.
+        # From the tokens themselves, since writing tokenizer.json can be slow.
         digest = hashlib.sha256(repr((self.pattern, self.special)).encode())
         for token in self.tokens:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
 
     def encode_array(self, text: str) -> Ids:
-        utf8(text)  # tiktoken would replace a lone surrogate in silence
+        utf8(text)  # tiktoken would silently replace a lone surrogate
         try:
             return self.encoding.encode_to_numpy(text, disallowed_special=())
         except BaseException as error:
-            # Its matcher gives up on some hundred thousand blanks in a row; cut there, they are
-            # encoded in parts. (Older ones panic, and that is no Exception.)
+            # Its regex engine fails on a few hundred thousand spaces in a row, so they are split
+            # and encoded in parts. (Older versions panic, which is not an Exception.)
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
             stretch = regex.search(rf"\s{{{LONG_STRETCH}}}(?=.)", text, regex.DOTALL)
@@ -168,7 +168,7 @@ class Tiktoken(Tokenizer):
 
 
 class ByteLevel(Tiktoken):
-    """Byte-pair encoding over UTF-8 bytes, learned here; without merges, plain bytes."""
+    """Byte-pair encoding over UTF-8 bytes, trained by nanolm; without merges, plain bytes."""
 
     pattern = SPLIT
 
@@ -201,7 +201,7 @@ class ByteLevel(Tiktoken):
 
 
 class Characters(Tokenizer):
-    """One token a character seen in training; any other character as its UTF-8 bytes."""
+    """One token per character seen in training; any other character as its UTF-8 bytes."""
 
     kind = "char"
 
@@ -232,7 +232,7 @@ class Characters(Tokenizer):
 
 
 def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer of `kind` for these texts; `vocab_size` (special tokens included) is for bpe."""
+    """Train a tokenizer of this kind; `vocab_size` (including special tokens) is for bpe."""
     if kind == "byte":
         return ByteLevel([])
     if kind == "char":
@@ -241,7 +241,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int | None = No
 
 
 def own_tokenizer(text: str) -> Tokenizer | None:
-    """The tokenizer of a tokenizer.json that nanolm wrote; None if `text` is any other."""
+    """The tokenizer of a tokenizer.json written by nanolm; None if it was not."""
     try:
         model = json.loads(text)["model"]
         vocab: dict[str, int] = model["vocab"]
@@ -265,7 +265,7 @@ def utf8(text: str) -> bytes:
 def byte_level_json(
     tokens: list[bytes], merges: list[Pair], pattern: str, special: dict[int, str]
 ) -> str:
-    """tokenizer.json for byte-level BPE: cut by `pattern`, then merge in the order of `merges`."""
+    """tokenizer.json for byte-level BPE: split by `pattern`, then apply `merges` in order."""
     spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
     byte_level = {**BYTE_LEVEL, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}

@@ -1,10 +1,10 @@
-"""Tokens as batches.
+"""Batches of tokens.
 
     >>> Batches(prepared.train, context=64, batch=32, seed=1)[0].shape
     (32, 65)
 
-A batch is a pure function of (seed, index): no state to lose on a kill. Each epoch cuts the tokens
-into windows at another offset and visits each once, by a keyed permutation that is never stored.
+A batch is a pure function of (seed, index), so a kill loses no state. Each epoch cuts the tokens
+into windows at a new offset and visits each once, by a keyed permutation that is never stored.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Batches:
     context: int
     batch: int
     seed: int
-    # Of each batch; where several processes share it, not all.
+    # The rows of each batch to return, if several processes share it.
     rows: slice = field(default_factory=lambda: slice(None))
 
     @property
@@ -39,16 +39,16 @@ class Batches:
         return keys % np.uint64(room) + places
 
     def __getitem__(self, index: int) -> Store:
-        """The windows, each with the token that follows: (batch, context + 1)."""
+        """The windows, each with the next token: (batch, context + 1)."""
         window = np.arange(self.context + 1, dtype=np.uint64)
         ids: Store = self.tokens[self.starts(index)[:, None] + window]
         return ids
 
 
 def permuted(positions: Words, size: int, keys: Words) -> Words:
-    """Where each of `positions` goes in a permutation of range(size), another for each key: a
-    Feistel network over the next even number of bits; a value outside the range is sent through
-    again until it falls inside, which keeps the map one-to-one."""
+    """Where each of `positions` goes in a permutation of range(size) that depends on its key: a
+    Feistel network over the next even number of bits. A value outside the range is permuted again
+    until it falls inside, which keeps the map one-to-one."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     values = positions.copy()

@@ -1,9 +1,9 @@
-"""Which tokenizer a text gets, and how large its vocabulary is.
+"""Choose the tokenizer for a text and its vocabulary size.
 
-Too small a vocabulary needs many steps for one word; of one too large, most tokens are hardly ever
-seen. So it is measured: a sample is encoded with several sizes, and three-token counts on nine
-tenths of it are tested on the rest. The smallest size within one percent of the best is taken,
-since a small one is also faster to train.
+A small vocabulary needs many tokens for a word; in a large one, most tokens are rarely seen. So the
+size is measured: a sample is encoded with several sizes, and a trigram model of nine tenths of it
+is evaluated on the rest. The smallest size within one percent of the best wins, since small
+vocabularies also train faster.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ from nanolm.text.words import MARK, WordCounter, count_words
 from nanolm.text.workers import HAS_PREAD, WorkerPool
 
 TINY_CORPUS = 50_000  # bytes: below this a corpus is a teaching example, not a language
-MEASURED_BYTES = 4_000_000  # of text, to find the size of a vocabulary on
+MEASURED_BYTES = 4_000_000  # of text, to measure vocabulary sizes on
 VOCAB_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 USUAL_VOCAB, LARGEST_VOCAB = 1024, 32_768
 TOLERANCE = 1.01
 COUNTED_ALONE = 8_000_000  # bytes; fewer are counted before other processes would have started
-COUNTED_BYTES = 1 << 19  # that a process counts at once
-SHIFT_TOKENS = 20_000  # of either side, when held-out text is compared with training text
-SHIFT_PLACES = 16  # of each that are compared
-LEAST_SHIFT_TOKENS = 64  # fewer say nothing about how alike they are
-DISCOUNT = 0.75  # taken off every count and given to what was not seen; the usual value
+COUNTED_BYTES = 1 << 19  # per request to a process
+SHIFT_TOKENS = 20_000  # from each side, to compare validation with training text
+SHIFT_PLACES = 16  # sampled in each
+LEAST_SHIFT_TOKENS = 64  # fewer say nothing about how similar they are
+DISCOUNT = 0.75  # absolute discounting, for unseen tokens; the usual value
 
 
 def make_tokenizer(
@@ -43,7 +43,7 @@ def make_tokenizer(
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Tokenizer, list[Choice]]:
-    """A tokenizer for the corpus; what is None is chosen."""
+    """Train a tokenizer on the corpus; arguments that are None are chosen."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -70,33 +70,33 @@ def choose_vocabulary(
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
 ) -> tuple[Choice, int | None]:
-    """How far byte-pair encoding should go; None is: until words are tokens. `measured` is how
-    many bytes there is time to measure it on; with 0 it is the usual one."""
+    """The vocabulary size for byte-pair encoding; None means merging until words are tokens.
+    `measured` is the number of bytes there is time to measure; with 0, a default size is used."""
     size = corpus.length
     if size < TINY_CORPUS:
-        reason = f"under {TINY_CORPUS // 1000} kB of text: merging until its words are tokens"
+        reason = f"merges until words are tokens, for under {TINY_CORPUS // 1000} kB of text"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
-        reason = "suits a megabyte; no time to measure others"
+        reason = "suits a megabyte of text; no time to measure other sizes"
         return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
     bits = measure_sizes(corpus, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
-    reason = f"the smallest within 1% of the best bits per byte by three-token counts: {table}"
+    reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "
         if most_doublings is not None and most_doublings < times:
             times = most_doublings
-            reason += f"and there is no time to read all {size / 1e6:,.0f} MB"
+            reason += f"with no time to read all {size / 1e6:,.0f} MB"
         else:
-            reason += f"raised for {size / 1e6:,.0f} MB"
+            reason += f"then increased for {size / 1e6:,.0f} MB"
         chosen = min(LARGEST_VOCAB, chosen << times)
     return Choice("vocabulary", chosen, reason), chosen
 
 
 def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[bytes]:
-    """How often each word occurs in the corpus; the same however many processes count."""
+    """The count of each word in the corpus, independent of the number of processes."""
     parts = corpus.parts(COUNTED_BYTES)
     if processes < 2 or corpus.length < COUNTED_ALONE or not HAS_PREAD:
         counter = WordCounter()
@@ -116,19 +116,19 @@ def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[byte
 
 
 def doublings(size: float) -> int:
-    """How many times a vocabulary doubles, from the sample it is measured on to so many bytes: four
-    times the text bears twice the tokens (docs/experiments.md)."""
+    """How often to double the vocabulary between the measured sample and `size` bytes: four times
+    the text supports twice the tokens (docs/experiments.md)."""
     return (int(size) // MEASURED_BYTES).bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
 def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, float]:
-    """Bits per byte of held-out text under a three-token model, by size of the vocabulary."""
+    """Bits per byte of held-out text under a trigram model, by vocabulary size."""
     report("measuring vocabularies", 0, len(VOCAB_SIZES))
     length, size = corpus.length, min(measured, corpus.length)
     each = max(1, size // 100)
     if size == length:
         ranges = list(corpus.parts(each))
-    else:  # from all over a text that is too long to go through
+    else:  # spread over a text that is too long to read
         starts = (corpus.between_characters(number * length // 100) for number in range(100))
         ranges = [next(corpus.parts(each, start=start)) for start in starts]
     sample = [corpus.read(*range_).replace(MARK, b"").decode() for range_ in ranges]
@@ -147,13 +147,13 @@ def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, fl
         bits[number] = counted_bits(train, val, number) / size
         report("measuring vocabularies", done, len(VOCAB_SIZES))
         if bits[number] > TOLERANCE * min(bits.values()):
-            break  # from here on it gets worse
+            break  # larger sizes get worse
     return bits
 
 
 def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> float:
-    """Bits of `val` when each token is predicted from the `longest` before, by counts in `train`:
-    what was seen n times counts n - DISCOUNT, and what that frees goes to the shorter context."""
+    """Bits of `val` when each token is predicted from the `longest` tokens before it, by counts in
+    `train`. Each count loses DISCOUNT, and that probability goes to the shorter context."""
     chance = np.full(len(val), 1 / vocab_size)
     for length in range(longest + 1):  # of the context
         contexts, val_contexts = (_contexts(ids, length, vocab_size) for ids in (train, val))
@@ -170,8 +170,8 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> flo
 
 
 def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
-    """How many times as hard `val` is as training text itself, for counts of pairs of tokens: about
-    1 where both are the same kind of text. On another kind, a model may get worse as it learns."""
+    """How much harder `val` is than training text for a bigram model, as a ratio: about 1 if both
+    are the same kind of text. On another kind, a model may get worse during training."""
     even = len(train) // SHIFT_PLACES * SHIFT_PLACES
     chunks = np.array_split(train[: even or len(train)], SHIFT_PLACES)
     size = max(1, min(SHIFT_TOKENS, len(val), len(train) // 5) // SHIFT_PLACES)
@@ -191,7 +191,7 @@ def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
 
 
 def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:
-    """For each token but the first `length`, those before it as one number."""
+    """For each token after the first `length`, the `length` tokens before it as one number."""
     numbers = np.zeros(len(ids) - length, dtype=np.int64)
     for place in range(length):
         numbers = numbers * vocab_size + ids[place : place + len(numbers)]
@@ -199,6 +199,6 @@ def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:
 
 
 def _look_up(keys: Any, values: Any, wanted: Any) -> npt.NDArray[np.int64]:
-    """The value of each wanted key, 0 where there is none; `keys` are sorted."""
+    """The value of each wanted key, 0 if it is missing; `keys` are sorted."""
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[places] == wanted, values[places], 0)

@@ -1,9 +1,9 @@
-"""Text cut into words, and the words counted: what byte-pair encoding is learned from.
+"""Split text into words and count them, as input for byte-pair encoding.
 
     >>> count_words(["low lower low"])
     Counter({b'low': 1, b' lower': 1, b' low': 1})
 
-Also the program of the processes that count a large corpus, so it imports little.
+Also the main module of the worker processes that count a large corpus, so it imports little.
 """
 
 from collections import Counter
@@ -13,22 +13,22 @@ import regex
 
 from nanolm.text.workers import serve
 
-# How text is cut into words before pairs are counted: contractions; letters with the one
+# How text is split into words before pairs are counted: contractions; letters with the one
 # character before them (usually a space); up to three digits; runs of punctuation with the line
-# ends after them; line ends; other white space, leaving the last blank to the word that follows.
-# It is the pattern of GPT-4's tokenizer in the form that tiktoken, `tokenizers` and llama.cpp
-# all read alike (theirs has a possessive quantifier, which they do not).
+# ends after them; line ends; other white space, leaving the last space to the next word.
+# This is the pattern of GPT-4's tokenizer without its possessive quantifier, which tiktoken,
+# `tokenizers` and llama.cpp interpret differently.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-MARK = b"\xff"  # between documents: the byte that UTF-8 never has
-MOST_CHUNKS = 300_000  # keeps memory in bounds where nearly all are distinct
+MARK = b"\xff"  # between documents; never occurs in UTF-8
+MOST_CHUNKS = 300_000  # limits memory if nearly all are distinct
 LONGEST_WORD = 1_000  # characters; a longer word (text without spaces) is counted in pieces
 
 
 def count_words(texts: Iterable[str]) -> Counter[bytes]:
-    """How often each word occurs, a word being what `SPLIT` cuts out, as UTF-8."""
+    """The count of each word, as UTF-8; `SPLIT` defines the words."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(regex.findall(SPLIT, text))
@@ -36,12 +36,12 @@ def count_words(texts: Iterable[str]) -> Counter[bytes]:
 
 
 class WordCounter:
-    """The counts of `count_words` at twice its speed: most of the text is cut by `str.split`, as no
-    word has a blank after anything else, and the pattern is applied to each distinct chunk."""
+    """Like `count_words`, but twice as fast: `str.split` splits most of the text, since no word has
+    a space after another character, and the pattern is applied to each distinct chunk."""
 
     def __init__(self) -> None:
         self.words: Counter[str] = Counter()
-        self.chunks: Counter[str] = Counter()  # each without the blank before it
+        self.chunks: Counter[str] = Counter()  # each without the space before it
 
     def add(self, part: bytes) -> None:
         for text in part.split(MARK):
@@ -61,7 +61,7 @@ class WordCounter:
 
     def _cut(self, text: str) -> list[str]:
         chunks: list[str | None] = [*text.split(" ")]
-        # After white space, a blank is no place to cut: that chunk and the next belong together.
+        # Do not split at a space that follows white space: that chunk and the next stay together.
         loose = [n for n, chunk in enumerate(chunks[:-1]) if not chunk or chunk[-1].isspace()]
         for n in reversed(loose):
             if n or chunks[n]:
@@ -76,7 +76,7 @@ class WordCounter:
         self.chunks.clear()
 
     def answer(self) -> bytes:
-        """The counts, then the words, for the process that asked."""
+        """The counts, then the words, for the parent process."""
         counts = self.counts()
         numbers = " ".join(map(str, counts.values())).encode()
         return numbers + b"\n" + MARK.join(word.encode() for word in counts)

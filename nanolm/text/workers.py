@@ -1,10 +1,10 @@
-"""Several processes that work on parts of one file: threads would wait for each other.
+"""A pool of processes that work on parts of one file: threads would wait for the GIL.
 
     >>> with WorkerPool("nanolm.text.words", corpus.file, size=2) as pool:
     ...     answers = [answer for _, answer in pool.map(corpus.parts())]
 
-Each reads the parts it is given, and answers each with some bytes; at the end (`pool.finish`) it
-answers once more.
+Each process reads the parts it is given and answers each with some bytes. At the end
+(`pool.finish`) it answers once more.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class WorkerPool:
 
     def __init__(self, module: str, file: IO[bytes], size: int, *arguments: str) -> None:
         descriptor = file.fileno()
-        # The same nanolm as here, and nothing from the current folder.
+        # Import the same nanolm as here, and nothing from the current folder.
         paths = os.pathsep.join(filter(None, [PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
         self.workers = [
             subprocess.Popen(
@@ -54,7 +54,7 @@ class WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for worker in self.workers:  # has ended by itself, unless something went wrong
+        for worker in self.workers:  # normally it has exited already
             worker.kill()
             worker.wait()
             for stream in filter(None, (worker.stdin, worker.stdout)):
@@ -68,13 +68,13 @@ class WorkerPool:
     def _ask(self, part: Range) -> bytes:
         worker: subprocess.Popen[bytes] = self.own.worker
         assert worker.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer says so
+        with contextlib.suppress(BrokenPipeError):  # it has died: `_answer` raises the error
             worker.stdin.write(b"%d %d\n" % part)
             worker.stdin.flush()
         return self._answer(worker)
 
     def finish(self) -> list[bytes]:
-        """The last answer of each, when there are no more parts."""
+        """The final answer of each process, after the last part."""
         for stdin in filter(None, (worker.stdin for worker in self.workers)):
             with contextlib.suppress(BrokenPipeError):
                 stdin.close()
@@ -87,13 +87,13 @@ class WorkerPool:
             (length,) = LENGTH.unpack(head)
             if len(answer := worker.stdout.read(length)) == length:
                 return answer
-        raise RuntimeError(f"a worker process ended early, with {worker.wait()}")
+        raise RuntimeError(f"a worker process exited early with code {worker.wait()}")
 
 
 def map_in_order(
     pool: ThreadPoolExecutor, size: int, ask: Callable[[Range], T], parts: Iterable[Range]
 ) -> Iterator[tuple[Range, T]]:
-    """Ask for every part, several at once; few enough that memory does not grow with the text."""
+    """Request all parts, a few at a time, so that memory does not grow with the text."""
     waiting: deque[tuple[Range, Future[T]]] = deque()
     for part in parts:
         waiting.append((part, pool.submit(ask, part)))
@@ -105,12 +105,12 @@ def map_in_order(
 
 
 def serve(work: Callable[[bytes], bytes], finish: Callable[[], bytes] = bytes) -> None:
-    # What all processes of a terminal or a job are sent is for the parent to deal with.
+    # Signals sent to the whole terminal or job are handled by the parent.
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     descriptor = int(sys.argv[1])
-    # A pipe that breaks: the parent is gone, and nobody waits for an answer.
+    # A broken pipe means the parent has exited, and no one is waiting for an answer.
     with contextlib.suppress(BrokenPipeError), open(0, "rb") as requests, open(1, "wb") as answers:
         for request in requests:
             start, stop = map(int, request.split())

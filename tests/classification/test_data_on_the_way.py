@@ -1,4 +1,4 @@
-"""Labelled texts on their way to a model: split by label, cut, and batched by length."""
+"""Preparing labelled texts: stratified splits, truncation, and batches by length."""
 
 from pathlib import Path
 
@@ -80,10 +80,10 @@ def test_files_of_their_own_and_what_is_in_two_of_them(tmp_path: Path) -> None:
     split = split_data(FinetuneSettings(data=(train,), val=val, test=test), quiet)
     assert (len(split.train), len(split.val), len(split.test or [])) == (20, 3, 2)
     assert split.notes == [
-        "2 of 3 validation texts are in the training texts too, 1 of them with another label"
+        "2 of 3 validation texts are also in the training set, 1 of them with a different label"
     ]
     strange = write("strange.tsv", [("what is this", "z"), ("and this here", "x")])
-    with pytest.raises(DataError, match=r"--test .* has labels that the training data has not: z"):
+    with pytest.raises(DataError, match=r"--test .* has labels that are not in .*: z"):
         split_data(FinetuneSettings(data=(train,), val=val, test=strange), quiet)
 
 
@@ -92,7 +92,7 @@ def test_what_a_classifier_knows_labels_by() -> None:
     assert known_labels({"positive", "neutral"}, three, "x")["positive"] == 2
     assert known_labels({"0", "2"}, three, "x")["2"] == 2
     assert known_labels({"-1", "1"}, three, "x")["1"] == 2
-    with pytest.raises(DataError, match="0, 1 can mean several"):
+    with pytest.raises(DataError, match="0, 1 could mean several"):
         known_labels({"0", "1"}, three, "x")
     assert known_labels({"1"}, ("negative", "positive"), "x")["1"] == 1
     with pytest.raises(DataError, match="does not know: blue"):
@@ -156,13 +156,13 @@ def test_batches_have_every_text_once_and_little_filling() -> None:
     assert set(whole.tolist()) == set(range(3000))
     filled = sum(int(lengths[rows].max()) * len(rows) for rows in first)
     assert filled < 1.1 * lengths[whole].sum()
-    # A function of seed and index alone; another order in the next epoch.
+    # A pure function of seed and index; a different order in the next epoch.
     other = LengthBatches(lengths, 32, seed=5)
     for index in (200, 3, 93, 94):
         assert np.array_equal(other[index], batches[index])
     assert not np.array_equal(batches[batches.in_epoch], batches[0])
     means = [lengths[rows].mean() for rows in first]
-    assert np.corrcoef(means[:-1], means[1:])[0, 1] < 0.5  # short and long ones by turns
+    assert np.corrcoef(means[:-1], means[1:])[0, 1] < 0.5  # short and long ones alternate
 
 
 def test_rows_are_filled_up_with_padding_at_the_end() -> None:

@@ -1,4 +1,4 @@
-"""Distillation from n-grams: when there is a teacher, what it labels, and what comes of it."""
+"""Distillation from n-grams: when there is a teacher, what it labels, and the result."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -38,7 +38,7 @@ NOUNS = ["film", "plot", "cast", "song", "ending", "scene", "dialogue", "score",
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts that counting words classifies, except for one in ten, which has the wrong label."""
+    """Texts that word counts can classify, except for one in ten with the wrong label."""
     random = np.random.default_rng(1)
     rows = []
     for _ in range(160):
@@ -169,7 +169,7 @@ def test_a_tiny_model_learns_what_counting_words_knows(data: Path, tmp_path: Pat
     assert (classifier.logits(texts).argmax(axis=1) == truth).mean() >= 0.9
 
 
-OWN: dict[str, Any] = {"preset": None, "tokenizer": None}  # what a trained model has already
+OWN: dict[str, Any] = {"preset": None, "tokenizer": None}  # fixed in a pretrained model
 
 
 def test_the_words_of_the_labelled_texts_become_tokens(
@@ -200,7 +200,7 @@ def test_a_vocabulary_that_is_asked_for(data: Path, tmp_path: Path, trained: Pat
     assert load(tmp_path / "more", note=lambda text: None).tokenizer.vocab_size == 310
     with pytest.raises(UsageError, match=f"has {size} tokens"):
         run(data, tmp_path / "fewer", vocab_size=size - 1, **settings)
-    with pytest.raises(UsageError, match="--vocab-size with --from is for --train all"):
+    with pytest.raises(UsageError, match="--vocab-size with --from needs --train all"):
         run(data, tmp_path / "frozen", vocab_size=310, train="head", **settings)
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: every way to start and to train, stopped and resumed, and what is left behind."""
+"""Fine-tuning: every way to start and to train, stopping and resuming, and the files written."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ WORDS = ("good", "fine", "great"), ("bad", "poor", "awful")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts that one word decides."""
+    """Texts whose label depends on one word."""
     file = tmp_path_factory.mktemp("data") / "films.tsv"
     rows = [
         f"the {noun} was {word}\t{label}\n"
@@ -64,7 +64,7 @@ def run(
 
 
 def weights(run: Path) -> dict[str, str]:
-    """A checksum of each file of the last checkpoint that holds tensors."""
+    """A checksum of each file with tensors in the last checkpoint."""
     files = sorted((run / "last").glob("*.safetensors"))
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
@@ -146,11 +146,11 @@ def test_what_is_open_follows_from_model_and_texts() -> None:
     assert (few.language_loss, many.language_loss) == (0.5, 0.0)
     assert [each.layer_decay for each in (few, many, fresh, head)] == [0.8, 0.8, 1.0, 1.0]
     assert [each.optimizer for each in (few, fresh, head)] == ["adamw", "adamw", "adamw"]
-    # Batches of 32 such texts are worth what Muon's updates cost.
+    # Batches of 32 such texts justify the cost of Muon's updates.
     more, _ = choose_settings(replace(asked, start_from="none"), None, 1_000_000, [20] * 1000)
     assert (more.optimizer, more.lr) == ("muon", 2e-3)
-    assert more.dtype == "auto"  # on a CPU, a measurement decides
-    # The narrower, the more a model learns anew from many texts: by the root of 768 / width.
+    assert more.dtype == "auto"  # on a CPU, it is measured
+    # Narrower models get a higher rate for many texts: times the root of 768 / width.
     assert (few.lr, many.lr) == pytest.approx((0.05 / 384, 2**0.5 * 0.05 / 384), rel=1e-3)
     wide, _ = choose_settings(asked, replace(trained, dim=1536), 11_000_000, [20] * 60_000)
     nano, _ = choose_settings(asked, replace(trained, dim=48), 11_000_000, [20] * 60_000)
@@ -186,7 +186,7 @@ def test_stopped_or_killed_and_resumed_is_bit_identical(
         lambda event: started.append(event.step) if isinstance(event, Started) else None,
         **settings,
     )
-    assert started[0] in (12, 15)  # 15 may not have been whole yet
+    assert started[0] in (12, 15)  # 15 may not have been complete
     for other in (stopped, killed):
         assert weights(other) == weights(whole)
         assert lines(other) == lines(whole)
@@ -219,7 +219,7 @@ def test_lora_adds_what_is_merged() -> None:
     ids, lengths = torch.randint(50, (3, 8)), torch.tensor([8, 2, 5])
     plain = model(ids, lengths)
     adapters = Adapters(model.base, rank=2)
-    assert torch.equal(model(ids, lengths), plain)  # nothing yet
+    assert torch.equal(model(ids, lengths), plain)  # no change yet
     for parameter in adapters.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     for parameter in model.parameters():
@@ -264,7 +264,7 @@ def test_names_of_what_is_trained() -> None:
 def test_from_a_hugging_face_folder_to_a_pipeline(
     family: str, data: Path, base: Path, tmp_path: Path
 ) -> None:
-    """Theirs in, fine-tuned here, and out again through their pipeline."""
+    """Load a Hugging Face model, fine-tune it, and use it in their pipeline."""
     shape = {
         "vocab_size": 300,
         "max_position_embeddings": 48,
@@ -309,7 +309,7 @@ def test_it_stops_when_validation_is_past_its_best(tmp_path: Path) -> None:
     file = tmp_path / "noise.tsv"
     random = np.random.default_rng(0)
     rows = [f"text {random.integers(10**9)}\t{random.integers(2)}\n" for _ in range(60)]
-    file.write_text("text\tlabel\n" + "".join(rows))  # nothing to be learned but by heart
+    file.write_text("text\tlabel\n" + "".join(rows))  # can only be memorized
     result = run(file, tmp_path / "run", start_from="none", epochs=200, lr=1e-2, patience=3, **FAST)
     assert result.stopped == "enough"
     assert result.steps < 200 * 48 / 8
@@ -356,7 +356,7 @@ def test_the_newest_language_model_is_where_it_starts(
     assert any("training from scratch" in text for text in notes)
     shutil.copytree(base, "runs/tiny", symlinks=True)
     finetune(FinetuneSettings(data=(str(data),), steps=2), notify=keep)
-    assert any("starting from runs/tiny, the newest run" in text for text in notes)
+    assert any("starting from runs/tiny, the newest" in text for text in notes)
     settings = json.loads(Path("runs/films-2/run.json").read_text())["request"]
     assert settings["start_from"] == str((tmp_path / "runs/tiny").absolute())
 
@@ -374,7 +374,7 @@ def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     again = finetune_seeds(settings, 3, tmp_path / "seeds", lambda e: notes.append(str(e)))
     assert again.summary() == summary
-    assert len([note for note in notes if "is finished already" in note]) == 3
+    assert len([note for note in notes if "is already finished" in note]) == 3
 
 
 def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:
@@ -400,7 +400,7 @@ def test_metrics_have_epochs_and_training_means_over_them(data: Path, tmp_path: 
     evaluated = [row for row in rows if "val_loss" in row]
     assert [row["epoch"] for row in evaluated] == [1, 2, 3, 4, 5]
     assert all(0 <= row["train_accuracy"] <= 1 for row in evaluated)
-    # Lines of metrics are means over ten steps, here five of each in all.
+    # Metrics are means over ten steps, here five lines in all.
     by_step = [row["loss"] for row in rows if "loss" in row]
     by_epoch = [row["train_loss"] for row in evaluated]
     assert np.mean(by_epoch) == pytest.approx(np.mean(by_step), abs=1e-6)

@@ -1,4 +1,4 @@
-"""Fine-tuning a trained model: features that are kept, a head that starts from the probe, and
+"""Fine-tuning a pretrained model: cached features, a head that starts from the probe, and
 checkpoints that refer to the base model."""
 
 import json
@@ -80,7 +80,7 @@ def test_each_text_goes_through_a_frozen_layer_once(
 
     monkeypatch.setattr(Block, "forward", count)
     run(data, base, tmp_path / "run", train=train, steps=30, dtype="float32")
-    assert sum(rows) == 60  # training and validation texts together
+    assert sum(rows) == 60  # training and validation texts
 
 
 @pytest.mark.parametrize("train", ["head", "last-1"])
@@ -109,7 +109,7 @@ def test_kept_states_are_what_the_body_computes(base: Path) -> None:
 def test_no_way_to_train_is_worse_than_where_it_starts(
     train: str, data: Path, base: Path, tmp_path: Path
 ) -> None:
-    """However high the learning rate: the probe is evaluated too, and best if nothing is better."""
+    """Even with a high learning rate: the probe is evaluated too, and kept if nothing is better."""
     out = tmp_path / "run"
     run(data, base, out, train=train, steps=12, lr=0.5, val_fraction=0.4)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -147,7 +147,7 @@ def test_an_unfinished_run_is_a_classifier(
     final = load(out, print)
     assert (out / "best/model.safetensors").exists()
     assert final.logits(texts).tolist() == load(whole, print).logits(texts).tolist()
-    if train != "head":  # a head may be best as it was
+    if train != "head":  # the initial head may be best
         assert final.logits(texts).tolist() != before.tolist()
 
 
@@ -198,7 +198,7 @@ def test_fine_tuning_goes_on_from_an_unfinished_run(data: Path, base: Path, tmp_
 
 @pytest.fixture
 def noise(tmp_path: Path) -> Path:
-    """Nothing to be learned but by heart."""
+    """Texts that can only be memorized."""
     file, random = tmp_path / "noise.tsv", np.random.default_rng(0)
     rows = [f"text {random.integers(10**9)}\t{random.integers(2)}\n" for _ in range(60)]
     file.write_text("text\tlabel\n" + "".join(rows))

@@ -1,4 +1,4 @@
-"""The linear probe, held to scikit-learn."""
+"""The linear probe, compared with scikit-learn."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from nanolm.classification.probe import PROBE_FOLDS, fit, fit_probe, folds, rota
 def some_features(
     rows: int, dim: int, labels: int, seed: int = 0
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """As a language model gives them: of unequal size, and far from zero on average."""
+    """Features like those of a language model: unequal scales, with a mean far from zero."""
     random = np.random.default_rng(seed)
     truth = random.integers(labels, size=rows)
     x = random.normal(size=(rows, dim)) + 1.2 * np.eye(labels, dim)[truth]
@@ -30,7 +30,7 @@ def test_a_fit_is_that_of_scikit_learn(rows: int, dim: int, labels: int, strengt
     every_row = torch.ones(rows, 1, dtype=torch.float64)
     weights = torch.ones(labels, dtype=torch.float64)
     ours = fit(z, torch.from_numpy(truth), weights, strength, every_row, start)[0] @ basis.T
-    # Two labels are one vector to scikit-learn: the difference, whose penalty is half as large.
+    # For two labels, scikit-learn fits only the difference, with half the penalty.
     penalty = strength / 2 if labels == 2 else strength
     theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-9, max_iter=10_000)
     theirs.fit(x.numpy(), truth)

@@ -1,4 +1,4 @@
-"""What a classifier scores, held against scikit-learn, and how it is shown."""
+"""Classifier metrics, compared with scikit-learn, and how they are shown."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def degenerate_cases() -> Iterator[Case]:
     yield one * 5, np.array([0, 0, 0, 0])  # classes never true
     yield np.eye(3)[[0, 0, 0]], np.array([0, 1, 2])  # classes never predicted
     yield np.eye(4)[[0, 1, 0]], np.array([1, 0, 0])  # classes with neither
-    yield np.zeros((5, 2)), np.array([0, 1, 1, 0, 1])  # says nothing
+    yield np.zeros((5, 2)), np.array([0, 1, 1, 0, 1])  # uninformative
     yield np.array([[0.5, 2.0]]), np.array([1])  # one row
 
 
@@ -140,7 +140,7 @@ def test_the_temperature_is_found(true_temperature: float) -> None:
         return score(logits, truth, "abc", temperature).loss
 
     best = min(loss(temperature) for temperature in np.geomspace(0.1, 10, 100))
-    assert loss(found) < best + 0.002  # but for the pull towards 1
+    assert loss(found) < best + 0.002  # except for the prior
     warm = score(logits, truth, "abc", found)
     assert warm.calibration_error < 0.03
     assert warm.confusion == score(logits, truth, "abc").confusion
@@ -148,7 +148,7 @@ def test_the_temperature_is_found(true_temperature: float) -> None:
 
 def test_the_temperature_of_odd_data_is_bounded() -> None:
     perfect, truth = np.eye(3) * 4, np.array([0, 1, 2])
-    # That none of a few is wrong does not make it certain; many of them may.
+    # No mistakes in a few texts is not certainty; in many texts it may be.
     assert 0.9 < fit_temperature(perfect, truth) < 1
     assert fit_temperature(np.tile(perfect, (9999, 1)), np.tile(truth, 9999)) < 0.6
     wrong = np.tile([1, 2, 0], 9999)
@@ -177,7 +177,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
 
 
 def scores_of(*labels: str) -> ClassifierScores:
-    """Of a classifier that is right about most of 500 texts."""
+    """Logits of a classifier that is right about most of 500 texts."""
     generator = np.random.default_rng(3)
     truth = generator.integers(0, len(labels), 500)
     logits = generator.normal(0, 1, (500, len(labels))) + 3 * np.eye(len(labels))[truth]
@@ -209,7 +209,7 @@ def test_scores_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert table[1].split() == ["negative", *figures, str(first.support)]
     assert table[4].split() == ["true", "\\", "predicted", "negative", WIDE]
     assert table[6].split() == [WIDE, *map(str, scores.confusion[1])]
-    assert len({cell_len(line) for line in table[:3]}) == 1  # columns are even
+    assert len({cell_len(line) for line in table[:3]}) == 1  # columns are aligned
     assert len({cell_len(line) for line in table[4:]}) == 1
     assert "\x1b" not in shown.out and shown.err == ""
 

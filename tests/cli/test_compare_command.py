@@ -15,10 +15,10 @@ def test_a_table_and_what_it_teaches(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     head, first, second, third, _, *below = shown.stdout.splitlines()
     assert head.split() == ["right", "parameters", "trained", "1,000", "words"]
-    assert re.fullmatch(r"commonest label +50\.0% ±0\.0 +0 +0\.0 s +\d\.\d ms", first)
+    assert re.fullmatch(r"majority class +50\.0% ±0\.0 +0 +0\.0 s +\d\.\d ms", first)
     assert re.fullmatch(r"bag of words, linear +100\.0% ±0\.0 +\d+ +\d\.\d s +\d\.\d ms", second)
-    assert third.startswith("averaged vectors ")
-    assert below[0] == "commonest label: always the same answer: what knowing nothing gets."
+    assert third.startswith("averaged embeddings ")
+    assert re.fullmatch(r"majority class: .*most frequent label\.", below[0])
     assert "Means over 2 seeds" in shown.stdout
     assert "seed 1, bag of words, linear: 100.0% right after " in shown.stderr
     assert "picture: runs/labelled-compare/compare.svg" in shown.stderr
@@ -35,7 +35,7 @@ def test_what_data_is(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 2
     assert "--label-column, --test: for labelled texts; if novel.txt has labels" in shown.stderr
     shown = cli("compare", "novel.txt", "--only", "bag")
-    assert "--only bag: there is ngram, rnn, lstm, transformer" in shown.stderr
+    assert "--only bag: choose from ngram, rnn, lstm, transformer" in shown.stderr
     shown = cli("compare", "--from", "none")
     assert "--from none: leave it out" in shown.stderr
     shown = cli("compare", "nothing.tsv")

@@ -43,7 +43,7 @@ def test_what_cannot_be_read_is_told_after_the_rest(cli: Cli, texts: Path) -> No
 
 
 def test_mistakes(cli: Cli, texts: Path) -> None:
-    assert "no such encoding" in cli("data", "check", texts, "--encoding", "utf9").stderr
+    assert "unknown encoding" in cli("data", "check", texts, "--encoding", "utf9").stderr
     assert "does not exist" in cli("data", "check", "none.txt").stderr
     assert "did you mean check?" in cli("data", "chek").stderr
     assert "Missing argument" in cli("data", "check").stderr

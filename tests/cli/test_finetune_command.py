@@ -65,7 +65,7 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     for expected in (
         "text is 'text', label is 'label'",
         "  negative: the film was bad",
-        "lr: 0.002 (for fresh weights and muon)",
+        "lr: 0.002 (for training from scratch with muon)",
     ):
         assert expected in shown.stderr
     assert "next: nanolm classify runs/films" in shown.stderr
@@ -142,16 +142,16 @@ def test_seeds(films: Path, cli: Cli) -> None:
     ("arguments", "messages"),
     [
         (["none.tsv"], ["none.tsv does not exist"]),
-        (["--train", "some", "--pool", "middle"], ["--train some: there is", "--pool middle"]),
-        (["--train", "head", "--from", "none"], ["fresh weights must all be trained"]),
-        (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be given with --from"]),
+        (["--train", "some", "--pool", "middle"], ["--train some: choose", "--pool middle"]),
+        (["--train", "head", "--from", "none"], ["--train head needs --from"]),
+        (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be used with --from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
-        (["--test", "a", "--test-fraction", "0.1"], ["give one of --test and --test-fraction"]),
+        (["--test", "a", "--test-fraction", "0.1"], ["either --test or --test-fraction"]),
         (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
-        (["--val", "a", "--val-fraction", "0.1"], ["give one of --val and --val-fraction"]),
+        (["--val", "a", "--val-fraction", "0.1"], ["either --val or --val-fraction"]),
         (["--dtype", "float8"], ["--dtype float8 is for `nanolm train`; try --dtype bfloat16"]),
-        (["--train", "head", "--language-loss", "1"], ["--language-loss is for more than"]),
-        (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "no such enc"]),
+        (["--train", "head", "--language-loss", "1"], ["--language-loss has no effect"]),
+        (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "unknown enc"]),
         (["--label-colum", "x"], ["--label-column"]),
         (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
         (["--label-column", "mood"], ["--label-column mood", "text ("]),

@@ -57,7 +57,7 @@ ERRORS = {
     "no such file": (["train", "none.txt"], 2, "none.txt does not exist"),
     "a misspelt preset": (["train", "x.txt", "--preset", "nanno"], 2, "did you mean nano?"),
     "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
-    "an empty file": (["train", "empty.txt"], 3, "no text in there"),
+    "an empty file": (["train", "empty.txt"], 3, "no text found"),
     "not UTF-8": (["train", "latin.txt"], 3, "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
     "a folder without text": (["train", "nothing"], 3, "nothing has no text in it"),
     "no config": (["train", "x.txt", "--config", "no.toml"], 2, "no.toml does not exist"),

@@ -67,7 +67,7 @@ def test_seeds_are_put_together(cli: Cli, sweep: list[str]) -> None:
     sweep[place] = "lr=0.0001:0.01,seed=1:2"
     shown = cli(*sweep[:-1], "4")
     assert shown.returncode == 0, shown.stderr
-    assert "2 combinations to begin with, 2 seeds each, 2 rounds" in shown.stderr
+    assert "2 combinations, 2 seeds each, 2 rounds" in shown.stderr
     header, first, second, last, chosen = shown.stdout.splitlines()
     assert header.split() == ["lr", "seeds", "round", "1", "round", "2"]
     assert re.fullmatch(r"1 +0\.01 +2 +\d\.\d{3} ± \d\.\d{3} +\d\.\d{3} ± \d\.\d{3}  best", first)
@@ -82,10 +82,7 @@ def test_what_is_not_tried_is_named(cli: Cli, sweep: list[str]) -> None:
     sweep[sweep.index("--over") + 1] = "lr=0.0001:0.01,norm=rms:layer"
     shown = cli(*sweep[: sweep.index("--trials")])
     assert shown.returncode == 0, shown.stderr
-    assert (
-        "there is time for 1 of 4 combinations; the others are tried if time is left"
-        in shown.stderr
-    )
+    assert "only time for 1 of 4 combinations; the others are tried if time " in shown.stderr
     assert "not tried, for want of time: " in shown.stderr
 
 
@@ -95,7 +92,7 @@ def test_errors_are_told_together() -> None:
     assert str(caught.value).splitlines() == [
         "--dim 0: must be from 1 to 100,000",
         "--over lrr: no such setting; did you mean lr?",
-        "--steps 5: a sweep shares out time; say --minutes",
+        "--steps 5: a sweep is limited by time; use --minutes",
     ]
     with pytest.raises(UsageError, match="nanolm sweep --over lr embedded:stories"):
         main(["sweep"])

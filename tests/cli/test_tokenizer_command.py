@@ -32,7 +32,7 @@ def test_train(cli: Cli, made: Path) -> None:
 
 def test_what_it_chose_is_told(cli: Cli) -> None:
     shown = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
-    assert "vocabulary: all words (under 50 kB" in shown.stderr
+    assert "vocabulary: all words (" in shown.stderr and "under 50 kB" in shown.stderr
 
 
 def test_encode_and_decode(cli: Cli, made: Path) -> None:
@@ -58,14 +58,14 @@ def test_encode_and_decode(cli: Cli, made: Path) -> None:
     [
         (["decode", "--tokenizer", "made", "999"], 2, "ids from 0 to 299"),
         (["decode", "--tokenizer", "made", "cat"], 2, "is no list of ids"),
-        (["encode", "--tokenizer", "none", "a"], 2, "or the file or folder of one"),
+        (["encode", "--tokenizer", "none", "a"], 2, "path of a tokenizer file"),
         (["encode", "--tokenizer", "bpe", "a"], 2, "is made for a text"),
         (["encode", "--tokenizer", "made", "--file", "none"], 2, "none does not exist"),
         (["encode", "--tokenizer", "made", "--file", "a", "text"], 2, "not both"),
         (["train", "x.txt"], 2, "Missing option '--out'"),
         (["compare", "embedded:tiny", "--tokenizer", "bpe:3"], 2, "write bpe:SIZE"),
-        (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "no such encoding"),
-        (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "or the file or folder"),
+        (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "unknown encoding"),
+        (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "path of a tokenizer file"),
         (["shwo"], 2, "did you mean show?"),
         (["encode", "--tokenizer", "made", "a\udcff"], 3, "lone surrogate"),
     ],

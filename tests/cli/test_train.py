@@ -257,4 +257,4 @@ def test_a_model_of_the_hub_by_its_name(
     for words in (["sample", "hf://gpt2"], ["train", str(corpus), "--from", "gpt2"]):
         shown = cli(*words, environment=offline)
         assert shown.returncode == 3
-        assert "is there a network? A file or folder that was downloaded" in shown.stderr
+        assert "check the network connection, or download it elsewhere" in shown.stderr

@@ -1,4 +1,4 @@
-"""Every classifier that a Transformer is compared with, held to an independent one."""
+"""Every baseline classifier, compared with an independent implementation."""
 
 import itertools
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def test_recurrence_is_that_of_torch(
 
 
 def alone() -> list[tuple[Tensor, int]]:
-    """Each text without what it is filled up with: (1, time), and its row."""
+    """Each text without its padding, (1, time), and its row."""
     return [(IDS[row : row + 1, :length], row) for row, length in enumerate(LENGTHS)]
 
 

@@ -1,4 +1,4 @@
-"""Models side by side: the whole of it, small."""
+"""A complete comparison of models, on a small scale."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Pat
     assert [row.name for row in outcome.rows] == list(CompareRequest(settings).kinds())
     found = {row.name: row.means["accuracy"] for row in outcome.rows}
     assert found["majority"] == 0.5
-    assert found["bag"] == found["pairs"] == 1.0  # one word says it all
+    assert found["bag"] == found["pairs"] == 1.0  # one word decides
     for row in outcome.rows[1:]:
         assert row.means["parameters"] > 0
         assert row.means["long_seconds"] > 0
@@ -60,7 +60,7 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
 
     whole = compare(request, tmp_path / "run", note)
     assert whole.finished
-    assert learned[0] == ("averaged vectors", 1)
+    assert learned[0] == ("averaged embeddings", 1)
     assert len(learned) == 4
     assert whole.rows[1].results[0] == stopped.rows[1].results[0]
     assert [row.seeds for row in whole.rows] == [2, 2, 2]
@@ -69,7 +69,7 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
     assert again == whole
     with Path(labelled.data[0]).open("a") as file:
         file.write("one more\tgood\n")
-    with pytest.raises(DataError, match="the data is not what"):
+    with pytest.raises(DataError, match=r"the data has changed since .*run.*--out"):
         compare(request, tmp_path / "run")
     other = CompareRequest(labelled, minutes=0.3, only=QUICK, seeds=2)
     with pytest.raises(DataError, match="no unfinished compare of these settings"):
@@ -88,7 +88,7 @@ def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> 
     whole = compare(request, tmp_path / "run")
     assert whole.finished
     assert "resuming" in (tmp_path / "run" / "transformer" / "seed-1" / "log.txt").read_text()
-    file = tmp_path / "run" / "compare.json"  # as if it had been killed before this was written
+    file = tmp_path / "run" / "compare.json"  # as if killed before this was written
     file.write_text(json.dumps({**json.loads(file.read_text()), "found": {}, "finished": False}))
     again = compare(request, tmp_path / "run")
     assert again.rows[0].means["accuracy"] == whole.rows[0].means["accuracy"]
@@ -100,7 +100,7 @@ def test_seeds_end_with_the_time(labelled: FinetuneSettings, tmp_path: Path) -> 
     outcome = compare(asked, tmp_path / "run", lambda event: notes.append(str(event)))
     assert outcome.finished
     assert outcome.rows[0].seeds == 1
-    assert "no time for more than 1 of 5 seeds" in notes
+    assert "there is only time for 1 of 5 seeds" in notes
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     assert all([length for length, _ in each] == [8, 32] for each in outcome.lengths.values())
     kept = json.loads((tmp_path / "run" / "compare.json").read_text())
     assert kept["lengths"]["rnn"][0][0] == 8
-    assert "milliseconds a step" in (tmp_path / "run" / "lengths.svg").read_text()
+    assert "milliseconds per step" in (tmp_path / "run" / "lengths.svg").read_text()
     assert "LSTM" in (tmp_path / "run" / "compare.svg").read_text()
 
 
@@ -130,8 +130,8 @@ def test_what_cannot_be_compared(labelled: FinetuneSettings) -> None:
     with pytest.raises(UsageError) as raised:
         CompareRequest(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
     lines = str(raised.value).splitlines()
-    assert lines[0].startswith("--only lstn: there is majority, bag, ")
+    assert lines[0].startswith("--only lstn: choose from majority, bag, ")
     assert lines[0].endswith("did you mean lstm?")
-    assert lines[1] == "--only pretrained needs --from RUN, a trained model"
-    assert lines[2] == "--budget 0: must be above 0, in minutes"
+    assert lines[1].startswith("--only pretrained needs --from RUN")
+    assert lines[2].startswith("--budget 0: must be above 0")
     assert lines[3] == "--seeds 0: must be from 1 to 100"

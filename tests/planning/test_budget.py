@@ -88,7 +88,7 @@ def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) ->
     before = json.loads((too_short / "run.json").read_text())["result"]["steps"]
     result = extend(too_short, {"steps": 30}, seen.append)
     assert (result.stopped, result.steps) == ("steps", before + 30)
-    assert prepared(seen) <= {"looking at the text"}
+    assert prepared(seen) <= {"hashing the text"}
 
 
 def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path) -> None:
@@ -113,10 +113,10 @@ def test_a_part_of_the_text_is_saved_and_kept(
     assert result.steps >= MIN_STEPS
     assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
     choices = json.loads((run / "run.json").read_text())["choices"]
-    assert "stretches from all over it" in choices[0]["reason"]
+    assert "passages spread over the text" in choices[0]["reason"]
     seen.clear()
     extend(run, {"steps": 5}, seen.append)
-    assert prepared(seen) <= {"looking at the text"}
+    assert prepared(seen) <= {"hashing the text"}
     assert tomllib.loads((run / "config.toml").read_text())["max_bytes"] == 70_000
 
 

@@ -36,13 +36,13 @@ def trained(cli: Cli, file: Path, *more: object) -> tuple[dict[str, object], str
 
 def test_how_much_is_held_out_and_from_where_is_said(cli: Cli, text: Path) -> None:
     _, said = trained(cli, text, "--steps", 4)
-    assert "held out: 1," in said
-    assert "stretches from all over the text, cut between sentences" in said
+    assert "validation set: 1," in said
+    assert "passages spread over the text, cut between sentences" in said
 
 
 def test_nothing_held_out_keeps_the_last_weights(cli: Cli, text: Path, tmp_path: Path) -> None:
     result, said = trained(cli, text, "--steps", 6, "--val-fraction", 0)
-    assert "held out: nothing (the last weights are kept)" in said
+    assert "validation set: none (the final weights are kept)" in said
     assert result["val_loss"] is None and result["best_step"] == 6
     run = Run(tmp_path / "run")
     assert (run.path / "best").resolve() == (run.path / "last").resolve()

@@ -36,10 +36,10 @@ DIRTY: dict[str, tuple[Make, str]] = {
     "NUL": (holds(GOOD.replace("cat", "c\0t")), ""),
     "control characters": (holds(bytes(range(1, 32)) * 100), "is not text"),
     "random bytes": (holds(random.Random(1).randbytes(5000)), "is not text"),
-    "empty": (holds(b""), "no text in there"),
-    "white space": (holds(" \n\t\n" * 100), "no text in there"),
-    "one character": (holds("a"), "too little to train on"),
-    "two characters": (holds("ab"), "too little to train on"),
+    "empty": (holds(b""), "no text found"),
+    "white space": (holds(" \n\t\n" * 100), "no text found"),
+    "one character": (holds("a"), "too few to train on"),
+    "two characters": (holds("ab"), "too few to train on"),
     "shorter than the context": (holds("a cat sat"), ""),
     "one word again and again": (holds("word " * 2000), ""),
     "5 MB in one line": (holds("all in one line " * 310_000), ""),
@@ -49,7 +49,7 @@ DIRTY: dict[str, tuple[Make, str]] = {
     "a loop of links": (lambda file: file.symlink_to(file.name), "loop"),
     "a link to nowhere": (lambda file: file.symlink_to("nowhere"), "No such file"),
     "a folder of broken files": (many_bad, "byte 0xe9 at offset 3"),
-    "an empty folder": (Path.mkdir, "no text in it"),
+    "an empty folder": (Path.mkdir, "contains no text"),
     "marks of our own": (holds(GOOD + "\x1c\x1d\ufdd0\uffff" * 9), ""),
 }
 SHAPE = [word for name, value in TINY_MODEL.items() for word in (f"--{name}", str(value))]

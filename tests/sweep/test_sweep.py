@@ -1,4 +1,4 @@
-"""Settings tried within a time: what is drawn, who goes on, and nothing twice after a kill."""
+"""Sweeps: the points drawn, which trials advance, and no repeated work after a kill."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ from nanolm.training.settings import TrainSettings
 
 
 class Stop(Exception):
-    """What a kill is in a test."""
+    """Stands for a kill."""
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +42,15 @@ def request(text: Path, over: str, trials: int, minutes: float, **more: Any) -> 
 
 @pytest.fixture(scope="module")
 def swept(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A sweep that was asked to stop after its first trial, killed in the second, killed again
-    before that was in sweep.json, killed when the last had ended, and then left alone."""
+    """A sweep that was stopped after its first trial, killed in the second, killed again before
+    that was in sweep.json, killed after the last trial, and then left to finish."""
     folder = tmp_path_factory.mktemp("sweep") / "out"
     asked = request(text, "lr=0.0001:0.001:0.02", 3, 0.1)
     told: list[tuple[int, int]] = []
     seconds = 0.0
 
     def go(at: object = None, stop: bool = False) -> Any:
-        """Until it comes to `at`."""
+        """Run until the event `at`."""
         nonlocal seconds
 
         def watch(event: Event | TrialEnded) -> None:
@@ -98,7 +98,7 @@ def test_names_get_values_around_the_plan_or_those_given() -> None:
     assert around(settings, "seed") == [0, 1, 2]
     assert around(settings, "dropout") == [0.0, 0.1, 0.15, 0.2, 0.3]
     assert around(settings, "optimizer") == ["adamw", "muon"]
-    with pytest.raises(UsageError, match="--over heads: there is no such thing"):
+    with pytest.raises(UsageError, match="--over heads: this model has no such setting"):
         around(settings, "heads")
 
 
@@ -108,18 +108,18 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
         asked.check()
     for line in (
         "--over lrr: no such setting; did you mean lr?",
-        "--over val: leave it out; trials could not be compared",
-        "--over norm: which values? Type --over norm=ONE:ANOTHER",
+        "--over val: omit it; trials would not be comparable",
+        "--over norm: give the values to try: --over norm=ONE:ANOTHER",
         "--over dropout: 'x' is not a number",
         "--dropout 2.0: must be at least 0 and below 1",
-        "--lr 0.2 and --over lr=: give one of them",
-        "--steps 5: a sweep shares out time; say --minutes",
+        "--lr 0.2 and --over lr=: give only one of them",
+        "--steps 5: a sweep is limited by time; use --minutes",
         "--trials 0: must be from 1 to 1000",
     ):
         assert line in str(caught.value).splitlines()
-    with pytest.raises(UsageError, match="say what to try: --over lr"):
+    with pytest.raises(UsageError, match="name what to vary: --over lr"):
         SweepRequest(TrainSettings(("x",)), "").check()
-    with pytest.raises(UsageError, match="-: a pipe is read once"):
+    with pytest.raises(UsageError, match="-: a pipe can be read only once"):
         SweepRequest(TrainSettings(("-",)), "lr").check()
 
 
@@ -167,7 +167,7 @@ def test_settings_that_go_with_others_are_chosen_anew() -> None:
 
 
 class Pretended(Sweep):
-    """What comes of a trial is known; no time passes."""
+    """Trials with known results that take no time."""
 
     def attempt(self, trial: SweepTrial, number: int) -> bool:
         if trial.values["bits"] is None:
@@ -192,11 +192,11 @@ def test_the_best_third_goes_on(tmp_path: Path) -> None:
     assert work.all_rounds(StopRequest())
     assert told[:9] == [(1, 3, number) for number in range(1, 10)]
     assert told[9:] == [(2, 3, 6), (2, 3, 2), (2, 3, 5), (3, 3, 6)]
-    # Nothing was spent, so what is left is shared out anew in each round.
+    # No time was spent, so each round divides all of it again.
     assert state.budgets == pytest.approx([270 / 27, 270 / 6, 270], rel=0.01)
 
 
-SEEDS = {  # bits per byte by what is tried, with three seeds each
+SEEDS = {  # bits per byte by value, with three seeds each
     "learned": (2.0, 2.4, 2.5),  # has the best trial of all
     "rope": (2.2, 2.1, 2.3),
     "none": (2.9, 2.8, 2.7),
@@ -205,7 +205,7 @@ SEEDS = {  # bits per byte by what is tried, with three seeds each
 
 
 class Quick(Sweep):
-    """Trials that have learned all they can before their time is up."""
+    """Trials that converge before their time is up."""
 
     why = "steps"
 
@@ -239,7 +239,7 @@ def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
     assert trials[0].values == {"positions": "rope", "seed": 2}
     assert found[0].rounds()[0] == pytest.approx((2.2, 0.1))
     assert found[1].score() == pytest.approx(2.3)
-    # All seeds of the best went on, and of no other.
+    # All seeds of the best advanced, and no others.
     assert [len(trial.results) for trial in trials[:4]] == [2, 2, 2, 1]
 
 
@@ -253,7 +253,7 @@ def test_what_there_was_no_time_for_is_tried_when_others_end_early(tmp_path: Pat
     class Slow(Quick):
         why = "minutes"  # then later rounds need the time
 
-    busy = seeded(tmp_path, 0.15, ["none"], Slow)  # three more trials, and what comes after them
+    busy = seeded(tmp_path, 0.15, ["none"], Slow)  # three more trials, and the later rounds
     assert busy.all_rounds(StopRequest())
     assert [each["positions"] for each in busy.state.waiting] == ["learned", "rope", "sinusoidal"]
 
@@ -285,7 +285,7 @@ def test_nothing_is_done_twice_after_a_kill(swept: dict[str, Any]) -> None:
     assert stopped.run is None
     assert [len(trial.results) for trial in stopped.trials] == [1, 0, 0]
     assert "result" not in swept["unfinished"]
-    # What came of the second trial was lost with sweep.json, and found again in its run.
+    # The second trial's result was missing from sweep.json and recovered from its run.
     best = outcome.trials[0].number
     assert swept["told"] == [(1, 1), (1, 2), (1, 2), (1, 3), (2, best)]
     final = {trial["number"]: trial["results"] for trial in swept["state"]["trials"]}
@@ -297,7 +297,7 @@ def test_nothing_is_done_twice_after_a_kill(swept: dict[str, Any]) -> None:
 
 
 def test_time_is_kept(swept: dict[str, Any]) -> None:
-    # A trial that was stopped counts in full, whenever that was.
+    # A stopped trial counts in full, whenever it was stopped.
     assert 4 < swept["state"]["seconds"] < 9
     assert swept["seconds"] < 9
 

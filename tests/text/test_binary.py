@@ -1,4 +1,4 @@
-"""What is not text is refused, whatever encoding somebody hopes it is in."""
+"""Files that are not text are refused, whatever encoding is given."""
 
 import io
 import random
@@ -36,11 +36,11 @@ FILES = {
     "thesis.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n" + NOISE, "pdftotext .*thesis.pdf"),
     "essay.docx": (zipped("[Content_Types].xml", "word/document.xml"), "Word document.*plain text"),
     "book.epub": (zipped("mimetype", "OEBPS/1.xhtml"), r"EPUB book.*pandoc .*book\.epub"),
-    "texts.zip": (zipped("a.txt", "b.txt"), "ZIP archive.*unpack it and name the folder"),
-    "texts.tar.gz": (packed(), "tar archive.*unpack it and name the folder"),
+    "texts.zip": (zipped("a.txt", "b.txt"), "ZIP archive.*extract it and pass the folder"),
+    "texts.tar.gz": (packed(), "tar archive.*extract it and pass the folder"),
     "old.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "Office document.*plain text"),
-    "photo.png": (b"\x89PNG\r\n\x1a\n" + NOISE, "PNG picture"),
-    "program.exe": (b"MZ\x90\0\x03\0\0\0" + NOISE, "Windows program"),
+    "photo.png": (b"\x89PNG\r\n\x1a\n" + NOISE, "PNG image"),
+    "program.exe": (b"MZ\x90\0\x03\0\0\0" + NOISE, "Windows executable"),
     "unknown.bin": (NOISE, "full of control characters"),
     "zeros.txt": (b"text" * 10 + bytes(1000), "full of control characters|UTF-16"),
     "bare-utf-16.txt": (("Plain words.\n" * 100).encode("utf-16-le"), "--encoding utf-16-le"),

@@ -22,7 +22,7 @@ def merge(word: list[int], pair: Pair, new: int) -> list[int]:
 
 
 def learn_slowly(words: Counter[bytes], vocab_size: int, known: Sequence[Pair] = ()) -> list[Pair]:
-    """The lecture's algorithm: count all pairs anew for every merge."""
+    """The textbook algorithm: count all pairs again for every merge."""
     pieces = {word: list(word) for word in words}
     merges = list(known)
     for number, pair in enumerate(known):

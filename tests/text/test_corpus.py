@@ -13,8 +13,8 @@ from nanolm.text.decoding import Reading
 from nanolm.text.sources import Sources, find_sources
 from nanolm.text.words import MARK, SPLIT
 
-# The split patterns of GPT-2, cl100k and o200k as tiktoken has them (possessive quantifiers, and
-# `$` for the end of the text), and ours.
+# The split patterns of GPT-2, cl100k and o200k as in tiktoken (possessive quantifiers, and
+# `$` for the end of the text), and nanolm's.
 PATTERNS = {
     "ours": SPLIT,
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++\Z|\s+(?!\S)|\s",
@@ -45,7 +45,7 @@ def test_no_pattern_sees_where_a_text_was_cut(
         assert all(before[1] == after[0] for before, after in pairwise(ranges))
         parts = [corpus.read(*range_) for range_ in ranges]
     assert b"".join(parts) == b"".join(MARK + document.encode() for document in documents)
-    start, safe = 0, set()  # where there is no good place, a cut anywhere is all one can do
+    start, safe = 0, set()  # without a good place, it can only cut anywhere
     for document in documents:
         begin = start + len(MARK)
         places = [match.start() for match in SAFE_CUT.finditer(document)]
@@ -75,7 +75,7 @@ def test_a_split_loses_and_repeats_nothing(documents: list[str], fraction: float
         assert training[1] == validation[0]
         assert validation[1] == corpus.length
         for part in (training, validation):
-            texts(corpus.read(*part))  # no character is cut in two
+            texts(corpus.read(*part))  # no character is split
 
 
 def test_many_documents_are_split_between_documents() -> None:
@@ -157,12 +157,12 @@ def test_a_file_that_changes_or_goes_away_is_told(tmp_path: Path) -> None:
         read_corpus(sources, Reading(), tmp_path, grow)
     sources = find_sources([str(tmp_path / "goes.txt")], tmp_path, lambda *_: None)
     (tmp_path / "goes.txt").unlink()
-    with pytest.raises(DataError, match=r"goes\.txt went away"):
+    with pytest.raises(DataError, match=r"goes\.txt no longer exists"):
         read_corpus(sources, Reading(), tmp_path)
 
 
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
-    """Without a single blank or line end in it."""
+    """Text without a single space or line end."""
     file = tmp_path / "line.txt"
     with file.open("w") as stream:
         for _ in range(100):

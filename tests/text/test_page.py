@@ -8,7 +8,7 @@ from nanolm.text.page import surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "<script>alert(1)</script> & \"quotes\" 'here'\n\tzwölf 日本 \x1b[31m \0\x7f\x9b\u202eevil"
-# How what cannot be seen is shown.
+# How invisible characters are shown.
 BLANK = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥"})
 VISIBLE = str.maketrans(
     {"\x1b": "␛", "\0": "␀", "\x7f": r"\u007f", "\x9b": r"\u009b", "\u202e": r"\u202e"}
@@ -16,7 +16,7 @@ VISIBLE = str.maketrans(
 
 
 class Reader(HTMLParser):
-    """The tags, the hints and the text of the tokens, as a browser would see them."""
+    """The tags, the tooltips and the text of the tokens, as a browser would see them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Reader(HTMLParser):
         self.classes: list[str] = []
         self.text = ""
         self.open: list[str] = []
-        self.feed(page.partition("</p>")[2] or page)  # from behind the legend
+        self.feed(page.partition("</p>")[2] or page)  # after the legend
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -77,7 +77,7 @@ def test_surprise_is_shown_in_running_text(kind: str) -> None:
     assert "<h1>&lt;b&gt;name&lt;/b&gt;</h1>" in page
     assert "<dt>loss</dt><dd>&lt;b&gt;1&lt;/b&gt;</dd>" in page
     reader = Reader(page)
-    # Every character whole, though its bytes may be several tokens, and line ends where they were.
+    # Characters are complete, even if their bytes are several tokens, and line ends are kept.
     assert reader.text == (TEXT + "the cat\n").translate(VISIBLE).replace("\n", "⏎\n")
     assert reader.tags.count("hr") == 1  # between the documents
     hints = "\n".join(reader.titles).split("\n")

@@ -1,6 +1,6 @@
-"""Ten thousand strings of every kind: our ids against those of tiktoken and `transformers`.
+"""Ten thousand strings of every kind: the same ids as tiktoken and `transformers`.
 
-Real text takes part where NANOLM_TEST_DATA names a folder with `multilingual/*.txt` (or .xz) and
+Real text is included if NANOLM_TEST_DATA names a folder with `multilingual/*.txt` (or .xz) and
 the rank files `gpt2/r50k_base.tiktoken` and `gpt2/cl100k_base.tiktoken`.
 """
 
@@ -83,7 +83,7 @@ def test_ids_are_those_of_tiktoken(name: str) -> None:
         pytest.skip("needs the rank file in NANOLM_TEST_DATA")
     pattern = {
         "r50k_base": openai_public.r50k_pat_str,
-        # cl100k's is written inside a function that downloads, as tiktoken 0.14 has it
+        # in tiktoken 0.14, cl100k's pattern is inside a function that downloads
         "cl100k_base": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     }[name]

@@ -1,4 +1,4 @@
-"""A large text that is used in part."""
+"""Using part of a large text."""
 
 import gzip
 import os

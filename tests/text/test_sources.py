@@ -26,14 +26,14 @@ def names(found: Sources, folder: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as people have them."""
+    """A typical messy folder."""
     files = {
         "b.txt": b"text",
         "a.md": b"# Title",
         "sub/c.jsonl": b'{"text": "row"}',
         "sub/deep/d.py": b"print('code is text')\n",
         "sub/notes": "kein Suffix: ä".encode(),
-        "big": "日".encode() * 5000,  # cut amid a character where one looks
+        "big": "日".encode() * 5000,  # the sniffed bytes end inside a character
         "latin.txt": b"caf\xe9",
         ".hidden.txt": b"hidden",
         ".git/config": b"hidden too",
@@ -56,9 +56,7 @@ def test_a_folder_gives_its_texts_in_order_and_counts_the_rest(folder: Path) -> 
     texts = ["a.md", "b.txt", "big", "latin.txt", "sub/c.jsonl", "sub/notes", "sub/deep/d.py"]
     assert names(found, folder) == texts
     assert found.skipped == {"hidden": 2, "binary": 3, "no regular file": 2, "empty": 1}
-    assert skipped_files(found.skipped) == (
-        "skipped 3 binary and 1 empty and 2 hidden and 2 no regular file"
-    )
+    assert skipped_files(found.skipped) == ("skipped files: 3 binary, 1 empty, 2 hidden, 2 special")
     assert "old.dat" in names(find(folder, encoding="latin-1"), folder)
 
 
@@ -68,7 +66,7 @@ def test_patterns(folder: Path) -> None:
         "sub/c.jsonl",
     ]
     assert len(find(folder / "**" / "*.py").files) == 1
-    with pytest.raises(UsageError, match="matches no file"):
+    with pytest.raises(UsageError, match="does not match any file"):
         find(folder / "*.none")
     (folder / "odd[1].txt").write_text("a name is no pattern if the file is there")
     assert names(find(folder / "odd[1].txt"), folder) == ["odd[1].txt"]
@@ -76,7 +74,7 @@ def test_patterns(folder: Path) -> None:
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0")
-    with pytest.raises(DataError, match="has no text in it; skipped 1 binary"):
+    with pytest.raises(DataError, match="contains no text; skipped files: 1 binary"):
         find(tmp_path)
 
 
@@ -136,7 +134,7 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 def test_a_pipe_that_nobody_writes_to_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="no text in there"):
+    with pytest.raises(DataError, match="no text found"):
         read_corpus(find(tmp_path / "pipe"), Reading(), tmp_path)
 
 
@@ -165,7 +163,7 @@ def test_an_address_is_read_and_its_checksum_told(tmp_path: Path) -> None:
         server.shutdown()
     assert found.files[0].name == address
     assert found.files[0].digest() in found.notes[0]
-    with read_corpus(find(address), Reading(), tmp_path) as corpus:  # now without a server
+    with read_corpus(find(address), Reading(), tmp_path) as corpus:  # without a server
         assert corpus.read(0, 99) == b"\xffa book from afar"
 
 

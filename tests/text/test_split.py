@@ -77,7 +77,7 @@ def test_training_and_held_out_text_are_all_of_the_text(tmp_path: Path) -> None:
 
 
 def test_documents_are_split_by_hash(tmp_path: Path) -> None:
-    """Whatever their order, the same ones; equal ones on one side."""
+    """The same documents in any order; duplicates on one side."""
     documents = [f"Document {number % 150} of some words." for number in range(300)]
     random.Random(1).shuffle(documents)
     found = []
@@ -109,7 +109,7 @@ def test_a_few_long_documents_are_sampled_instead(tmp_path: Path) -> None:
 def test_so_small_a_text_is_trained_on_whole(tmp_path: Path) -> None:
     with corpus_of(tmp_path, "x " * (LEAST_TO_SPLIT // 2 - 10)) as corpus:
         assert spread(corpus).ranges == []
-        assert spread(corpus, 0.2).ranges  # unless it is asked for
+        assert spread(corpus, 0.2).ranges  # unless requested
         assert at_the_end(corpus, 0).ranges == spread(corpus, 0).ranges == []
 
 

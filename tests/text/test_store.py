@@ -42,7 +42,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[int]:
-    """The plain way: each document in one go."""
+    """The reference: encode each document at once."""
     ids = [[tokenizer.end_of_text, *tokenizer.encode(document)] for document in documents]
     return [id for part in ids for id in part]
 
@@ -117,7 +117,7 @@ def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -
     for request in asked:
         prepare_tokens(request, cache=tmp_path)
     stat = text_file.stat()
-    text_file.write_text(TEXT.replace("cat", "dog"))  # of the same size, and made to look as old
+    text_file.write_text(TEXT.replace("cat", "dog"))  # same size and modification time
     os.utime(text_file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     prepare_tokens(asked[0], cache=tmp_path)
     stores = [entry for entry in (tmp_path / "tokens").iterdir() if entry.is_dir()]
@@ -126,7 +126,7 @@ def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -
 
 def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match="too little to train on"):
+    with pytest.raises(DataError, match="1 bytes are too few to train on"):
         prepare_tokens(TextRequest(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
     left = [entry.name for entry in (tmp_path / "cache" / "tokens").iterdir()]
     assert all(name.endswith(".lock") for name in left)
@@ -183,7 +183,7 @@ def preparing(text: Path, cache: Path) -> subprocess.Popen[str]:
 
 
 def contents(cache: Path) -> dict[str, str]:
-    """Every committed file and its checksum; that each folder verifies is part of it."""
+    """Every committed file and its checksum; verifies each folder."""
     found = {}
     for folder in (cache / "tokens").iterdir() if (cache / "tokens").exists() else []:
         if folder.is_dir() and not folder.name.startswith("."):
@@ -226,7 +226,7 @@ def test_a_kill_leaves_nothing_that_is_trusted_wrongly(tmp_path: Path) -> None:
 
 
 def clean(cache: Path, others: int) -> list[int]:
-    """What comes of so many processes that prepare texts of their own in one old cache."""
+    """Run several processes that prepare different texts in one old cache."""
     for number in range(300):
         old = cache / "tokens" / f"old-{number}"
         old.mkdir(parents=True)
@@ -238,7 +238,7 @@ def clean(cache: Path, others: int) -> list[int]:
     ]
     for process in processes:
         assert process.stdout
-        assert process.stdout.readline()  # all have loaded
+        assert process.stdout.readline()  # all have started
     for process in processes:
         assert process.stdin
         process.stdin.write(b"go\n")
@@ -297,14 +297,14 @@ def test_two_at_once_do_the_work_once(tmp_path: Path) -> None:
         shown = [process.stdout.read() for process in (first, other) if process.stdout]
     assert (first.returncode, other.returncode) == (0, 0)
     assert len(contents(tmp_path / "cache")) == 5
-    assert "".join(shown).count("another run prepares this text") <= 1
+    assert "".join(shown).count("another run is preparing this text") <= 1
 
 
 def test_text_that_changes_between_a_look_and_the_reading_is_refused(
     text_file: Path, tmp_path: Path
 ) -> None:
     def change(what: str, done: int, total: int) -> None:
-        if what == "looking at the text":
+        if what == "hashing the text":
             text_file.write_text(TEXT + "more")
 
     with pytest.raises(DataError, match="changed while it was being read"):
@@ -316,7 +316,7 @@ def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "text.txt"
     file.write_text("".join(f"Line {n}: {TEXT[n % 50 : n % 50 + 40]}\n" for n in range(20_000)))
     request = TextRequest(corpus=(str(file),))
-    monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-5)  # 10 s for a megabyte
+    monkeypatch.setattr(store, "_seconds_a_byte", lambda *_: 1e-5)  # 10 s per megabyte
     monkeypatch.setattr(store, "LEAST_PART", 250_000)
     whole = prepare_tokens(request, cache=tmp_path, until=time.monotonic() + 60)
     assert whole.max_bytes is None
@@ -334,7 +334,7 @@ def test_as_much_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.Monkey
         cache=tmp_path,
     )
     assert (again.folder, again.fingerprints) == (part.folder, part.fingerprints)
-    assert set(shown) == {"looking at the text"}
+    assert set(shown) == {"hashing the text"}
     least = prepare_tokens(request, cache=tmp_path, until=time.monotonic() - 1)
     assert least.max_bytes == store.LEAST_PART
 

@@ -1,4 +1,4 @@
-"""Texts and tables that unfold without end, devices, deep JSON, and messages that quote them."""
+"""Decompression bombs, devices, deep JSON, and the messages that quote them."""
 
 import bz2
 import contextlib
@@ -72,7 +72,7 @@ def test_a_packed_text_may_not_unfold_without_end(
     file = tmp_path / f"bomb{kind}{ending}"
     row = b'{"text": "all work and no play"}\n' if kind == ".jsonl" else LINE
     file.write_bytes(PACKED[ending](row * 10_000))
-    with pytest.raises(DataError, match=r"bomb.* unfolds to more than .*MAX_UNPACKED=") as caught:
+    with pytest.raises(DataError, match=r"bomb.* expands to more than .*MAX_UNPACKED=") as caught:
         read(file, text_column="1")
     if kind == ".txt":
         assert str(file.stat().st_size) in str(caught.value).replace(",", "")
@@ -85,7 +85,7 @@ def test_labelled_texts_may_not_either(ending: str, tmp_path: Path, small: None)
     for name, row in {"a.csv": b"good,1\nbad,0\n", "b.txt": b"__label__x fine\n"}.items():
         file = tmp_path / (name + ending)
         file.write_bytes(PACKED[ending](row * 10_000))
-        with pytest.raises(DataError, match="unfolds to more than"):
+        with pytest.raises(DataError, match="expands to more than"):
             read_labelled([str(file)], LabelReading(), quiet)
 
 
@@ -97,12 +97,12 @@ def test_many_small_bombs_are_one_large_one(
     folder.mkdir()
     for number in range(20):
         (folder / f"{number}.txt.xz").write_bytes(lzma.compress(LINE * 4_000))
-    with pytest.raises(DataError, match=r"0.txt.xz, .*\(20 in all\) .* unfolds to"):
+    with pytest.raises(DataError, match=r"0.txt.xz, .*\(20 in all\) .* expands to"):
         read(folder)
 
 
 def test_what_people_have_is_read(tmp_path: Path, small: None) -> None:
-    """A log that shrinks to a fiftieth, and a few kilobytes that shrink to nothing."""
+    """A log that compresses to a fiftieth, and a few kilobytes that compress to almost nothing."""
     dice = random.Random(1)
     log = b"".join(
         b"Nov 17 host kernel: link %d is up\n" % dice.choice([1, 2]) for _ in range(30_000)
@@ -116,7 +116,7 @@ def test_what_people_have_is_read(tmp_path: Path, small: None) -> None:
 
 def test_the_variable_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "much")
-    with pytest.raises(UsageError, match="much: give a number of bytes"):
+    with pytest.raises(UsageError, match="much: must be a number of bytes"):
         ExpansionLimit("a", 1)
 
 
@@ -135,7 +135,7 @@ def parquet_file(file: Path, values: list[str], rows: int, **how: object) -> Non
 
 
 def limited(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`nanolm` in a process that cannot take much memory."""
+    """`nanolm` in a process with little memory."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (ROOM, ROOM))
@@ -157,7 +157,7 @@ def test_parquet_that_unfolds_is_refused_in_little_memory(tmp_path: Path) -> Non
     for command in (["data", "check"], ["finetune"]):
         result = limited(*command, file, cwd=tmp_path)
         assert result.returncode == 3, result.stderr
-        assert "unfolds to more than 256,000,000 bytes" in result.stderr
+        assert "expands to more than 256,000,000 bytes" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_long_values_that_parquet_keeps_once(
 ) -> None:
     file = tmp_path / "long.parquet"
     parquet_file(file, ["a" * 1000], 5_000, **how)
-    with pytest.raises(DataError, match="unfolds to more than"):
+    with pytest.raises(DataError, match="expands to more than"):
         read(file)
-    with pytest.raises(DataError, match="unfolds to more than"):
+    with pytest.raises(DataError, match="expands to more than"):
         read_labelled([str(file)], LabelReading(), quiet)
 
 
@@ -181,7 +181,7 @@ def test_a_list_in_parquet_that_has_no_end(tmp_path: Path, small: None) -> None:
     file = tmp_path / "list.parquet"
     values = pa.ListArray.from_arrays(pa.array([0, 1_000_000], pa.int32()), pa.nulls(1_000_000))
     parquet.write_table(pa.table({"text": values.cast(pa.list_(pa.int8()))}), file)
-    with pytest.raises(DataError, match="unfolds to more than"):
+    with pytest.raises(DataError, match="expands to more than"):
         read(file)
 
 
@@ -208,10 +208,10 @@ def test_arrow_that_unfolds(layout: str, tmp_path: Path, small: None) -> None:
     }
     for name, table in bombs.items():
         file = written(name, table)
-        with pytest.raises(DataError, match="unfolds to more than"):
+        with pytest.raises(DataError, match="expands to more than"):
             read(file)
     data = bytearray(good.read_bytes())
-    for place in range(0, len(data), 7):  # damaged in any place: an answer or a DataError
+    for place in range(0, len(data), 7):  # damaged anywhere: a result or a DataError
         data[place] ^= 0xFF
         (tmp_path / "damaged.arrow").write_bytes(data)
         with contextlib.suppress(NanolmError):
@@ -237,7 +237,7 @@ def test_devices_are_refused(cli: Cli, tmp_path: Path) -> None:
         assert f"{name} is a device" in result.stderr
     result = cli("train", "/dev/null")
     assert result.returncode == 3
-    assert "no text in there" in result.stderr
+    assert "no text found" in result.stderr
 
 
 def test_stdin_that_is_a_device(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_stdin_that_is_a_device(tmp_path: Path) -> None:
 def test_files_without_a_size(tmp_path: Path, small: None) -> None:
     sources = find_sources(["/proc/version"], tmp_path, quiet)
     assert sources.files[0].size() > 10
-    with pytest.raises(DataError, match=r"pagemap .* unfolds to"):
+    with pytest.raises(DataError, match=r"pagemap .* expands to"):
         find_sources(["/proc/self/pagemap"], tmp_path, quiet)
 
 
@@ -287,7 +287,7 @@ def test_deep_arrow(tmp_path: Path) -> None:
 
 
 def hostile_tables(folder: Path) -> dict[str, list[str]]:
-    """Files, each with the options that are used with it."""
+    """Files, each with its options."""
     texts = {
         "wide.csv": ",".join(f"column{n}" for n in range(300_000)) + "\n" + ",".join("x" * 300_000),
         "names.csv": ",".join(c * 1_000_000 for c in "abc") + "\n1,2,3\n4,5,6\n",

@@ -35,8 +35,8 @@ REFERENCES = {
     for tokenizer in TOKENIZERS.values()
 }
 for reference in REFERENCES.values():
-    reference.encode_special_tokens = True  # what tokenizer_config.json makes transformers do
-# Anything at all, and much of what the tokenizers know.
+    reference.encode_special_tokens = True  # as tokenizer_config.json tells transformers
+# Arbitrary text, and text with many known tokens.
 TEXTS = st.text() | st.text("The cat a'sn1. \n\t\réö日👍", max_size=60)
 
 

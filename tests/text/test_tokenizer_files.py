@@ -1,6 +1,6 @@
-"""Tokenizers from elsewhere: the ids must be those that tiktoken and `tokenizers` give.
+"""Other tokenizers: the ids must be the same as from tiktoken and `tokenizers`.
 
-Set NANOLM_TEST_DATA to a folder with OpenAI's own files and some texts to try those as well.
+Set NANOLM_TEST_DATA to a folder with OpenAI's own files and some texts to test those as well.
 """
 
 import base64
@@ -41,7 +41,7 @@ TEXT = (
     "The cat isn't here. The cats are 1234 miles away!\nSchön, aaaa.\n\n\tThe end  of it. "
     "WE'LL SEE; they've 12 of 345,678 and x²+½. 日本語の文章です。 Привет, мир!\r\n"
 ) * 3
-# Anything at all; much of what the tokenizers know; and white space of every kind, at the end too.
+# Arbitrary text; many known tokens; and white space of every kind, also at the end.
 TEXTS = (
     st.text()
     | st.text("The cat a'snSLl12½. \n\t\réöé\u0301日👍<|>\u017f\u212a", max_size=60)
@@ -60,7 +60,7 @@ WHITE = [
     "a  \n",
     "\n\n\na",
 ]
-# The patterns in files of models that are in use.
+# The patterns of published models.
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -98,7 +98,7 @@ SHAPES = {
 
 
 def trained(shape: str, normalizer: Any = None, size: int = 420) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE that `tokenizers` has learned."""
+    """The tokenizer.json of a byte-level BPE trained by `tokenizers`."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = SHAPES[shape]
     tokenizer.decoder = decoders.ByteLevel()
@@ -126,7 +126,7 @@ def loaded(folder: Path, parts: dict[str, Any]) -> Tokenizer:
 
 
 def reference(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """What `tokenizers` makes of a text by the JSON of `tokenizer`."""
+    """The ids that `tokenizers` gives for a text with the JSON of `tokenizer`."""
     library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     library.encode_special_tokens = True
     return lambda text: list(library.encode(text, add_special_tokens=False).ids)
@@ -146,7 +146,7 @@ def tiktoken_pattern(kind: str) -> str:
 
 @cache
 def ranks(count: int) -> list[bytes]:
-    """So many tokens: learned ones, then any pairs of bytes, then any three."""
+    """`count` tokens: learned ones, then arbitrary pairs of bytes, then triples."""
     tokens = dict.fromkeys(train_tokenizer([TEXT], "bpe").tokens[:-2])
     pick = random.Random(1)
     for length in (2, 3):
@@ -216,7 +216,7 @@ def test_a_file_of_ranks_is_checked(tmp_path: Path) -> None:
     for tokens, message in [
         (good[:-1], "has 50,255 ranks"),
         ([*good[:300], good[7], *good[301:]], "line 301"),
-        ([*good[1:], b"\x00abc"], "not every byte"),
+        ([*good[1:], b"\x00abc"], "every byte must be a token"),
     ]:
         with pytest.raises(ModelError, match=message):
             load_tokenizer(write_ranks(file, tokens))
@@ -247,7 +247,7 @@ def test_ranks_that_no_merges_make_are_refused_in_json() -> None:
 
 
 def real(name: str) -> Path:
-    """A file or folder of real data, where there is one."""
+    """A file or folder of real data, if available."""
     folder = os.environ.get("NANOLM_TEST_DATA")
     if folder is None or not (Path(folder) / name).exists():
         pytest.skip("NANOLM_TEST_DATA has no such file")
@@ -300,7 +300,7 @@ def test_by_name_without_a_network(
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     monkeypatch.setattr("tiktoken.load.read_file", fail)
     path = rf"--tokenizer PATH/{PUBLISHED[name].file}"
-    with pytest.raises(UsageError, match=rf"ranks of {name}.*{path}.*TIKTOKEN_CACHE_DIR"):
+    with pytest.raises(UsageError, match=rf"tokenizer {name}.*{path}.*TIKTOKEN_CACHE_DIR"):
         named_tokenizer(name)
 
 
@@ -431,7 +431,7 @@ def test_older_files_have_merges_as_strings_and_no_type(tmp_path: Path) -> None:
 
 
 def test_tokens_that_only_a_whole_word_can_be(tmp_path: Path) -> None:
-    """Llama 3's file: every way to make a token is listed, and some are reached by none."""
+    """As in Llama 3: every way to form a token is listed, and no merge reaches some tokens."""
     tokens = [*train_tokenizer([TEXT], "bpe", 320).tokens[:-2], b"wxyz", b"wx", b"yz", b"wxyzw"]
     known = {token: id for id, token in enumerate(tokens)}
     splits = [
@@ -472,7 +472,7 @@ def swap_merges(parts: dict[str, Any]) -> None:
 
 
 def another_way(parts: dict[str, Any]) -> None:
-    """A token made of parts that lower merges never leave standing."""
+    """A token made of parts that lower merges always consume."""
     size = len(parts["model"]["vocab"])
     for n, (left, right) in enumerate([("Q", "Z"), ("Z", "J"), ("Q", "ZJ")]):
         parts["model"]["vocab"][left + right] = size + n
@@ -538,7 +538,7 @@ def test_what_might_differ_is_left_to_the_library(name: str, tmp_path: Path) -> 
 @few
 @given(data=st.data())
 def test_merges_that_nobody_learned(data: st.DataObject) -> None:
-    """Either the ids are the same by tiktoken, or it is seen that they might not be."""
+    """Either tiktoken gives the same ids, or the difference is detected."""
     tokens = ["a", "b", "c"]
     parts = trained("llama", size=257)
     vocab, merges = parts["model"]["vocab"], parts["model"]["merges"]
@@ -548,7 +548,7 @@ def test_merges_that_nobody_learned(data: st.DataObject) -> None:
             tokens.append(left + right)
             vocab[left + right] = len(vocab)
             merges.append([left, right])
-    if data.draw(st.booleans()):  # all that are possible, as in Llama 3's file
+    if data.draw(st.booleans()):  # all possible ones, as in Llama 3
         made = [(token[:at], token[at:]) for token in tokens for at in range(1, len(token))]
         parts["model"]["merges"] = [pair for pair in made if pair[0] in vocab and pair[1] in vocab]
     parts["model"]["ignore_merges"] = data.draw(st.booleans())
@@ -561,7 +561,7 @@ def test_merges_that_nobody_learned(data: st.DataObject) -> None:
 
 
 def pieces() -> dict[str, Any]:
-    """A byte-pair encoding of sentencepiece's make, with bytes for what is unknown."""
+    """A SentencePiece byte-pair encoding with byte fallback."""
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab += ["\u2581", "t", "h", "e", "a", "\u2581t", "he", "\u2581the"]
     merges = [["\u2581", "t"], ["h", "e"], ["\u2581t", "he"]]
@@ -603,7 +603,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
     ids = tokenizer.encode(text)
     assert not {0, 1, 2} & set(ids)  # literal special tokens are text, and nothing is cut off
     assert tokenizer.decode([1, *ids, 2]) == text
-    assert tokenizer.byte_lengths()[ids].sum() == len(text.encode()) + 1  # the blank before it
+    assert tokenizer.byte_lengths()[ids].sum() == len(text.encode()) + 1  # the space before it
     with pytest.raises(DataError, match="lone surrogate"):
         tokenizer.encode("\ud800")
 
@@ -638,7 +638,7 @@ def test_what_the_library_cannot_do_is_said(
     with pytest.raises(ModelError, match="UNK"):
         tokenizer.encode("the")
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "New", "vocab": {"a": 0}}}')
-    with pytest.raises(ModelError, match="Hugging Face tokenizers"):
+    with pytest.raises(ModelError, match="not a Hugging Face tokenizer"):
         load_tokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'nanolm\[hf\]'"):
@@ -670,7 +670,7 @@ def test_vocabulary_and_merges(names: tuple[str, str], tmp_path: Path) -> None:
     for text in (TEXT, *WHITE):
         assert tokenizer.encode(text) == theirs(text) == expected.encode(text)
 
-    # Where the numbers are in no order, as in RoBERTa's, the library is asked.
+    # If the ids are not in order, as in RoBERTa, the library is used.
     numbers = [*vocab.values()]
     random.Random(0).shuffle(numbers)
     vocab = dict(zip(vocab, numbers, strict=True))
@@ -732,7 +732,7 @@ def test_without_an_end_of_text_the_beginning_serves(tmp_path: Path) -> None:
     del parts["model"]["vocab"][END_OF_TEXT]
     parts["model"]["vocab"]["<s>"] = 0
     parts["added_tokens"] = [added("<s>", 0, special=True)]
-    with pytest.raises(ModelError, match=r"tokenizer\.json: no token is the end"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json: .*end-of-text token; set eos_token"):
         loaded(tmp_path, parts)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     assert load_tokenizer(tmp_path).special == {0: "<s>"}
@@ -794,7 +794,7 @@ def test_hostile_files_are_refused(text: str, tmp_path: Path) -> None:
 def test_ours_with_tokens_that_double_and_double_are_refused(tmp_path: Path) -> None:
     parts = json.loads(train_tokenizer([TEXT], "bpe", 300).to_json())
     parts["model"]["merges"] = [["a", "a"], *([["aa", "aa"]] * 90)]
-    with pytest.raises(ModelError, match="a merge makes no token"):
+    with pytest.raises(ModelError, match="the result of a merge is not a token"):
         loaded(tmp_path, parts)
 
 
@@ -834,7 +834,7 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
 
 
 def test_the_tokens_around_what_one_says(tmp_path: Path) -> None:
-    """Where a model has learned to end its turn with one."""
+    """If the model has learned to end its turn with it."""
     parts = trained("qwen")
     size = len(parts["model"]["vocab"])
     names = ("<|im_start|>", "<|im_end|>")
@@ -845,7 +845,7 @@ def test_the_tokens_around_what_one_says(tmp_path: Path) -> None:
 
 
 def with_parts(folder: Path, parts: dict[str, Any], added: int = 0) -> Path:
-    """A small tokenizer.json that only the library reads, with these parts."""
+    """A small tokenizer.json with these parts, which needs the library."""
     names = [*"abcdefghijklmnopqrstuvwxyz ", "</s>"]
     new = [{"id": 28 + n, "content": f"<{n}>", "normalized": True} for n in range(added)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
@@ -885,7 +885,7 @@ LONG_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_a_pipeline_of_many_steps_is_refused(name: str, tmp_path: Path) -> None:
     key, part, steps = LONG_PARTS[name]
     file = with_parts(tmp_path, {key: part})
-    with pytest.raises(ModelError, match=rf"{file}: its {key} has {steps} steps; 100 at most"):
+    with pytest.raises(ModelError, match=rf"{file}: its {key} has {steps} steps; the limit is 100"):
         load_tokenizer(file)
 
 
@@ -911,7 +911,7 @@ def test_patterns_that_take_for_ever(
 
 
 def test_long_tokens_are_left_to_the_library(tmp_path: Path) -> None:
-    """To look through them here would take minutes."""
+    """Checking them here would take minutes."""
     spelled = {spell(bytes([n])): n for n in range(256)}
     merges = []
     for start in "abcdefghij":

@@ -35,7 +35,7 @@ def test_a_text_of_few_words_gets_them_all_and_a_varied_one_fewer_tokens() -> No
         with corpus_of(text) as corpus:
             choice, size = choose_vocabulary(corpus, quiet)
         assert size == choice.value
-        assert f"{size:,}: " in choice.reason  # what was measured is on record
+        assert f"{size:,}: " in choice.reason  # the measurements are recorded
         chosen.append(size)
     assert chosen == [4096, 512]
 
@@ -48,7 +48,7 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
         kept, not_raised = choose_vocabulary(corpus, quiet, most_doublings=0)
     assert measured and raised and not_raised
     assert raised == 4 * not_raised > measured
-    assert "raised for" in choice.reason
+    assert "increased for" in choice.reason
     assert "no time to read all" in kept.reason
 
 

@@ -13,7 +13,7 @@ from nanolm.text.corpus import Corpus
 from nanolm.text.vocabulary import count_corpus
 from nanolm.text.words import LONGEST_WORD, MARK, WordCounter, count_words
 
-# Anything at all, and much white space of every kind.
+# Arbitrary text, with a lot of white space of every kind.
 TEXTS = st.text() | st.text(" \n\t\r\u3000a1.,'sé日", max_size=60)
 
 
@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_noticed(large: Corpus, monkeypatch: pytest.Monke
             workers.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    with pytest.raises(RuntimeError, match="ended early, with -9"):
+    with pytest.raises(RuntimeError, match="exited early with code -9"):
         count_corpus(large, 2, lambda *_: workers[0].kill())
     assert all(worker.returncode is not None for worker in workers)
 

@@ -24,7 +24,7 @@ def test_everything_wrong_is_named_at_once() -> None:
         settings.check()
     message = str(caught.value)
     for part in [
-        "--tokenizer bpee: there is bpe, char, byte, gpt2, cl100k, o200k, or the file",
+        "--tokenizer bpee: choose bpe, char, byte, gpt2, cl100k, o200k, or the path",
         "--family modren: there is modern, llama, gpt2, rnn, lstm; did you mean modern?",
         "did you mean nano?",
         "--steps 0",

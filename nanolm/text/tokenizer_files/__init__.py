@@ -1,9 +1,9 @@
-"""A tokenizer by name or path: ours, one of tiktoken's, or that of any model folder.
+"""Load a tokenizer by name or path: nanolm's own, one of tiktoken's, or that of any model folder.
 
     >>> load_tokenizer(Path("runs/x/last"))  # or a tokenizer.json, or a *.tiktoken
 
-`published` reads tiktoken ranks, and of tokenizer.json `byte_level` what tiktoken encodes with the
-same ids, which is most models of today; `hugging_face` leaves the rest to that library.
+`published` reads tiktoken ranks. `byte_level` reads a tokenizer.json that tiktoken encodes with the
+same ids, which covers most current models. `hugging_face` uses that library for the rest.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model folder, of a tokenizer.json or of a *.tiktoken file of ranks."""
+    """The tokenizer of a model folder, a tokenizer.json or a *.tiktoken file."""
     if not path.is_dir():
         return read_ranks(path) if path.suffix == ".tiktoken" else read_json(read(path), path)
     file = path / "tokenizer.json"
@@ -30,16 +30,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_json(text: str, file: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, by the first of three ways that will do."""
+    """The tokenizer of a tokenizer.json, in the first of three implementations that supports it."""
     try:
         contents = check(text, file)
-        # Ours are known by their beginning, and each merge makes the next token: with others, a
-        # few merges could double a token again and again.
+        # nanolm's own files start with PADDING, and each merge makes the next token. In a hostile
+        # file, a few merges could double a token's length over and over.
         if PADDING in text[:1000] and contents.merges is not None:
             made = [contents.vocabulary[left + right] for left, right in contents.merges]
             ours = own_tokenizer(text) if made == [*range(256, 256 + len(made))] else None
             if ours is not None:
                 return ours
         return byte_level_tokenizer(contents) or HuggingFace(contents)
-    except RecursionError:  # what could just be parsed may be too deep to look through
+    except RecursionError:  # a file that barely parsed may be too deep to traverse
         raise ModelError(f"{file} is nested too deeply") from None

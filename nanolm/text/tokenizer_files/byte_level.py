@@ -1,4 +1,4 @@
-"""The byte-level BPE of a tokenizer.json, encoded by tiktoken where that gives the same ids."""
+"""The byte-level BPE of a tokenizer.json, encoded by tiktoken if that gives the same ids."""
 
 import hashlib
 import unicodedata
@@ -13,18 +13,18 @@ from nanolm.text.tokenizer_files.published import CONTRACTION, GPT2, O200K, PUBL
 from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents, special_tokens
 from nanolm.text.words import SPLIT
 
-MOST_ADDED = 10_000  # tokens that are matched by one pattern; the most in use are 6,400
+MOST_ADDED = 10_000  # added tokens, matched by one pattern; real models have up to 6,400
 MOST_ADDED_LETTERS = 200_000  # of their names
-MOST_CHECKED = 100_000_000  # squares of their lengths; 200,000 tokens of 7 bytes have 10 million
+MOST_CHECKED = 100_000_000  # sum of squared token lengths; 200,000 tokens of 7 bytes: 10 million
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 
-# GPT-2's pattern on what remains when each digit has been cut out: white space before a digit
-# then stands at an end, where none of it is kept back for the next word.
+# GPT-2's pattern on the pieces between digits, which are split off one by one. White space before
+# a digit is then at the end of a piece, where no space is left for the next word.
 DIGITS = r"\p{N}|\s++(?=\p{N})|" + GPT2.pattern
 
-# The patterns of other models that are encoded here, with their form for tiktoken. No other will
-# do: tiktoken's engine even has errors (there, `b+a*b+` finds a match in "b"). These are tested:
-# they match alike in both, leave nothing out, and do not mind where `corpus.SAFE_CUT` cuts a text.
+# The supported patterns of other models, in their form for tiktoken. Others are not accepted,
+# because tiktoken's engine has bugs (there, `b+a*b+` matches "b"). Tests show that these match the
+# same text in both engines, cover every character, and allow cuts at `corpus.SAFE_CUT`.
 QWEN = SPLIT.replace("{1,3}", "")
 QWEN_3_5 = QWEN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
 MISTRAL = O200K.pattern.replace(CONTRACTION, "").replace("{1,3}", "")
@@ -33,7 +33,7 @@ TIKTOKEN_PATTERNS |= {encoding.portable: encoding.pattern for encoding in PUBLIS
 
 
 def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
-    """By way of tiktoken, unless `tokenizers` might give other ids."""
+    """A tokenizer that uses tiktoken; None if `tokenizers` might give different ids."""
     model, vocabulary, merges = contents.whole["model"], contents.vocabulary, contents.merges
     pattern = split_pattern(contents.whole.get("pre_tokenizer"))
     if merges is None or pattern is None or len(contents.added) > MOST_ADDED:
@@ -45,7 +45,7 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
     if normalizer not in (None, {"type": "NFC"}) or any(model.get(key) for key in options):
         return None
 
-    # Each token must be a byte, a union or an added one; and tiktoken merges by the lowest id.
+    # Each token must be a byte, a merge or an added token, and tiktoken merges by lowest id.
     made = dict.fromkeys([*BYTE_OF_CHARACTER, *(left + right for left, right in merges)])
     names = {new["content"] for new in contents.added}
     order = [vocabulary[left + right] for left, right in merges]
@@ -57,8 +57,8 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
     except KeyError:
         return None
 
-    # tiktoken merges any two parts that make a token, `tokenizers` only those listed. So those
-    # that come up must be listed; or all there are, with words that are tokens taken whole.
+    # tiktoken merges any two parts that form a token, `tokenizers` only the listed pairs. So the
+    # pairs tiktoken uses must be listed; or, with `ignore_merges`, all possible pairs.
     ranks = {raw[token]: vocabulary[token] for token in made}
     if sum(len(token) ** 2 for token in ranks) > MOST_CHECKED:
         return None
@@ -69,14 +69,14 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
             if not model.get("ignore_merges") or not possible <= listed:
                 return None
 
-    following = len(vocabulary)  # `tokenizers` itself numbers added tokens, in this way
+    following = len(vocabulary)  # `tokenizers` numbers added tokens itself, in this way
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     for new in contents.added:
         name = new["content"]
         if not name or new["id"] != vocabulary.get(name, following):
             return None
         following = max(following, new["id"] + 1)
-        # One with a blank in it might be cut in two where a long text is.
+        # A token with a space in it might be split where a long text is cut.
         cut = any(new.get(flag) for flag in flags) or any(map(str.isspace, name))
         if cut and not new.get("special"):
             return None
@@ -84,7 +84,7 @@ def byte_level_tokenizer(contents: Contents) -> "ByteLevelFile | None":
 
 
 def split_pattern(pre_tokenizer: Any) -> str | None:
-    """The pattern that cuts a text as this part of a tokenizer.json does; None if none will."""
+    """The pattern that splits text like this part of a tokenizer.json; None if unsupported."""
     match pre_tokenizer:
         case {"type": "Sequence", "pretokenizers": [*before, last]}:
             pass
@@ -114,8 +114,8 @@ class ByteLevelFile(Tiktoken):
         tokens = [b""] * (max(contents.ids.values()) + 1)
         for token, id in ranks.items():
             tokens[id] = token
-        # Special tokens in a text are left as text, the others are matched. Of those that begin
-        # first it is the longest, and none inside a special one.
+        # Special tokens in a text stay text, other added tokens are matched: the first, then the
+        # longest, and never inside a special one.
         self.added = {new["content"]: new["id"] for new in contents.added if not new.get("special")}
         for name, id in self.added.items():
             tokens[id] = name.encode()
@@ -136,8 +136,8 @@ class ByteLevelFile(Tiktoken):
         return np.concatenate([*pieces, self._plain(text[start:])])
 
     def _plain(self, text: str) -> Ids:
-        # `tokenizers` goes by Unicode 9: of two marks on a letter it may leave some rare ones,
-        # encoded since, in the wrong order.
+        # `tokenizers` uses Unicode 9: it may leave two marks on a letter in the wrong order if
+        # they were added to Unicode later.
         text = unicodedata.normalize("NFC", text) if self.normalized else text
         return super().encode_array(text)
 

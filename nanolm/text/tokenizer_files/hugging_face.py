@@ -1,4 +1,4 @@
-"""Any tokenizer.json (sentencepiece's, WordPiece ...), encoded by Hugging Face `tokenizers`."""
+"""Any tokenizer.json (SentencePiece, WordPiece ...), encoded by Hugging Face `tokenizers`."""
 
 import math
 import threading
@@ -15,42 +15,42 @@ from nanolm.text.tokenizer import Ids, Tokenizer, utf8
 from nanolm.text.tokenizer_files import tokenizer_json
 from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents
 
-MOST_STEPS = 100  # of each part; those in use have 20 at most, and each goes through all the text
-SECONDS, SECONDS_A_CHARACTER = 20.0, 1e-4  # that a call may take; patterns can take for ever
-MOST_GROWTH = 1000  # times that a text may be made longer before it is encoded
-BLANK = "\u2581"  # how sentencepiece writes a blank
+MOST_STEPS = 100  # in each part; real ones have at most 20, and each processes all the text
+SECONDS, SECONDS_A_CHARACTER = 20.0, 1e-4  # time limit of a call; patterns can take forever
+MOST_GROWTH = 1000  # factor by which a normalizer may lengthen a text
+BLANK = "\u2581"  # how SentencePiece writes a space
 
 
 class HuggingFace(Tokenizer):
     kind = "foreign"
-    cuttable = False  # how far the library looks around itself is not known
+    cuttable = False  # how much context the library uses is not known
 
     def __init__(self, contents: Contents) -> None:
         self.text, self.file = contents.text, contents.file
         try:
             from tokenizers import Tokenizer as Library
         except ImportError:
-            message = f"{self.file} needs Hugging Face tokenizers: pip install 'nanolm[hf]'"
+            message = f"{self.file} requires Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
         most_of_all = tokenizer_json.LARGEST_FILE / max(1, sum(map(len, contents.ids)))  # tokens
         for key in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (steps := count_steps(contents.whole.get(key))) > MOST_STEPS:
                 raise ModelError(
-                    f"{self.file}: its {key} has {steps:,} steps; {MOST_STEPS} at most"
+                    f"{self.file}: its {key} has {steps:,} steps; the limit is {MOST_STEPS}"
                 )
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
-                raise ModelError(f"{self.file}: its {key} makes texts many times longer")
-        with blamed(f"{self.file} is not for Hugging Face tokenizers"):
+                raise ModelError(f"{self.file}: its {key} makes texts too many times longer")
+        with blamed(f"{self.file} is not a Hugging Face tokenizer"):
             self.library = Library.from_str(self.text)
             self.library.no_truncation()
             self.library.no_padding()
-            self.library.encode_special_tokens = True  # which means: as text
+            self.library.encode_special_tokens = True  # treats them as text
             ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         special = tokenizer_json.special_tokens(contents, ids)
         written = {new["content"]: bool(new.get("special")) for new in contents.added}
         written |= dict.fromkeys(special["special"].values(), True)
-        # How the text of a token is to be had from its name shows in the steps before and after.
+        # The other parts show how to get the text of a token from its name.
         parts = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
         fallback, blank, spelled = (part in parts for part in ("ByteFallback", BLANK, "ByteLevel"))
         tokens = [b""] * (max(ids.values()) + 1)
@@ -92,7 +92,7 @@ class HuggingFace(Tokenizer):
 
 @contextmanager
 def blamed(message: str) -> Iterator[None]:
-    """As a ModelError what `tokenizers` raises: an Exception, or a panic in Rust, which is none."""
+    """Turn any error of `tokenizers` into a ModelError, even a Rust panic (not an Exception)."""
     try:
         yield
     except BaseException as error:
@@ -102,8 +102,8 @@ def blamed(message: str) -> Iterator[None]:
 
 
 def in_time(call: Callable[[], Any], size: int) -> Any:
-    """What `call` gives, in a thread of its own: from Rust that does not come back one can only
-    walk away. Only calls with a batch let other threads go on."""
+    """The result of `call`, run in a separate thread because Rust code cannot be interrupted. Only
+    calls with a batch release the GIL."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -116,21 +116,21 @@ def in_time(call: Callable[[], Any], size: int) -> Any:
     thread.start()
     thread.join(seconds := SECONDS + SECONDS_A_CHARACTER * size)
     if not outcome:
-        raise TimeoutError(f"it takes over {seconds:.0f} s; its patterns are too slow")
+        raise TimeoutError(f"it takes more than {seconds:.0f} s; its patterns are too slow")
     if outcome[1]:
         raise outcome[1]
     return outcome[0]
 
 
 def count_steps(part: Any) -> int:
-    """How many steps a part of a tokenizer.json has, with those in its sequences."""
+    """The number of steps in a part of a tokenizer.json, including those in sequences."""
     inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return sum(map(count_steps, inside)) + (isinstance(part, dict) and "type" in part)
 
 
 def growth(step: Any) -> float:
-    """The logarithm of how many times longer this part of a tokenizer.json can make a text: a few
-    small steps could make gigabytes of one letter."""
+    """The logarithm of the factor by which this part of a tokenizer.json can lengthen a text. A few
+    small steps could turn one letter into gigabytes."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
             new

@@ -1,4 +1,4 @@
-"""OpenAI's encodings, by name or from a *.tiktoken file: a token in base64 and its rank a line."""
+"""OpenAI's encodings, by name or from a *.tiktoken file (base64 token and rank on each line)."""
 
 import base64
 import threading
@@ -13,13 +13,13 @@ from nanolm.text import NAMED
 from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken, byte_level_json
 from nanolm.text.tokenizer_files.tokenizer_json import read
 
-DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait for ever
+DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait forever
 
 
 class Published(NamedTuple):
-    """An encoding of OpenAI's, its pattern in two forms that mean the same: in Oniguruma, the
-    engine of `tokenizers`, `{1,3}+` is not possessive and `$` ends every line. Greedy will do where
-    what follows cannot match what it would have to give back."""
+    """An OpenAI encoding with its pattern in two equivalent forms: in Oniguruma, the engine of
+    `tokenizers`, `{1,3}+` is not possessive and `$` matches at every line end. Greedy quantifiers
+    are equivalent if the rest of the pattern cannot match what backtracking would give up."""
 
     kind: str
     registered: str  # its name in tiktoken
@@ -57,10 +57,10 @@ PUBLISHED = {encoding.kind: encoding for encoding in (GPT2, CL100K, O200K)}
 
 
 def named_tokenizer(name: str) -> "Ranks":
-    """One of `NAMED`, with the ranks that tiktoken has in its cache or can download."""
+    """One of `NAMED`, with ranks that tiktoken has cached or can download."""
     if name not in NAMED:
         hint = did_you_mean(name, list(NAMED))
-        raise UsageError(f"no tokenizer is called {name!r}; there are {', '.join(NAMED)}{hint}")
+        raise UsageError(f"no tokenizer is called {name!r}; choose from {', '.join(NAMED)}{hint}")
     published = PUBLISHED[name]
     outcome: list[tiktoken.Encoding | Exception] = [TimeoutError()]
 
@@ -70,17 +70,17 @@ def named_tokenizer(name: str) -> "Ranks":
         except Exception as error:
             outcome.append(error)
 
-    # In a thread of its own: from a server that does not answer one can only walk away.
+    # In a separate thread, since there is no other way to abandon a server that does not answer.
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(DOWNLOAD_TIMEOUT)
     encoding = outcome[-1]
     if isinstance(encoding, OSError | ValueError):  # a requests error is an OSError
         raise UsageError(
-            f"the ranks of {name} are not in tiktoken's cache and could not be downloaded "
-            f"({type(encoding).__name__}). On a machine with a network, download "
-            f"https://openaipublic.blob.core.windows.net/encodings/{published.file} and give its "
-            f"path: --tokenizer PATH/{published.file} (or copy the TIKTOKEN_CACHE_DIR of that one)"
+            f"tokenizer {name} is not in tiktoken's cache and could not be downloaded "
+            f"({type(encoding).__name__}). On a machine with network access, download "
+            f"https://openaipublic.blob.core.windows.net/encodings/{published.file} and pass its "
+            f"path: --tokenizer PATH/{published.file} (or copy that machine's TIKTOKEN_CACHE_DIR)"
         )
     if isinstance(encoding, Exception):
         raise encoding
@@ -89,7 +89,7 @@ def named_tokenizer(name: str) -> "Ranks":
 
 
 def read_ranks(file: Path) -> "Ranks":
-    """The encoding in a file; the number of its ranks says which it is."""
+    """The encoding in a file, identified by its number of ranks."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read(file).split("\n"), start=1):
         if not line.strip():
@@ -100,17 +100,17 @@ def read_ranks(file: Path) -> "Ranks":
             if ranks.setdefault(token, int(rank)) != int(rank):
                 raise ValueError
         except ValueError:
-            message = f"{file}, line {number}: not a new token in base64 and its rank"
+            message = f"{file}, line {number}: expected a new token in base64 and its rank"
             raise ModelError(message) from None
     encoding = next((known for known in PUBLISHED.values() if known.ranks == len(ranks)), None)
     if encoding is None:
         known = ", ".join(f"{known.kind} has {known.ranks:,}" for known in PUBLISHED.values())
-        raise ModelError(f"{file} has {len(ranks):,} ranks, and is none that is known: {known}")
+        raise ModelError(f"{file} has {len(ranks):,} ranks, like no known encoding: {known}")
     tokens = sorted(ranks, key=ranks.__getitem__)
     if [ranks[token] for token in tokens] != list(range(len(tokens))):
-        raise ModelError(f"{file}: the ranks are not the numbers from 0 to {len(tokens) - 1:,}")
+        raise ModelError(f"{file}: the ranks must be the numbers from 0 to {len(tokens) - 1:,}")
     if sum(len(token) == 1 for token in tokens) < 256:
-        raise ModelError(f"{file}: not every byte is a token")
+        raise ModelError(f"{file}: every byte must be a token")
     return Ranks(encoding, tokens)
 
 
@@ -126,9 +126,9 @@ class Ranks(Tiktoken):
         for token in (token for token in ranks if len(token) > 1):
             parts = last_parts(token, ranks)
             if len(parts) != 2:
-                raise ModelError(f"{token!r} has a rank, but is no union of two lower ones")
+                raise ModelError(f"{token!r} is not a merge of two tokens with lower ranks")
             merges.append((ranks[parts[0]], ranks[parts[1]]))
-        # `tokenizers` numbers special tokens itself, from the last rank on, so none is left out.
+        # `tokenizers` numbers special tokens itself, after the last rank, so there are no gaps.
         special = {id: f"<|reserved_{id}|>" for id in range(len(ranks), self.vocab_size)}
         return byte_level_json(self.tokens, merges, self.portable, special | self.special)
 
@@ -137,8 +137,8 @@ class Ranks(Tiktoken):
 
 
 def last_parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """What byte-pair encoding makes of `token` with the ranks below its own: the two parts that
-    it is merged from, if the ranks were learned."""
+    """The parts that byte-pair encoding splits `token` into, using lower ranks only: the two parts
+    it was merged from, if the ranks were learned."""
     limit = ranks[token]
     parts = [token[i : i + 1] for i in range(len(token))]
     unions = [ranks.get(token[i : i + 2], limit) for i in range(len(token) - 1)]

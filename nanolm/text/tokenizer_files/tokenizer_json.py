@@ -1,5 +1,5 @@
-"""tokenizer.json, which anybody may have written: its tokens, ids and merges, checked, and what the
-files beside it say of special tokens."""
+"""Read and validate an untrusted tokenizer.json: its tokens, ids and merges, and the special tokens
+given by the files next to it."""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from typing import Any
 from nanolm.errors import ModelError
 from nanolm.text.tokenizer import BPE_MODEL, BYTE_LEVEL, END_OF_TEXT, SPELLING, tokenizer_json
 
-LARGEST_FILE = 64_000_000  # bytes; the largest in use, with 260,000 tokens, have 35 million
-MOST_VALUES = 5_000_000  # of JSON, which takes memory by their number; the largest have 2 million
-LARGEST_ID = 2_000_000  # a file can name any number, and each one below it takes memory
+LARGEST_FILE = 64_000_000  # bytes; the largest real ones (260,000 tokens) have 35 million
+MOST_VALUES = 5_000_000  # JSON values, which take memory; the largest real ones have 2 million
+LARGEST_ID = 2_000_000  # memory grows with the largest id, and a file can contain any number
 
 BYTE_OF_CHARACTER = {character: byte for byte, character in SPELLING.items()}
 OPEN_TURN, CLOSE_TURN = "<|im_start|>", "<|im_end|>"
@@ -20,7 +20,7 @@ USUAL_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", CLOSE_TURN, "<eos>")
 
 @dataclass(frozen=True)
 class Contents:
-    """A tokenizer.json whose tokens, ids and merges are known to be sound."""
+    """A tokenizer.json whose tokens, ids and merges are valid."""
 
     file: Path
     text: str
@@ -28,11 +28,11 @@ class Contents:
     vocabulary: dict[str, int]
     added: list[dict[str, Any]]
     ids: dict[str, int]  # of both
-    merges: list[tuple[str, str]] | None  # None if it is no BPE
+    merges: list[tuple[str, str]] | None  # None if it is not BPE
 
 
 def check(text: str, file: Path) -> Contents:
-    """What is in a tokenizer.json; ModelError if that cannot be."""
+    """The contents of a tokenizer.json; ModelError if they are invalid."""
     whole = parse(text, file)
     try:
         model, added = whole["model"], whole.get("added_tokens") or []
@@ -40,25 +40,24 @@ def check(text: str, file: Path) -> Contents:
         if isinstance(vocabulary, list):  # Unigram's: each token with its score
             vocabulary = {token: id for id, (token, _) in enumerate(vocabulary)}
         ids = {new["content"]: new["id"] for new in added} | vocabulary
-        "".join(ids).encode()  # are they all strings, and proper ones?
+        "".join(ids).encode()  # fails unless all are valid strings
         if not all(type(id) is int and 0 <= id < LARGEST_ID for id in ids.values()):
-            raise ModelError(f"{file}: not all ids are numbers from 0 to {LARGEST_ID:,}")
+            raise ModelError(f"{file}: ids must be numbers from 0 to {LARGEST_ID:,}")
         if not ids or len(set(ids.values())) < len(ids):
-            raise ModelError(f"{file}: there is no token, or two have the same id")
+            raise ModelError(f"{file}: it has no tokens, or two with the same id")
         if "merges" in model and model.get("type", "BPE") == "BPE":
             pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
             merges = [(left, right) for left, right in pairs]
             prefix = len(model.get("continuing_subword_prefix") or "")
             if not all(left and left + right[prefix:] in vocabulary for left, right in merges):
-                raise ModelError(f"{file}: a merge makes no token")
+                raise ModelError(f"{file}: the result of a merge is not a token")
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise ModelError(f"{file} is no tokenizer.json: something is missing in it") from None
+        raise ModelError(f"{file} is not a valid tokenizer.json: entries are missing") from None
     return Contents(file, text, whole, vocabulary, added, ids, merges)
 
 
 def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
-    """The arguments of `Tokenizer`: by what tokenizer.json puts before a text, and by the files
-    beside it."""
+    """The special-token arguments of `Tokenizer`, from tokenizer.json and the files next to it."""
     file = contents.file
     tokens = {id: token for token, id in ids.items()}
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
@@ -78,7 +77,8 @@ def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
     usual = [ids[name] for name in USUAL_ENDS if name in ids]
     ends = [*named("eos"), *numbered("eos"), *usual, *named("bos"), *numbered("bos")]
     if not ends:
-        raise ModelError(f"{file}: no token is the end of a text; name it in {files[0].name}")
+        cure = f"set eos_token in {files[0].name}"
+        raise ModelError(f"{file}: there is no end-of-text token; {cure}")
     end, padding = ends[0], [*named("pad"), ends[0]][0]
     opening = opening_tokens(contents.whole.get("post_processor"))
     begin = tuple(ids[name] for name in opening if name in ids)
@@ -90,13 +90,13 @@ def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
         "begin": begin,
         "stops": stops,
         "special": {id: tokens[id] for id in (end, padding, *begin)},
-        # Only where a model has learned to end its turn so.
+        # Only if the model has learned to end its turn with it.
         "turn": turn if turn[0] >= 0 and turn[1] in stops else None,
     }
 
 
 def opening_tokens(processor: Any) -> list[str]:
-    """The special tokens that this part of a tokenizer.json puts before a text."""
+    """The special tokens that this part of a tokenizer.json adds before a text."""
     match processor:
         case {"type": "Sequence", "processors": [*parts]}:
             return [name for part in parts for name in opening_tokens(part)]
@@ -113,14 +113,14 @@ def parse(text: str, file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise ModelError(f"{file} is not JSON, or no object")
+        raise ModelError(f"{file} is not a valid JSON object")
     return values
 
 
 def read(file: Path) -> str:
     try:
         if not file.is_file():
-            raise ModelError(f"{file} {'is no file' if file.exists() else 'does not exist'}")
+            raise ModelError(f"{file} {'is not a file' if file.exists() else 'does not exist'}")
         if file.stat().st_size > LARGEST_FILE:
             raise ModelError(f"{file} has over {LARGEST_FILE:,} bytes: too large for a tokenizer")
         return file.read_bytes().decode()
@@ -129,7 +129,7 @@ def read(file: Path) -> str:
 
 
 def merges_to_json(vocabulary_file: Path, merges_file: Path) -> str:
-    """The tokenizer.json that the two files of GPT-2 and its kin make together."""
+    """Convert the two tokenizer files of GPT-2 and similar models to a tokenizer.json."""
     vocabulary = parse(read(vocabulary_file), vocabulary_file)
     merges = []
     for number, line in enumerate(read(merges_file).split("\n"), start=1):
@@ -137,7 +137,7 @@ def merges_to_json(vocabulary_file: Path, merges_file: Path) -> str:
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         if len(pair) != 2:
-            raise ModelError(f"{merges_file}, line {number}: a merge is two tokens")
+            raise ModelError(f"{merges_file}, line {number}: a merge needs two tokens")
         merges.append(pair)
     made = {*BYTE_OF_CHARACTER, *(left + right for left, right in merges)}
     special = {id: word for word, id in vocabulary.items() if type(id) is int and word not in made}
