@@ -282,7 +282,7 @@ def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1: 2 processes share it"),
+        (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1 is shared by 2 processes"),
         (["train", *TINY, "--stepz", "5"], "--steps"),
         (["sample", "--prompt", "x"], "sample runs in one process"),
     ],
