@@ -184,7 +184,7 @@ def test_fewer_steps_than_planned_are_told_with_what_they_should_come_to(
     seen: list[object] = []
     nanolm.train(text, out=tmp_path / "run", minutes=0.05, notify=seen.append, **SMALL)
     notes = [str(event) for event in seen if isinstance(event, Note)]
-    assert any("steps, not 1,000,000: " in note for note in notes)
+    assert any("steps instead of 1,000,000: " in note for note in notes)
 
 
 def test_fewer_steps_come_to_less() -> None:

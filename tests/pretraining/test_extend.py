@@ -87,4 +87,4 @@ def test_the_command_line(finished: Path, cli: Cli) -> None:
     assert shown.returncode == 2
     assert "leave out --lr, corpus" in shown.stderr or "--lr" in shown.stderr
     shown = cli("train", "--extend", finished.parent / "none", "--minutes", 1)
-    assert (shown.returncode, "there is no run" in shown.stderr) == (2, True)
+    assert (shown.returncode, "no such run" in shown.stderr) == (2, True)

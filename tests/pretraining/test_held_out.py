@@ -67,7 +67,7 @@ def test_validation_of_another_kind_of_text_is_not_called_overfitting(
     file.write_text(sentences(400) + " " + sentences(60).upper())
     options = ("--steps", 60, "--lr", 0.05, "--evaluations", 12, "--tokenizer", "char")
     _, said = trained(cli, file, *options, "--val-split", "end")
-    assert "the held-out text is unlike the training text" in said
+    assert "the validation text differs from the training text" in said
     assert "--val-split spread" in said
 
 
