@@ -147,7 +147,7 @@ def test_seeds(films: Path, cli: Cli) -> None:
         (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be given with --from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
         (["--test", "a", "--test-fraction", "0.1"], ["give one of --test and --test-fraction"]),
-        (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
+        (["--epochs", "2", "--steps", "3"], ["one of --steps and --epochs"]),
         (["--val", "a", "--val-fraction", "0.1"], ["give one of --val and --val-fraction"]),
         (["--dtype", "float8"], ["--dtype float8 is for `nanolm train`; try --dtype bfloat16"]),
         (["--train", "head", "--language-loss", "1"], ["--language-loss is for more than"]),

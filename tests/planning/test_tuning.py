@@ -73,7 +73,7 @@ def test_a_compiler_that_fails_is_told_and_the_run_goes_on(
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
     notes: list[str] = []
     train(tmp_path / "tried", notes, compile=True)
-    told = "torch.compile did not work (no such compiler); going on without it"
+    told = "torch.compile failed (no such compiler); continuing without it"
     assert told in notes
     train(tmp_path / "plain", compile=False)
     assert weights(tmp_path / "tried") == weights(tmp_path / "plain")
@@ -98,7 +98,7 @@ def test_compiling_is_decided_once_and_written_down(
     assert bool(compiled) == wanted
     told = [note for note in notes if note.startswith("compile: ")]
     if wanted:  # and then it depends on what it does
-        assert told[0].startswith("compile: let us see (might save ")
+        assert told[0].startswith("compile: trying it (might save ")
         assert config(run)["compile"] is told[1].startswith("compile: yes (")
     else:
         assert told[0].startswith("compile: no (might save ")
@@ -203,7 +203,7 @@ def test_parts_side_by_side_resume_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_workers_and_dropout_do_not_go_together(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--workers 2 cannot be with --dropout 0\.1"):
+    with pytest.raises(UsageError, match=r"--workers 2 cannot be used with --dropout 0\.1"):
         train(tmp_path / "run", workers=2, dropout=0.1)
 
 

@@ -68,8 +68,8 @@ def test_killed_on_the_way_the_same_command_goes_on(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({}, "say how much more"),
-        ({"steps": 3, "minutes": 1.0}, "say how much more"),
+        ({}, "needs one of --minutes, --steps and --tokens"),
+        ({"steps": 3, "minutes": 1.0}, "needs one of --minutes, --steps and --tokens"),
         ({"steps": 0}, "from"),
     ],
 )

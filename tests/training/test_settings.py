@@ -25,7 +25,7 @@ def test_everything_wrong_is_named_at_once() -> None:
     message = str(caught.value)
     for part in [
         "--tokenizer bpee: there is bpe, char, byte, gpt2, cl100k, o200k, or the file",
-        "--family modren: there is modern, llama, gpt2, rnn, lstm; did you mean modern?",
+        "--family modren: choose from modern, llama, gpt2, rnn, lstm; did you mean modern?",
         "did you mean nano?",
         "--steps 0",
         "--minutes -1",
@@ -41,21 +41,24 @@ def test_everything_wrong_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 5, "epochs": 1.0}, "give one of --steps and --epochs"),
+        ({"steps": 5, "epochs": 1.0}, "one of --steps and --epochs"),
         ({"tokenizer": "char", "vocab_size": 300}, "--vocab-size is for --tokenizer bpe"),
         ({"seed": -1}, "--seed -1"),
-        ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be together"),
-        ({"val": "a.txt"}, "--val a.txt is trained on too"),
-        ({"corpus": ["a.txt", "a.txt"]}, "named twice"),
+        ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be combined"),
+        ({"val": "a.txt"}, "--val a.txt is also part of the corpus"),
+        ({"corpus": ["a.txt", "a.txt"]}, "twice"),
         ({"layers": 0, "dropout": 1.0}, "--layers 0.*\n.*--dropout 1.0"),
         ({"threads": 10**9}, "--threads"),
         ({"weight_decay": float("inf")}, "--weight-decay inf"),
         (
             {"positions": "rotary"},
-            "--positions rotary: there is learned, sinusoidal, rope, alibi, none",
+            "--positions rotary: choose from learned, sinusoidal, rope, alibi, none",
         ),
-        ({"family": "rnn", "heads": 3, "qk_norm": False}, "--heads is for .*\n--qk-norm is for"),
-        ({"family": "gpt2", "rope_base": 500.0}, "--rope-base is for --positions rope"),
+        (
+            {"family": "rnn", "heads": 3, "qk_norm": False},
+            "--heads applies to .*\n--qk-norm applies to",
+        ),
+        ({"family": "gpt2", "rope_base": 500.0}, "--rope-base applies to --positions rope"),
         ({"heads": 5, "dim": 48}, "--dim 48 is not a .* --heads 5; try --dim 50 or --heads 6"),
         ({"heads": 5, "preset": "nano"}, "try --dim 50 or .*--preset nano has --dim 48"),
         ({"dim": 50, "preset": "nano", "batch": 0}, "--batch 0.*\n--dim 50 is not a multiple"),

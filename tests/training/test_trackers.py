@@ -68,14 +68,14 @@ def test_a_tracker_that_fails_is_told_and_left(
     with Trackers(["broken"], notify) as both:
         result = nanolm.train("embedded:tiny", out=tmp_path / "run", notify=both, **SETTINGS)
     assert result.steps == 20
-    assert [text for text in notes if "broken is told nothing more" in text] == [
-        "broken is told nothing more: ConnectionError('no such host')"
+    assert [text for text in notes if "broken failed" in text] == [
+        "broken failed and gets no more metrics: ConnectionError('no such host')"
     ]
 
 
 def test_names() -> None:
     assert known("") == []
-    with pytest.raises(UsageError, match="--report-to wand: there is tensorboard, wandb, trackio"):
+    with pytest.raises(UsageError, match=r"--report-to wand: .* tensorboard, wandb, trackio"):
         known("wand")
 
 
