@@ -273,7 +273,7 @@ def test_the_course_model() -> None:
         ({"kv_heads": 2}, "--heads 3 is not a multiple of --kv-heads 2; try --kv-heads 1"),
         ({"dropout": 1.0}, "--dropout 1.0"),
         ({"rope_base": 1.0}, "--rope-base 1.0"),
-        ({"rope_scaling": RopeScaling("llama3", 8.0, 64, 4.0, 1.0)}, "no sense"),
+        ({"rope_scaling": RopeScaling("llama3", 8.0, 64, 4.0, 1.0)}, "invalid"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -332,7 +332,7 @@ def test_faults_in_the_weights_are_named(folder: Path) -> None:
         load_model(folder)
     message = str(caught.value)
     short = [name.removeprefix("transformer.").removeprefix("model.") for name in (one, missing)]
-    assert f"{short[0]}: (7,) where config.json says {shape}" in message
+    assert f"{short[0]}: shape (7,), but config.json implies {shape}" in message
     assert "surplus: not part of this model" in message
     assert f"{short[1]}: missing" in message
 
@@ -352,13 +352,13 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
         ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
         ("llama", {"tie_word_embeddings": "maybe"}, "tie_word_embeddings is 'maybe'"),
         ("gpt2", {"n_positions": 0}, "n_positions is 0"),
-        ("gpt2", {"activation_function": "silu"}, "a nonlinearity of its own"),
+        ("gpt2", {"activation_function": "silu"}, "another activation function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention scaled by layer"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention"),
-        ("llama", {"hidden_act": "gelu"}, "a nonlinearity of its own"),
+        ("llama", {"hidden_act": "gelu"}, "another activation function"),
         ("gpt2", {"architectures": ["GPT2ForTokenClassification"]}, "architectures"),
-        ("llama", {"attention_bias": True}, "biases in some layers"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantised weights"),
+        ("llama", {"attention_bias": True}, "biases in only some layers"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantized weights"),
         (
             "llama",
             {"rope_parameters": "gone", "rope_scaling": {"type": "dynamic", "factor": 2.0}},

@@ -40,7 +40,7 @@ def test_one_number_that_is_not_finite(value: float, model: Path) -> None:
             tensor.view(-1)[0] = value
 
     change(model, spoil)
-    with pytest.raises(ModelError, match=r"model\.safetensors: .*norm.*: its numbers are not fin"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: .*norm.*: its values are not fin"):
         load_model(model)
 
 
