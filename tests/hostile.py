@@ -254,7 +254,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "an endless name": (header(lambda tensors: tensors.update({ENDLESS: EMPTY})), "xxx"),
         "a tensor too few": (config(num_hidden_layers=3), "layers.2.mlp.up_proj.weight: missing"),
         "a tensor too many": (config(num_hidden_layers=1), "weight: not part of this model"),
-        "a tensor of another shape": (config(intermediate_size=65), "says (65, 16)"),
+        "a tensor of another shape": (config(intermediate_size=65), "implies (65, 16)"),
         "10^9 layers": (config(num_hidden_layers=10**9), "layers 1000000000"),
         "too many layers of nothing": (layers(20_000), "layers 20000: must be at most"),
         "layers of nothing": (layers(1000), "layers.2.mlp.up_proj.weight: missing"),
@@ -307,7 +307,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     "tokenizer_config.json": {
         "a FIFO beside a foreign tokenizer": (
             together(tokenizer(), instead("tokenizer_config.json", os.mkfifo)),
-            "is not a file",
+            "is no file",
         )
     },
     "": {

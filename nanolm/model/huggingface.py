@@ -182,7 +182,7 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
         problem = "now has different weights"
     if problem:
         raise ModelError(
-            f"{folder} has only the trained weights; the rest is in {base.folder}, which {problem}. "
+            f"{folder} has only trained weights; the rest is in {base.folder}, which {problem}. "
             "Restore it there, or fine-tune again."
         )
     if isinstance(stored.load_any_config(base.folder), ClassifierConfig):

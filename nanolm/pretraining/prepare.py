@@ -159,7 +159,7 @@ def make_job(
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
     model = build(plan.settings, base, folder, text)
     if folder and model.config != wanted_config(plan.settings, base, text):
-        raise DataError(f"{run.config_file} was edited and no longer matches {folder}")
+        raise DataError(f"{run.config_file} was changed and no longer matches {folder}")
     spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast

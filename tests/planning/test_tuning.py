@@ -127,7 +127,7 @@ def test_a_slow_first_step_is_no_reason_to_compile(
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
     notes: list[str] = []
     train(tmp_path / "run", notes)
-    assert [note for note in notes if note.startswith("compile: no (might save 1 s of 10, ")]
+    assert [note for note in notes if note.startswith("compile: no (might save 1 s of 10 s, ")]
 
 
 @pytest.mark.slow
