@@ -175,7 +175,7 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
         case {"folder": str(path), "fingerprint": str(fingerprint)}:
             base, problem = BaseModel(Path(path), fingerprint), ""
         case _:
-            raise ModelError(f"{folder / stored.BASE} does not say where the base model is")
+            raise ModelError(f"{folder / stored.BASE} does not name the base model")
     if not (base.folder / "config.json").is_file():
         problem = "no longer exists"
     elif weights_fingerprint(base.folder) != base.fingerprint:

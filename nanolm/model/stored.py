@@ -202,7 +202,7 @@ def checked_tensors(
         tensors = open_weights(folder, stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         if layers > len(tensors) and not partial:  # before building that many
-            raise ModelError(f"{folder} does not match its config.json: no {layers} layers")
+            raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
             shown = [problem[:200] for problem in problems[:20]]
             shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)

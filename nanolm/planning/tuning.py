@@ -95,14 +95,14 @@ def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple
             side_by_side = {settings.workers}
         ways += [(threads, workers) for workers in sorted(side_by_side, reverse=True)]
     if len(ways) == 1:
-        return ways[0], "all that this process may use"
+        return ways[0], "all cores available to this process"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
     times = dict(zip(ways, step_seconds(asked, make_probe(asked, model), seconds), strict=True))
     best = ways[0]
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
-    names = [f"{count} in {parts} parts" if parts > 1 else f"{count}" for count, parts in ways]
+    names = [f"{threads} with {n} workers" if n > 1 else f"{threads}" for threads, n in ways]
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")
 
 
@@ -276,11 +276,11 @@ def missing_compiler(device: str) -> str | None:
             return "Triton is not installed"
         return None
     if device != "cpu":
-        return f"untried on {device}"
+        return f"not tested on {device}"
     return None if shutil.which("g++") or shutil.which("clang++") else "no C++ compiler found"
 
 
 def in_words(times: dict[str, float], unit: str) -> str:
-    """`1: 48.1, 2 in 2 parts: 27.9 ms per step`."""
+    """`1: 48.1, 2 with 2 workers: 27.9 ms per step`."""
     shown = (f"{name}: {readable(1000 * time)}" for name, time in times.items())
     return f"{', '.join(shown)} {unit}"

@@ -86,9 +86,9 @@ class RunStart(Generic[S]):
             files.sweep(run.checkpoints)
             checkpoint.retire_after(run.checkpoints, folder, note)
         elif checkpoint.list_checkpoints(run.checkpoints) or checkpoint.was_saved(run.path):
-            look = f"nothing was deleted, see `nanolm doctor {run.path}`"
-            cure = "restore its checkpoints from a backup, or start a new run with --out"
-            raise ModelError(f"{run.path} has no intact checkpoint to resume from; {look}; {cure}")
+            look = f"Nothing was deleted: see `nanolm doctor {run.path}`"
+            cure = "Restore its checkpoints from a backup, or start a new run with --out"
+            raise ModelError(f"{run.path} has no intact checkpoint to resume from. {look}. {cure}")
         else:
             note(f"{run.path} has no checkpoint to resume from: starting at step 0")
         return folder
@@ -233,7 +233,7 @@ def starts_over(run: Run, settings: Settings, notify: Notify) -> bool:
     limits = dict.fromkeys(("minutes", "max_bytes"))
     if not run.too_short() or run.facts()["request"] | limits != settings.to_dict() | limits:
         return False
-    notify(Note(f"{run.path} had too little time before: starting over"))
+    notify(Note(f"{run.path} had too little time: starting over"))
     return True
 
 

@@ -36,7 +36,7 @@ def extend(
     """Train the run at `path` for one more budget, or resume an interrupted extension."""
     run = Run(Path(path))
     if len(more) != 1:
-        raise UsageError(f"--extend {path} needs one of --minutes, --steps and --tokens")
+        raise UsageError(f"--extend {path} needs exactly one of --minutes, --steps and --tokens")
     run.settle(report := reports(notify)[0])
     if not run.exists():
         raise UsageError(f"--extend {path}: no such run; `nanolm runs` lists yours")

@@ -115,10 +115,10 @@ class NextToken(Task):
     def why_validation_rises(self) -> str:
         if self.job.text.shift < SHIFTED_TEXT:
             return super().why_validation_rises()
-        cure = "hold out passages from the whole text with --val-split spread"
+        cure = "Hold out passages from the whole text with --val-split spread"
         if self.settings.val:
-            cure = f"choose a --val text closer to the training text than {self.settings.val}"
-        return f"the validation text differs from the training text, so it says little; {cure}"
+            cure = f"Choose a --val text closer to the training text than {self.settings.val}"
+        return f"the validation text differs from the training text, so it says little. {cure}"
 
     def seconds_after_training(self) -> float:
         tokens = 0 if self.evaluated_all else len(self.job.text.val)

@@ -112,7 +112,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
             if held_out and not (task.evaluated_all and state.best_step == state.step):
                 scores = as_metrics(task.score())  # on the whole validation set
                 if not task.evaluated_all and state.evaluated_tokens:
-                    text = f"final validation on all {held_out:,} held-out tokens; evaluations "
+                    text = f"final validation on all {held_out:,} validation tokens; evaluations "
                     notify(Note(f"{text}during training used {state.evaluated_tokens:,} of them"))
             trainer.budget.tick()
         return TrainResult(

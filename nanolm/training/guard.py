@@ -67,21 +67,21 @@ class Guard:
         """After too many bad steps in a row, up to `step`: restore the last good checkpoint."""
         state = self.state
         self.checkpointer.finish()
-        why = f"{MAX_BAD_STEPS} non-finite gradients in a row, up to step {step:,}; all skipped"
+        why = f"{MAX_BAD_STEPS} non-finite gradients in a row, up to step {step:,}, all skipped"
         if state.rollbacks >= MAX_ROLLBACKS:
-            why += f", and {MAX_ROLLBACKS} rollbacks did not help"
+            why += f"; {MAX_ROLLBACKS} rollbacks did not help"
             raise Diverged(f"{why}. Start again with a smaller --lr than {self.settings.lr:g}.")
         kept = {"seconds": state.seconds, "warnings_shown": state.warnings_shown}
         kept |= {"grad_accum_steps": state.grad_accum_steps, "rollbacks": state.rollbacks + 1}
         next_batch = state.step + state.data_offset
         self.step.world.barrier()  # until the checkpoint is on disk
-        good = self.checkpointer.last_good()
+        good, action = self.checkpointer.last_good(), "continuing with the next batches"
         if good:  # otherwise, keep the weights: skipped steps did not change them
             self.checkpointer.rewind(good)
-            why += f"; rolling back to step {state.step:,}"
+            action = f"rolling back to step {state.step:,} and {action}"
         vars(state).update(kept, bad_steps=0, data_offset=next_batch - state.step)
         self.step.grad_accum_steps = state.grad_accum_steps
-        self.notify(Note(f"{why}, and continuing with the next batches"))
+        self.notify(Note(f"{why}; {action}"))
 
     def warn(self, task: Task, progress: float) -> None:
         """Warn about each problem once."""
@@ -92,12 +92,12 @@ class Guard:
             warnings["overfitting"] = f"{since}: {task.why_validation_rises()}"
         elif task.keeps_last and state.scores["val_loss"] > 1.1 * (state.lowest_loss or 0):
             reason = "the model is memorizing the text, and the last weights are kept"
-            warnings["memorizing"] = f"validation loss is rising: {reason}; more text would help"
+            warnings["memorizing"] = f"validation loss is rising: {reason}. More text would help"
         first, now = state.first_loss, state.train_loss
         late = state.step >= STUCK_STEPS and progress >= STUCK_PROGRESS
         if late and first and now and now > STUCK_RATIO * first:
             cure = "try a higher --lr, or inspect the text with `nanolm data check`"
-            warnings["stuck"] = f"the loss is not falling: {first:.3f}, now {now:.3f}; {cure}"
+            warnings["stuck"] = f"the loss is not falling ({first:.3f}, now {now:.3f}); {cure}"
         for name in [name for name in warnings if name not in state.warnings_shown]:
             state.warnings_shown.append(name)
             self.notify(Note(warnings[name]))

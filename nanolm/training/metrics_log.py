@@ -37,13 +37,13 @@ class LaunchedStep:
     tokens: int
     lr: float
     names: list[str]
-    numbers: Tensor  # the gradient norm, the loss and other metrics
+    metrics: Tensor  # the gradient norm, the loss and other metrics
     done: torch.cuda.Event | None  # set when they can be read
 
     def read_back(self) -> None:
         if self.done:
             self.done.synchronize()
-        self.grad_norm, *values = self.numbers.tolist()
+        self.grad_norm, *values = self.metrics.tolist()
         self.values = dict(zip(self.names, values, strict=True))
 
     def is_finite(self) -> bool:
@@ -70,14 +70,14 @@ class MetricsLog:
         """Exclude the time since `seconds` from the measured training speed."""
         self.last_log = (self.last_log[0], self.last_log[1] + self.state.seconds - seconds)
 
-    def record_launch(self, lr: float, names: list[str], numbers: Tensor) -> None:
+    def record_launch(self, lr: float, names: list[str], metrics: Tensor) -> None:
         """Record the step just launched, and start copying its metrics to the CPU."""
         done = None
-        if numbers.is_cuda:
-            numbers = torch.empty(numbers.shape, pin_memory=True).copy_(numbers, non_blocking=True)
+        if metrics.is_cuda:
+            metrics = torch.empty(metrics.shape, pin_memory=True).copy_(metrics, non_blocking=True)
             done = torch.cuda.current_stream().record_event()
         state = self.state
-        self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, numbers, done))
+        self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, metrics, done))
 
     def read_back(self, keep: int) -> Iterator[LaunchedStep]:
         """The results of launched steps, except for the last `keep`."""

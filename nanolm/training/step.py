@@ -115,7 +115,7 @@ class Step:
 
     def update(self, batch: Batch) -> Tensor:
         """The whole step, without waiting for a GPU."""
-        numbers = self.world.all_reduce_mean(self.accumulate_gradients(batch))
+        metrics = self.world.all_reduce_mean(self.accumulate_gradients(batch))
         self.optimizers.init_state()  # in one thread
         norms = self.by_each_worker(self.gradient_norm)
         norm = (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).float()
@@ -124,14 +124,14 @@ class Step:
         grad_scale = (norm / MAX_GRADIENT_NORM).clamp(min=1)  # clips the gradient
         if self.scale:
             grad_scale = grad_scale * self.scale.factor
-        numbers = torch.cat([norm[None], numbers])
-        found_inf = (0 * numbers).sum().nan_to_num(nan=1)  # 0 * inf is NaN
+        metrics = torch.cat([norm[None], metrics])
+        found_inf = (0 * metrics).sum().nan_to_num(nan=1)  # 0 * inf is NaN
         with self.matmul_precision():
             self.by_each_worker(lambda worker: self.optimizers.step(grad_scale, found_inf, worker))
         if self.scale:
             self.scale.adapt(found_inf)
         self.optimizers.zero_grad()
-        return numbers
+        return metrics
 
     def by_each_worker(self, work: Callable[[int], T]) -> list[T]:
         return [work(0)] if self.workers == 1 else list(self.pool.map(work, range(self.workers)))
@@ -153,12 +153,12 @@ class Step:
                 *before, last = micro_batches
                 no_sync: Any = getattr(self.loss, "no_sync", nullcontext)
                 with no_sync():  # gradients are synchronized once, with the last micro-batch
-                    numbers = [self.backward(*each) for each in before]
-                return torch.stack([*numbers, self.backward(*last)]).sum(dim=0)
+                    metrics = [self.backward(*each) for each in before]
+                return torch.stack([*metrics, self.backward(*last)]).sum(dim=0)
             results = list(self.pool.map(lambda each: self.compute_gradients(*each), micro_batches))
             gradients = [gradient for _, gradient in results]
             self.by_each_worker(lambda worker: self.add_gradients(worker, gradients))
-            return torch.stack([numbers for numbers, _ in results]).sum(dim=0)
+            return torch.stack([metrics for metrics, _ in results]).sum(dim=0)
 
     def add_gradients(self, worker: int, results: list[Gradients]) -> None:
         """Always in the same order, so that results are bit-identical."""
@@ -170,15 +170,15 @@ class Step:
 
     def backward(self, micro_batch: Batch, share: float) -> Tensor:
         """Add the gradients of a micro-batch to those of the parameters."""
-        loss, numbers = self.forward(micro_batch, share)
+        loss, metrics = self.forward(micro_batch, share)
         loss.backward()
-        return numbers
+        return metrics
 
     def compute_gradients(self, micro_batch: Batch, share: float) -> tuple[Tensor, Gradients]:
         """The same, returning the gradients instead of adding them."""
-        loss, numbers = self.forward(micro_batch, share)
+        loss, metrics = self.forward(micro_batch, share)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return numbers, dict(zip(self.parameters, gradients, strict=True))
+        return metrics, dict(zip(self.parameters, gradients, strict=True))
 
     def forward(self, micro_batch: Batch, share: float) -> tuple[Tensor, Tensor]:
         """The loss to call backward on, and the metrics, both scaled by the share of the batch."""
@@ -188,12 +188,12 @@ class Step:
             loss, others = self.loss(*micro_batch)
         values = {"loss": loss, **others}
         self.names = list(values)
-        numbers = torch.stack([value.detach().float() for value in values.values()])
+        metrics = torch.stack([value.detach().float() for value in values.values()])
         if share != 1:
-            loss, numbers = loss * share, numbers * share
+            loss, metrics = loss * share, metrics * share
         if self.scale:
             loss = loss * self.scale.factor
-        return loss, numbers
+        return loss, metrics
 
     def update_by_graph(self, batch: Batch) -> Tensor:
         """`update`, replayed from a CUDA graph if that pays off."""
@@ -208,14 +208,14 @@ class Step:
         if shape not in self.captured:  # record it without running it
             inputs, graph = tuple(part.to(self.device) for part in batch), torch.cuda.CUDAGraph()
             with graph_capture(graph, self.graph_memory):
-                numbers = self.update(inputs)
+                metrics = self.update(inputs)
             self.graph_memory = self.graph_memory or graph.pool()
-            self.captured[shape] = graph, inputs, numbers
-        graph, inputs, numbers = self.captured[shape]
+            self.captured[shape] = graph, inputs, metrics
+        graph, inputs, metrics = self.captured[shape]
         for place, part in zip(inputs, batch, strict=True):
             place.copy_(part, non_blocking=True)
         graph.replay()
-        return numbers
+        return metrics
 
 
 class LossScale:

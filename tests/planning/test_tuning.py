@@ -168,7 +168,7 @@ def test_threads_and_workers_are_measured_and_saved(
     train(tmp_path / "run", notes, threads=None, steps=4)
     assert asked == [(1, 1), (2, 2), (2, 1), (4, 4), (4, 1)]
     assert (config(tmp_path / "run")["threads"], config(tmp_path / "run")["workers"]) == (2, 2)
-    assert any("threads: 2 (1: 3,000, 2 in 2 parts: 1,000" in note for note in notes)
+    assert any("threads: 2 (1: 3,000, 2 with 2 workers: 1,000" in note for note in notes)
     # What drops out is one sequence of numbers: no parts side by side.
     asked.clear()
     train(tmp_path / "dropping", threads=None, steps=4, dropout=0.1)

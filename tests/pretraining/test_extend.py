@@ -68,8 +68,8 @@ def test_killed_on_the_way_the_same_command_goes_on(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({}, "needs one of --minutes, --steps and --tokens"),
-        ({"steps": 3, "minutes": 1.0}, "needs one of --minutes, --steps and --tokens"),
+        ({}, "exactly one of --minutes, --steps and --tokens"),
+        ({"steps": 3, "minutes": 1.0}, "exactly one of --minutes, --steps and --tokens"),
         ({"steps": 0}, "from"),
     ],
 )
