@@ -3,9 +3,8 @@
     >>> search_sizes(plan, text, clock, report)[0]
     SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
-A few sizes are timed on random tokens for about a second each; the others are interpolated. Then
-`nanolm.planning.scaling_law` predicts the loss of each. Among sizes with nearly the same loss, the
-smallest wins: it is faster and needs less memory.
+A few sizes are timed for about a second each, and `nanolm.planning.scaling_law` predicts the loss
+of all. Among nearly equal ones, the smallest wins: it is faster and needs less memory.
 """
 
 import math
@@ -100,9 +99,8 @@ class SizeEstimate:
 def search_sizes(
     plan: Chosen[TrainSettings], text: TextStats, clock: Clock, report: Report, processes: int = 1
 ) -> tuple[SizeEstimate, list[SizeEstimate]]:
-    """Returns the best size that fits the plan, and all sizes that were tried. Also sets the
-    fastest threads, dtype and attention for this machine. With several processes, times this one's
-    share of the batch."""
+    """Returns the best size that fits the plan, and all that were tried. Also sets the fastest
+    threads, dtype and attention. With several processes, times this one's share of the batch."""
     configs = candidates(plan.settings, text)
     on_cpu = plan.settings.device == "cpu"
     dim = PRESETS["micro" if on_cpu else "mini"].dim

@@ -133,8 +133,7 @@ def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
 
 
 def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) -> list[float]:
-    """Median seconds of forward and backward with each of the settings, timed in turn for about
-    `seconds` seconds."""
+    """Median time of forward and backward for each of the settings, measured in turn."""
     end = time.perf_counter() + seconds
     probe.model.train()
 
@@ -163,8 +162,7 @@ def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) ->
 
 
 def use_attention(model: Model, settings: Settings) -> None:
-    """On a CPU, use explicit matrix products if asked for, or for bfloat16, where torch's fused
-    kernel is slow."""
+    """On a CPU, use explicit matrix products if requested, or for bfloat16, where SDPA is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
     speed_up(model, math_attention=asked and settings.device == "cpu")
 

@@ -199,8 +199,7 @@ class NextToken(Task):
         self.notify(Wrote(step, text.prompt, sample))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
-        """Score the validation text, or about `limit` tokens of it. `network` comes from
-        `full_model`."""
+        """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
         settings, text = self.settings, self.job.text
         assert settings.context
         what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)

@@ -95,8 +95,7 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
 def prepare_text(
     settings: TrainSettings, base: Path | None, notify: Notify, until: float | None = None
 ) -> Prepared:
-    """Tokenize the text and split it into training and validation sets. With `until`, prepare only
-    as much as is possible by that time."""
+    """Tokenize and split the text; with `until`, only as much as can be prepared by then."""
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:

@@ -1,7 +1,6 @@
 """Decides whether to use torch.compile: as requested, or if it pays off within the run.
 
-If the first steps suggest that it could save more time than it costs, it is tried, and kept if it
-is faster.
+If the first steps suggest that it saves more time than it costs, it is tried, and kept if faster.
 """
 
 import time

@@ -3,10 +3,9 @@
     >>> orthogonalize(torch.randn(24, 384, 384))  # 24 matrices at a time
 
 A gradient is large along a few directions that drown out the others; an update that is equally
-large along all of them learns more. The Newton-Schulz iteration computes it for all matrices of the
-same shape together, because one by one, launching the products would take longer than computing
-them. A parameter can hold several stacked matrices (queries, keys and values; gate and up), and
-each gets its own update.
+large along all of them learns more. The Newton-Schulz iteration computes it for all matrices of a
+shape at once, because one by one, launches would dominate. A parameter can hold several stacked
+matrices (queries, keys and values; gate and up), and each gets its own update.
 """
 
 import math

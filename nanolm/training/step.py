@@ -48,8 +48,7 @@ class Step:
         world: World = ALONE,
         weight: float = 1.0,
     ) -> None:
-        """`save_memory` is the last resort when no row fits; `weight` is that of this process's
-        rows."""
+        """`save_memory` is the last resort if no row fits; `weight` is that of this process."""
         self.loss, self.optimizers = loss, optimizers
         self.tokens, self.save_memory, self.world, self.weight = tokens, save_memory, world, weight
         self.parameters = list(optimizers.parameters.values())

@@ -60,8 +60,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimize, and other metrics, on the device; a metric "loss" replaces the
-        recorded loss."""
+        """The loss to minimize, and metrics to record; one named "loss" is recorded instead."""
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
