@@ -1,4 +1,4 @@
-"""The folder on disk, held to what `transformers` makes of it."""
+"""Model folders, compared with what `transformers` reads and writes."""
 
 import json
 import os
@@ -55,7 +55,7 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
-# What transformers might write: a model type and its config.
+# Model types and configs that transformers might write.
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2, another nonlinearity": ("gpt2", {**GPT2, "activation_function": "gelu", "n_inner": 50}),
@@ -107,7 +107,7 @@ def check_parity(ours: Model, theirs: Any) -> None:
         ids = torch.randint(size, (batch, length))
         with torch.no_grad():
             torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-4, rtol=0)
-    # Rows of different lengths, filled up: what is real must not see what is not.
+    # Rows of different lengths, padded: real tokens must not see padding.
     ids, lengths = torch.randint(size, (3, 40)), torch.tensor([40, 17, 1])
     real = torch.arange(40) < lengths[:, None]
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_the_real_model_writes_the_same_text() -> None:
 
 @given(configs())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_any_model_is_saved_and_loaded_and_goes_on(config: ModelConfig) -> None:
+def test_any_model_is_saved_loaded_and_trained_further(config: ModelConfig) -> None:
     """Three steps, saved, loaded, three more: bit for bit six steps."""
     tokenizer = train_tokenizer([], "byte")
 
@@ -273,7 +273,7 @@ def test_older_and_newer_spellings_mean_the_same(folder: Path, scaling: dict[str
 
 @pytest.mark.parametrize("folder", ["gpt2"], indirect=True)
 def test_folders_as_they_were_years_ago(folder: Path) -> None:
-    """No prefix, the masks saved along, the tied head twice, few words in config.json."""
+    """No prefix, masks saved too, the tied head twice, few fields in config.json."""
     model = load_model(folder)
     tensors = load_file(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): value for name, value in tensors.items()}

@@ -6,7 +6,7 @@ from nanolm.planning.sizes import LADDER
 from nanolm.training.settings import TrainSettings
 
 
-def test_everything_wrong_is_named_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     settings = TrainSettings(
         corpus=("a.txt",),
         tokenizer="bpee",
@@ -71,7 +71,7 @@ def test_everything_wrong_is_named_at_once() -> None:
         ({"start_from": "x", "dim": 3, "vocab_size": 300}, "--dim cannot .*\n--vocab-size cannot"),
     ],
 )
-def test_what_does_not_go_together(changes: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_be_combined(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainSettings.from_dict({"corpus": "a.txt", **changes}).check()
 
@@ -98,7 +98,7 @@ def test_there_and_back() -> None:
 
 @pytest.mark.parametrize("heads", range(1, 40))
 def test_what_is_left_open_is_chosen_to_fit(heads: int) -> None:
-    """As the planner does it, for each size that it may try."""
+    """As the planner does for each candidate size."""
     for _, usual_heads, usual_dim, _ in LADDER:
         shape = complete_shape(usual_heads, usual_dim, heads=heads)
         TrainSettings(("a",), heads=shape[0], dim=shape[1]).check()
