@@ -33,7 +33,7 @@ EVALUATIONS = 10  # on the validation set, in the whole run
 SECONDS_PER_EVALUATION = 5.0  # at least this long between two evaluations
 EVALUATION_SHARE = 0.05  # of the time budget
 SETUP_SHARE = 0.25  # of the time budget, at most, before the first step
-OR_SAY = "set --minutes, --steps, --epochs or --tokens to change it"
+TO_CHANGE = "set --minutes, --steps, --epochs or --tokens to change it"
 
 
 @dataclass
@@ -136,9 +136,9 @@ def choose_device_and_budget(plan: Plan, text: TextStats) -> None:
         plan.choose("dtype", *choose_dtype("auto", device))
     if all(plan.open(name) for name in ("steps", "epochs", "tokens")):
         if text.size < TINY_CORPUS:
-            plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
+            plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {TO_CHANGE}")
         else:
-            plan.choose("minutes", DEFAULT_MINUTES, f"a quick first run; {OR_SAY}")
+            plan.choose("minutes", DEFAULT_MINUTES, f"a quick first run; {TO_CHANGE}")
 
 
 def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> SizeEstimate:

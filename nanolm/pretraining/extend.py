@@ -51,7 +51,7 @@ def extend(
             ending.unlink()
             return TrainResult(**facts["result"])
         if run.finished() or run.too_short():
-            go_back(run, more, report)
+            rewind(run, more, report)
         elif run.facts().get("extension") != more:
             command = f"nanolm train --config {run.config_file} --out {path}"
             raise DataError(f"{path} is not finished; resume it first: {command}")
@@ -61,7 +61,7 @@ def extend(
     return result
 
 
-def go_back(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:
+def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:
     """Restore the run to the step before its learning rate decayed, with the larger budget."""
     facts = run.facts()
     settings = saved_settings(run, TrainSettings)

@@ -66,7 +66,7 @@ class MetricsLog:
     def measure_speed_from_here(self) -> None:
         self.last_log = (self.state.tokens, self.state.seconds)
 
-    def leave_out_since(self, seconds: float) -> None:
+    def exclude_since(self, seconds: float) -> None:
         """Exclude the time since `seconds` from the measured training speed."""
         self.last_log = (self.last_log[0], self.last_log[1] + self.state.seconds - seconds)
 

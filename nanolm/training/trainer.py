@@ -207,7 +207,7 @@ class Trainer:
         elif loss > OVERFITTING * state.lowest_loss:
             state.evals_without_gain += 1
         self.metrics.log_evaluation()
-        self.metrics.leave_out_since(before)
+        self.metrics.exclude_since(before)
         self.guard.warn(task, progress)
 
     def choose_compile(self) -> None:
@@ -216,4 +216,4 @@ class Trainer:
         before = self.state.seconds
         self.compile_choice.decide(self.budget)
         self.budget.tick()
-        self.metrics.leave_out_since(before)
+        self.metrics.exclude_since(before)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nanolm.model.fast import fused
 from nanolm.model.fast.fused.launch import for_row, width
 from nanolm.model.fast.fused.matrices import padded, weight_gradients
-from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
+from nanolm.model.fast.fused.rounding import float8_buffers, in_float8, row_scale
 
 embedding, qk_norm_rope = fused.embedding, fused.qk_norm_rope
 add_norm = partial(fused.add_norm, rounding=True)
@@ -99,7 +99,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     if "rounded" not in x.__dict__:
         x, wide = x.contiguous(), x.shape[-1]
         shape = {"WIDTH": wide, "BLOCK": width(wide), "num_warps": for_row(width(wide))}
-        rows_kernel[(x.numel() // wide,)](x, *room_for_rounded(x, True), **shape)
+        rows_kernel[(x.numel() // wide,)](x, *float8_buffers(x, True), **shape)
     low, scales = x.__dict__.pop("rounded")
     return low.flatten(0, -2), scales.view(-1, 1)
 
