@@ -140,7 +140,7 @@ def test_the_one_is_not_taken_for_the_other(tmp_path: Path) -> None:
         ({"id2label": ["a", "b"]}, "at least two labels"),
         ({"id2label": {"0": "a", "1": "b"}}, "score.weight"),
         ({"problem_type": "regression"}, "regression"),
-        ({"window": 0}, "whole number"),
+        ({"window": 0}, "integer"),
         ({"window": 99}, "must be from 1 to 8"),
         ({"long_texts": "sideways"}, "strategy for long texts"),
         ({"architectures": ["Qwen3ForTokenClassification"]}, "neither"),

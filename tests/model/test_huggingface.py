@@ -339,7 +339,7 @@ def test_faults_in_the_weights_are_named(folder: Path) -> None:
 
 def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
     rewrite(folder, vocab_size=10**12)
-    with pytest.raises(ModelError, match="where config"):
+    with pytest.raises(ModelError, match="config.json implies"):
         load_model(folder)
 
 
@@ -365,7 +365,7 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
             "dynamic",
         ),
         ("llama", {"rope_parameters": {**YARN, "mscale": 1.0}, "rope_theta": "gone"}, "mscale"),
-        ("llama", {"rope_theta": 5e5}, "older spelling"),
+        ("llama", {"rope_theta": 5e5}, "older fields"),
         ("modern", {"use_sliding_window": True}, "a sliding window"),
         ("modern", {"layer_types": ["sliding_attention"]}, "a sliding window"),
         ("lstm", {"cell": "gru"}, "cell is 'gru': must be rnn or lstm"),
