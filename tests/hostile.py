@@ -196,7 +196,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "a pickle as weights": (pickled(WEIGHTS), "not a safetensors file"),
         "a pickle alone": (
             together(pickled("pytorch_model.bin"), instead(WEIGHTS)),
-            "pytorch_model.bin can run code",
+            "does not load pytorch_model.bin",
         ),
         "no weights": (instead(WEIGHTS), "does not exist"),
         "a zip bomb as weights": (zip_bomb(WEIGHTS), "not a safetensors file"),
@@ -249,7 +249,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "a config of 100 MB": (holds(CONFIG, b"{", 10**8), "100,000,000 bytes"),
         "a config of too many lists": (holds(CONFIG, lists(10**7)), "bytes is too large"),
         "a config of lists": (holds(CONFIG, lists(600_000)), "not None"),
-        "8-bit integers": (norm(dtype="I8", shape=[64]), "norm.weight: I8"),
+        "8-bit integers": (norm(dtype="I8", shape=[64]), "norm.weight: dtype I8"),
         "8-bit floats": (norm(dtype="F8_E4M3", shape=[64]), "F8_E4M3; nanolm does not support"),
         "an endless name": (header(lambda tensors: tensors.update({ENDLESS: EMPTY})), "xxx"),
         "a tensor too few": (config(num_hidden_layers=3), "layers.2.mlp.up_proj.weight: missing"),
