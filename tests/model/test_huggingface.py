@@ -339,7 +339,7 @@ def test_faults_in_the_weights_are_named(folder: Path) -> None:
 
 def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
     rewrite(folder, vocab_size=10**12)
-    with pytest.raises(ModelError, match="config.json implies"):
+    with pytest.raises(ModelError, match=r"config\.json implies"):
         load_model(folder)
 
 

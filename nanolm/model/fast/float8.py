@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nanolm.model.fast import fused
 from nanolm.model.fast.fused.launch import for_row, width
 from nanolm.model.fast.fused.matrices import padded, weight_gradients
-from nanolm.model.fast.fused.rounding import float8_buffers, in_float8, row_scale
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 embedding, qk_norm_rope = fused.embedding, fused.qk_norm_rope
 add_norm = partial(fused.add_norm, rounding=True)
@@ -55,8 +55,8 @@ def weight_kernel(  # type: ignore[no-untyped-def]
     size = row_scale(tl.load(largest))
     tl.store(low + row * columns + column, in_float8(part, size), mask=inside)
     # Load again: Triton stores bytes in the wrong places if a block of them is transposed.
-    flipped = tl.load(weight + row.T * columns + column.T, mask=inside.T, other=0.0).to(tl.float32)
-    tl.store(sideways + column.T * rows + row.T, in_float8(flipped, size), mask=inside.T)
+    turned = tl.load(weight + row.T * columns + column.T, mask=inside.T, other=0.0).to(tl.float32)
+    tl.store(sideways + column.T * rows + row.T, in_float8(turned, size), mask=inside.T)
     one = tl.zeros((TILE, 1), tl.float32) + size
     if tl.program_id(1) == 0:
         tl.store(scales + row, one, mask=row < rows)
@@ -99,7 +99,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     if "rounded" not in x.__dict__:
         x, wide = x.contiguous(), x.shape[-1]
         shape = {"WIDTH": wide, "BLOCK": width(wide), "num_warps": for_row(width(wide))}
-        rows_kernel[(x.numel() // wide,)](x, *float8_buffers(x, True), **shape)
+        rows_kernel[(x.numel() // wide,)](x, *room_for_rounded(x, True), **shape)
     low, scales = x.__dict__.pop("rounded")
     return low.flatten(0, -2), scales.view(-1, 1)
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanolm.model.fast.fused.launch import for_row, warps, width
-from nanolm.model.fast.fused.rounding import float8_buffers, in_float8, round_again, row_scale
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, round_again, row_scale
 
 GELU = 2 * math.sqrt(2 / math.pi)  # of the tanh formula, as tanh(x) = 2 * sigmoid(2 * x) - 1
 
@@ -135,7 +135,7 @@ class Activation(torch.autograd.Function):
         ctx.kind, ctx.rounding = kind, rounding
         out = x.new_empty(*x.shape[:-1], x.shape[-1] // kind.inputs)
         grid, shape = kind.shape_of(out, rounding)
-        kind.forward[grid](x, out, *float8_buffers(out, rounding), **shape)
+        kind.forward[grid](x, out, *room_for_rounded(out, rounding), **shape)
         return out
 
     @staticmethod
@@ -143,7 +143,7 @@ class Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
         grid, shape = ctx.kind.shape_of(grad, ctx.rounding)
-        low = float8_buffers(dx, ctx.rounding)
+        low = room_for_rounded(dx, ctx.rounding)
         ctx.kind.backward[grid](x, grad.contiguous(), dx, *low, **shape)
         return dx, None, None
 

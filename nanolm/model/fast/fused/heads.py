@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nanolm.model.fast.fused import launch
 from nanolm.model.fast.fused.launch import STAGES, warps, width
-from nanolm.model.fast.fused.norms import zero, zeroed_sums
-from nanolm.model.fast.fused.rounding import float8_buffers, in_float8, row_scale
+from nanolm.model.fast.fused.norms import emptied_sums, empty
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,7 +69,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One program per token, for all heads."""
     if tl.program_id(0) == 0:
-        zero(sums, 4 * HALF, 4 * LANES)
+        empty(sums, 4 * HALF, 4 * LANES)
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)[None, :]
     angle = (tl.program_id(0) % time) * 2 * HALF + lane
@@ -198,7 +198,7 @@ class QKNormRoPE(torch.autograd.Function):
         shape = shape_of_heads(head_dim, dq.shape[2], dk.shape[2], norm)
         shape["num_warps"] = max(2, min(16, shape["Q_ROWS"] * 2 * shape["LANES"] // 512))
         programs = min(launch.PROCESSORS * 8, tokens) if norm else tokens
-        dqkv, sums = torch.empty_like(qkv), zeroed_sums(ctx)
+        dqkv, sums = torch.empty_like(qkv), emptied_sums(ctx)
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
         given = (qkv, *weights, cosines, sines, dq, dk, dv, dqkv, sums, tokens, time, ctx.epsilon)
         qk_norm_rope_backward_kernel[(programs, 3)](*given, **shape)
@@ -261,7 +261,7 @@ class Split(torch.autograd.Function):
         dqkv = dq.new_empty(batch, time, wide + 2 * narrow)
         shape = {"Q_WIDTH": wide, "KV_WIDTH": narrow, "num_warps": warps(width(wide))}
         shape |= {"Q_BLOCK": width(wide), "KV_BLOCK": width(narrow), "ROUND": ctx.rounding}
-        low = float8_buffers(dqkv, ctx.rounding)
+        low = room_for_rounded(dqkv, ctx.rounding)
         unsplit_kernel[(batch * time,)](dq, dk, dv, dqkv, *low, **shape)
         return dqkv, None, None, None
 

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from nanolm.model.fast.fused import launch
 from nanolm.model.fast.fused.launch import STAGES, width
-from nanolm.model.fast.fused.rounding import float8_buffers, in_float8, row_scale
+from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def zero(sums, COUNT: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def empty(sums, COUNT: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Zero the sums of weight gradients for the backward kernel; in the forward pass it is free."""
     lane = tl.arange(0, LANES)
     tl.store(sums + lane, tl.zeros((LANES,), tl.float32), mask=lane < COUNT)
 
 
-def zeroed_sums(ctx: Any) -> Tensor:
+def emptied_sums(ctx: Any) -> Tensor:
     """The buffer zeroed in the forward pass, which can be used only once."""
     sums: Tensor = ctx.sums
     ctx.sums = None
@@ -44,7 +44,7 @@ def norm_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A few rows per program."""
     if tl.program_id(0) == 0:
-        zero(sums, 2 * WIDTH, 2 * BLOCK)
+        empty(sums, 2 * WIDTH, 2 * BLOCK)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     i = tl.arange(0, BLOCK)
     place = row.to(tl.int64) * WIDTH + i[None, :]
@@ -147,7 +147,7 @@ class AddNorm(torch.autograd.Function):
         # Without y or bias, the kernel still needs a pointer.
         inputs = (x, x if y is None else y.contiguous(), weight, weight if bias is None else bias)
         norm_kernel[(triton.cdiv(rows, together),)](
-            *(*inputs, total, out, *float8_buffers(out, rounding), ctx.sums, rows, epsilon),
+            *(*inputs, total, out, *room_for_rounded(out, rounding), ctx.sums, rows, epsilon),
             **(shape | {"ROWS": together, "num_warps": warps}),
         )
         ctx.save_for_backward(total, weight)
@@ -162,8 +162,8 @@ class AddNorm(torch.autograd.Function):
         rows = x.numel() // dim
         shape = shape_of_norm(ctx, dim, later is not None)
         together, warps = max(1, 4096 // width(dim)), max(2, min(16, width(dim) // 128))
-        dx, sums = torch.empty_like(x), zeroed_sums(ctx)
-        low, later = float8_buffers(dx, ctx.rounding), grad if later is None else later
+        dx, sums = torch.empty_like(x), emptied_sums(ctx)
+        low, later = room_for_rounded(dx, ctx.rounding), grad if later is None else later
         norm_backward_kernel[(min(launch.PROCESSORS * 2, triton.cdiv(rows, together)),)](
             *(x, weight, grad, later.contiguous(), dx, *low, sums, rows, ctx.epsilon),
             **(shape | {"ROWS": together, "num_warps": warps}),

@@ -32,7 +32,7 @@ def round_again(  # type: ignore[no-untyped-def]
         tl.store(low + i, in_float8(part, scale), mask=inside)
 
 
-def float8_buffers(x: Tensor, rounding: bool) -> tuple[Tensor, Tensor]:
+def room_for_rounded(x: Tensor, rounding: bool) -> tuple[Tensor, Tensor]:
     """Allocate float8 values and a scale for each row of x, or return placeholders. They are
     attached to this tensor object, so a tensor derived from it has to be rounded again."""
     if not rounding:
