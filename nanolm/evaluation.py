@@ -1,9 +1,9 @@
-"""How good a model is on held-out text: loss, and bits per byte, by one pass over all of it.
+"""Evaluates a model on a text: loss, perplexity, bits per byte and accuracy, in one pass.
 
     >>> evaluate(model, tokenizer, prepared.val, window=256, stride=128).bits_per_byte
 
-Bits per byte divides by the bytes of the text instead of by its tokens, so models with different
-tokenizers can be compared. What stands between documents has no bytes and is not counted.
+Bits per byte divides by the bytes of the text, not by its tokens, so models with different
+tokenizers are comparable. The markers between documents have no bytes and are not counted.
 """
 
 import math
@@ -30,10 +30,10 @@ from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
 
-MOST_LOGITS = 1 << 24  # of a batch, at 4 bytes each
-BLOCK = 1 << 20  # bytes that are read at a time
-CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character but its first
-# One token of a text; rank 1 is the likeliest. An array of them, for a text may have many.
+MOST_LOGITS = 1 << 24  # per batch, 4 bytes each
+BLOCK = 1 << 20  # bytes to read at a time
+CONTINUATION = bytes(range(0x80, 0xC0))  # every byte of a UTF-8 character except the first
+# One token of a text; rank 1 is the most likely. A numpy type, because a text may have many.
 SURPRISE = np.dtype([("id", "u4"), ("bits", "f4"), ("rank", "u4")])
 Surprises = npt.NDArray[np.void]
 
@@ -46,15 +46,15 @@ class Score:
     tokens: int
     bytes: int
     characters: int
-    top_1_accuracy: float | None = None  # how often the next token was the likeliest
-    top_5_accuracy: float | None = None  # or among the five likeliest; None: nobody asked
-    # The first tokens one by one, start of text among them where a document begins.
+    top_1_accuracy: float | None = None  # the actual token was the most likely one
+    top_5_accuracy: float | None = None  # or among the top five; None if not requested
+    # The first tokens one by one, including start of text at the beginning of each document.
     surprises: Surprises = field(default_factory=lambda: np.empty(0, SURPRISE), compare=False)
 
     @property
     def perplexity(self) -> float:
-        """As if it chose at random among so many tokens."""
-        return math.exp(min(self.loss, 700.0))  # e^710 is no float
+        """As uncertain as a uniform choice among this many tokens."""
+        return math.exp(min(self.loss, 700.0))  # e^710 overflows
 
 
 def evaluate_texts(
@@ -66,29 +66,29 @@ def evaluate_texts(
     stride: int | None = None,
     keep: int = 0,
 ) -> list[Score]:
-    """Score all of the texts that `names` stand for, by each model in windows of its own size."""
+    """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
-        # The bytes that begin a character, less the marks before documents.
+        # Count the first bytes of characters, without the markers before documents.
         blocks = (corpus.read(at, at + BLOCK) for at in range(0, corpus.length, BLOCK))
         characters = sum(len(block.translate(None, CONTINUATION)) for block in blocks)
         characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
-            with tempfile.TemporaryFile(dir=cache) as file:  # of which a kill leaves nothing
+            with tempfile.TemporaryFile(dir=cache) as file:  # which a kill cannot leave behind
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
                 score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
                 if not math.isfinite(score.loss):
                     raise ModelError(NOT_FINITE)
-                # Of the text itself: other people's tokenizers may add to it, or lose of it.
+                # Per byte of the original text: some tokenizers add to it or lose parts of it.
                 bits = score.loss * score.tokens / math.log(2)
                 score = replace(score, bits_per_byte=bits / max(1, corpus.size))
                 score = replace(score, bits_per_character=bits / max(1, characters))
                 scores.append(replace(score, bytes=corpus.size, characters=characters))
-                model.cpu()  # room for the next
+                model.cpu()  # free memory for the next model
     return scores
 
 
@@ -106,13 +106,13 @@ def evaluate(
     world: World = ALONE,
 ) -> Score:
     """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart;
-    without a `stride` they do not overlap. Only if `ranked` are tokens looked for among the
-    likeliest, and the first `keep` kept one by one. All processes of `world` do a part of it, and
-    have the same result, to the last bit that of one."""
+    without a `stride`, windows do not overlap. With `ranked`, also computes the rank of each token
+    among all predictions, and keeps the first `keep` tokens one by one. All processes of `world`
+    share the work and get the same result, bit-identical to that of a single process."""
     characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
     sizes = torch.from_numpy(np.stack([tokenizer.byte_lengths(), characters_of], axis=1))
     text = torch.zeros(2, dtype=torch.int64)  # bytes and characters
-    counts = torch.zeros(3, dtype=torch.int64)  # tokens, and those among the likeliest 1 and 5
+    counts = torch.zeros(3, dtype=torch.int64)  # tokens, top-1 hits, top-5 hits
     nats: dict[int, float] = {}  # by batch
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
@@ -127,7 +127,7 @@ def evaluate(
                 continue
             counts[1:] += (ranks[counted, None] <= torch.tensor([1, 5])).sum(dim=0)
             part = np.empty(min(room, len(targets)), SURPRISE)
-            bits = losses.abs() / math.log(2)  # of a token that was certain, -0.0 without abs
+            bits = losses.abs() / math.log(2)  # abs turns -0.0, of a certain token, into 0.0
             for name, value in (("id", targets), ("bits", bits), ("rank", ranks)):
                 part[name] = value[: len(part)].numpy()
             kept.append(part)
@@ -135,7 +135,7 @@ def evaluate(
     by_batch = torch.zeros(world.all_reduce_max(max(nats, default=-1) + 1), dtype=torch.float64)
     for number, total in nats.items():
         by_batch[number] = total
-    # All but one of what is added are zero: nothing is rounded.
+    # For each batch, all processes but one add zero, so nothing is rounded.
     world.all_reduce_sum(by_batch, counts, text)
     all_nats, (size, characters) = sum(by_batch.tolist()), text.tolist()
     tokens, top_1, top_5 = counts.tolist()
@@ -163,15 +163,14 @@ def scored(
     every: int,
     world: World,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-    """(id, nats, rank) of every token but the first, in order, each an array for a batch, with the
-    number of the batch. Where there are other processes, they have the other batches. A window
-    begins every `stride` tokens, and it scores what no earlier one has: the first one all its
-    targets, the others their last `stride`, which have the rest to look back on. Of these windows,
-    every so many are looked at."""
+    """Yields (batch number, ids, nats, ranks) for each batch of windows, covering every token but
+    the first, in order. With several processes, each one yields its own batches. A window starts
+    every `stride` tokens and scores only new targets: the first window all of its targets, the
+    others their last `stride`, with the rest as context. Only every `every`-th window is scored."""
     targets = len(ids) - 1
     window = max(1, min(window, targets))
     stride = min(stride, window)
-    old = window - stride  # targets that the window before has scored
+    old = window - stride  # targets already scored by the previous window
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
     for number, done in enumerate(range(0, len(starts), rows)):
@@ -179,18 +178,18 @@ def scored(
             continue
         begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)
         places = begin + np.arange(window + 1)  # (rows, window + 1)
-        # The last window may reach beyond the text: what fills it up is seen by nothing before it.
+        # The last window may reach beyond the text. By causality, the padding affects no score.
         part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
         new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
         new[0 if done else 1 :, :old] = False
-        skip = old if done else 0  # the first window of all has nothing before it
+        skip = old if done else 0  # the very first window scores all of its targets
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
         seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
         logits = model.head(seen).float()  # (rows, time, vocabulary)
         right = y.to(logits.device)
         losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
         ranks = None
-        if ranked:  # behind every token that is likelier; behind all of them if that is NaN
+        if ranked:  # 1 + the number of more likely tokens; last if the logit is NaN
             behind = ~(logits <= logits.gather(2, right[..., None]))
             ranks = 1 + behind.sum(dim=2).cpu()[new]
         yield number, y[new], losses.cpu().double().view_as(new)[new], ranks

@@ -101,17 +101,17 @@ def test_windows_by_the_definition(
             bits = [bits for _, bits, _ in expected]
             assert [bits for _, bits, _ in kept] == pytest.approx(bits, abs=1e-4)
             assert score.loss == pytest.approx(sum(bits) / len(bits) * math.log(2), abs=1e-5)
-    assert len(score.surprises) == len(ids) - 1  # boundaries are there, for a page to show
+    assert len(score.surprises) == len(ids) - 1  # boundaries are included, to be shown on a page
     some = evaluate(model, tokenizer, ids, 8, stride=stride, ranked=True, keep=5)
     assert some.surprises.tolist() == score.surprises[:5].tolist()
     assert some == score
 
 
 def by_transformers(model: Any, ids: list[int], length: int, stride: int) -> float:
-    """Their recipe: `length` ids at a time, moved on by `stride`, what was scored masked out.
+    """The recipe of transformers: `length` ids at a time, `stride` apart, scored ones masked.
 
-    They take the label of each id from the one after it within the window, so `length` ids are
-    our window of `length - 1` inputs with a target each.
+    The label of each id is the next id within the window, so `length` ids correspond to our window
+    of `length - 1` inputs.
     """
     nats, scored, end = 0.0, 0, 0
     for begin in range(0, len(ids), stride):
@@ -119,7 +119,7 @@ def by_transformers(model: Any, ids: list[int], length: int, stride: int) -> flo
         labels = part.clone()
         labels[:, : max(0, end - begin)] = -100
         end = begin + part.shape[1]
-        count = int((labels[:, 1:] != -100).sum())  # what their mean is over
+        count = int((labels[:, 1:] != -100).sum())  # the divisor of their mean
         with torch.no_grad():
             nats += model(part, labels=labels).loss.item() * count
         scored += count
@@ -173,12 +173,12 @@ def test_perplexity_of_the_real_model(tmp_path: Path) -> None:
         )
         expected = math.exp(by_transformers(theirs, ids, length, stride))
         assert score.tokens == len(ids) - 1
-        assert score.bytes == len(text)  # though its tokenizer puts a blank before it
+        assert score.bytes == len(text)  # although its tokenizer adds a leading space
         assert score.perplexity == pytest.approx(expected, abs=5e-5)
 
 
 class Same(nn.Linear):
-    """A last layer that leaves logits as they are."""
+    """A last layer that returns its input as logits."""
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -188,7 +188,7 @@ class Same(nn.Linear):
 
 
 class Bigrams(Recurrent):
-    """A row of logits for every token, whatever came before it."""
+    """A row of logits for each token, independent of the context."""
 
     def __init__(self, size: int) -> None:
         config = configure("lstm", vocab_size=size, layers=1, dim=1, context=8)
@@ -201,15 +201,15 @@ class Bigrams(Recurrent):
         return self.table[ids]
 
 
-def test_how_often_the_next_token_was_among_the_likeliest() -> None:
+def test_top_1_and_top_5_accuracy() -> None:
     tokenizer = train_tokenizer([], "byte")
     model = Bigrams(tokenizer.vocab_size)
     after = model.table
     after[ord("a"), list(b"bxyz")] = torch.tensor([4.0, 3, 2, 1])  # then c, one of the others
     after[ord("b"), list(b"vwxyz")] = 1.0  # five before a
-    after[ord("c"), ord("c")] = torch.nan  # a broken row is never right
+    after[ord("c"), ord("c")] = torch.nan  # a NaN row is never correct
     score = evaluate(model, tokenizer, encoded(tokenizer, "abacc"), 8, ranked=True, keep=9)
-    # All are alike at the start, and none is likelier than a.
+    # All are equal at the start, and none is more likely than a.
     assert [rank for _, _, rank in score.surprises.tolist()] == [1, 1, 6, 5, 259]
     assert (score.top_1_accuracy, score.top_5_accuracy) == (2 / 5, 3 / 5)
 

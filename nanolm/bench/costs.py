@@ -1,11 +1,11 @@
-"""Where the time of one update goes, and the least it could take.
+"""Profiles one training step: the time of each operator, and the least it could take.
 
     >>> costs(trial, "cpu", products=1e12, copies=1e11).costs[0]
     Cost(operator='mm', calls=39, milliseconds=5.2, share=0.22, limit=4.3, times_limit=1.2)
 
-One update counts what each operator computes and moves, another is timed by the profiler. An
-operator can be no faster than its products at the rate of a large product, nor than its inputs and
-outputs, each read or written once, at the rate of a large copy.
+One step counts the arithmetic and memory traffic of each operator; another is timed by the
+profiler. The lower bound of an operator is the time of its matrix products at the rate of a large
+product, or of reading its inputs and writing its outputs once at the rate of a large copy.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from nanolm.bench.turns import Runner, seconds_for
 
 LOOKUPS = {"embedding": "weight", "index": "self", "gather": "self", "index_select": "self"}
-# Arguments of operators whose numbers are not read, or not all of them.
+# Arguments of operators that are not read, or not completely.
 OVERWRITTEN = ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")
 UNREAD = {*LOOKUPS.items()}
 UNREAD |= {(name, "self") for name in ("nll_loss_forward", "nll_loss_backward", *OVERWRITTEN)}
@@ -31,21 +31,21 @@ MATRIX_PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm",
 
 @dataclass(frozen=True)
 class Cost:
-    """All calls of an operator in one update."""
+    """All calls of an operator in one training step."""
 
     operator: str
     calls: int
     milliseconds: float
-    share: float  # of the update
-    limit: float | None  # milliseconds; None where nothing is known to be computed or moved
+    share: float  # of the step
+    limit: float | None  # lower bound in milliseconds; None if its work is unknown
     times_limit: float | None
 
 
 @dataclass(frozen=True)
 class Profile:
     milliseconds: float  # somewhat more than without the profiler
-    products: float  # operations a second
-    copies: float  # bytes a second
+    products: float  # operations per second
+    copies: float  # bytes per second
     costs: list[Cost]  # the largest first
 
 
@@ -72,12 +72,12 @@ class Counter(TorchDispatchMode):
 
 
 def plain(name: str) -> str:
-    """In place or not: autograd accumulates gradients in place only where nobody counts."""
+    """The name without the in-place suffix: autograd works in place only when not counted."""
     return name.removesuffix("_")
 
 
 def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Of matrix products; those of other operators are few beside the bytes they move."""
+    """The arithmetic of matrix products; for other operators, memory traffic dominates."""
     name = func._schema.name
     if name.startswith("aten::_scaled_dot_product"):
         # Two products forward, five backward; half of each, since attention is causal.
@@ -85,7 +85,7 @@ def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
         return (5 if "backward" in name else 2) * int(batch * heads * length * length * width)
     if plain(name) not in MATRIX_PRODUCTS:
         return 0
-    # By name, not by torch's own formulas: those break on overloads with further arguments.
+    # By argument name, because torch's own formulas break on overloads with more arguments.
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     left = next(given[name] for name in ("mat1", "batch1", "self") if name in given)
@@ -93,12 +93,12 @@ def operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 
 def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Bytes that have to be read and written, each once."""
+    """Bytes to read and write, each once."""
     schema = func._schema
     name = schema.name.removeprefix("aten::")
     aliases = [returned.alias_info for returned in schema.returns if returned.alias_info]
     if any(not alias.is_write for alias in aliases) or name.startswith(("empty", "new_empty")):
-        return 0  # a view, or memory that is not touched yet
+        return 0  # a view, or uninitialized memory
     total = 0 if aliases else size(out) * (2 if name in LOOKUPS else 1)
     for index, argument in enumerate(schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -108,7 +108,7 @@ def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
 
 
 def size(value: Any) -> int:
-    """Bytes of all tensors in `value`, repetitions (a stride of 0) not counted."""
+    """Bytes of all tensors in `value`, counting expanded dimensions (stride 0) once."""
     return sum(
         leaf.itemsize
         * math.prod(n for n, step in zip(leaf.shape, leaf.stride(), strict=True) if step)
@@ -118,8 +118,8 @@ def size(value: Any) -> int:
 
 
 def costs(runner: Runner, device: str, products: float, copies: float) -> Profile:
-    """Of one step of a fresh `runner`, at the given rates of a large product and a large copy."""
-    with Counter() as counter:  # the first, which also sets everything up
+    """Profile one step of a new `runner`, given the rates of a large product and a large copy."""
+    with Counter() as counter:  # the first step, which is also the warmup
         runner.step()
         runner.wait()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
@@ -141,8 +141,8 @@ def costs(runner: Runner, device: str, products: float, copies: float) -> Profil
 
 
 def milliseconds(event: FunctionEvent, counted: Collection[str], device: str) -> float:
-    """Of an operator that is not part of another, with all that it calls; on a GPU also of what
-    launches kernels by itself, though nobody knows how much those move."""
+    """The time of a top-level operator, including what it calls. On a GPU, also of other events
+    that launch kernels, whose memory traffic is unknown."""
     parent = event.cpu_parent
     while parent is not None:
         if plain(parent.name) in counted:

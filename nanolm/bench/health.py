@@ -1,4 +1,4 @@
-"""What there is to work with: versions, device, memory and room on the disk."""
+"""The environment: versions, device, memory and free disk space."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ from nanolm.planning.tuning import missing_compiler
 
 DEPENDENCIES = ("numpy", "tiktoken", "safetensors", "click", "rich")
 OPTIONAL = ("triton", "tokenizers", "pyarrow", "backports.zstd", "transformers")
-LITTLE_SPACE = 2e9  # bytes; a few checkpoints of GPT-2's size
+LITTLE_SPACE = 2e9  # bytes; a few checkpoints of GPT-2 size
 
 
 def health() -> dict[str, str]:
@@ -32,12 +32,12 @@ def health() -> dict[str, str]:
         "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in DEPENDENCIES),
         "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in OPTIONAL),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores to use",
+        "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores available",
         "threads": threads(),
         "memory": memory(),
         "device": f"{device} ({reason})" + gpu(device),
         "dtype": dtype(device),
-        "compile": f"no: {missing}" if missing else "can be had (--compile)",
+        "compile": f"no: {missing}" if missing else "available (--compile)",
         "cache": room(cache_folder),
         "here": room(Path.cwd),
     }
@@ -60,9 +60,9 @@ def memory() -> str:
     try:
         page = os.sysconf("SC_PAGE_SIZE")
         total, free = (page * os.sysconf(f"SC_{name}") for name in ("PHYS_PAGES", "AVPHYS_PAGES"))
-    except (OSError, ValueError, AttributeError):  # not every system can say
+    except (OSError, ValueError, AttributeError):  # not supported on every system
         return "unknown"
-    return f"{gigabytes(total)}, {gigabytes(free)} of them free"
+    return f"{gigabytes(total)}, {gigabytes(free)} free"
 
 
 def gpu(device: str) -> str:
@@ -70,16 +70,17 @@ def gpu(device: str) -> str:
         return ""
     free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
-    memory = f"{gigabytes(total)}, {gigabytes(free)} of them free"
+    memory = f"{gigabytes(total)}, {gigabytes(free)} free"
     count = f", {torch.cuda.device_count()} GPUs" if torch.cuda.device_count() > 1 else ""
     return f", {memory}, compute capability {major}.{minor}, CUDA {torch.version.cuda}{count}"
 
 
 def dtype(device: str) -> str:
     if device == "cpu":
-        return "float32, or bfloat16 where a run measures it faster"
+        return "float32, or bfloat16 if a run measures it to be faster"
     chosen, reason = choose_dtype("auto", device)
-    return f"{chosen} ({reason}), float8 {'too' if device == 'cuda' and has_float8() else 'not'}"
+    float8 = "available" if device == "cuda" and has_float8() else "not available"
+    return f"{chosen} ({reason}), float8 {float8}"
 
 
 def room(place: Callable[[], Path]) -> str:
@@ -88,8 +89,8 @@ def room(place: Callable[[], Path]) -> str:
         free = shutil.disk_usage(folder).free
     except (OSError, NanolmError) as error:
         return f"NOT USABLE: {error}"
-    shown = re.sub(f"^{re.escape(str(Path.home()))}", "~", str(folder))  # no name in a report
-    return f"{shown}, {gigabytes(free)} free" + (" (LITTLE)" if free < LITTLE_SPACE else "")
+    shown = re.sub(f"^{re.escape(str(Path.home()))}", "~", str(folder))  # hides the user name
+    return f"{shown}, {gigabytes(free)} free" + (" (LOW)" if free < LITTLE_SPACE else "")
 
 
 def gigabytes(size: float) -> str:

@@ -1,4 +1,4 @@
-"""What this machine is, and its peak: as its maker says, or as measured."""
+"""The machine and its peak performance, as specified or as measured."""
 
 import platform
 import re
@@ -15,8 +15,8 @@ from nanolm import __version__
 from nanolm.bench.turns import medians
 from nanolm.machine import available_threads
 
-# Dense 16-bit FLOP/s with 32-bit accumulation (bfloat16, or float16 where a GPU has none: V100,
-# T4), by the whole name that the driver gives.
+# Dense 16-bit FLOP/s with 32-bit accumulation (bfloat16, or float16 on GPUs without it: V100, T4),
+# by the full name that the driver reports.
 PEAKS = {
     r"B200": 2250e12,
     r"H100 80GB HBM3|H200|GH200 (480|144)GB.*": 989e12,
@@ -31,12 +31,12 @@ PEAKS = {
     r"V100-PCIE-(16|32)GB": 112e12,
     r"T4": 65e12,
 }
-MATRIX_SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices that stand for all
-COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # more than any cache holds
+MATRIX_SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices to time
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # larger than any cache
 
 
 def peak_of(gpu: str) -> float | None:
-    """The most operations a second of a GPU, where that is known for certain."""
+    """The peak operations per second of a GPU, or None if not known for certain."""
     name = re.sub(r"^(NVIDIA |Tesla )+", "", gpu)
     return next((peak for known, peak in PEAKS.items() if re.fullmatch(known, name)), None)
 
@@ -65,7 +65,7 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One large operation to be timed; each time it does `amount` (operations or bytes)."""
+    """A large operation to time, with its `amount` of work (operations or bytes)."""
 
     amount: int
     step: Callable[[], object]
@@ -73,7 +73,7 @@ class Ceiling:
 
 
 def product(device: str, dtype: str) -> Ceiling:
-    """Of square matrices. Random ones: equal numbers take a GPU less power, and so less time."""
+    """A product of square random matrices: constant ones use less power, so a GPU is faster."""
     side, kind = MATRIX_SIDE.get(device, 4096), getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))
@@ -92,7 +92,7 @@ def wait_for(device: str) -> None:
 
 
 def ceilings(device: str, dtype: str, seconds: float) -> tuple[float, float]:
-    """Operations a second in a large product, and bytes a second in a large copy."""
+    """Operations per second of a large product, and bytes per second of a large copy."""
     large, memory = product(device, dtype), copy(device)
     times = medians({"product": large, "copy": memory}, seconds)
     return large.amount / times["product"], memory.amount / times["copy"]

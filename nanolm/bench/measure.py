@@ -1,4 +1,4 @@
-"""How fast this machine trains and samples.
+"""Measures how fast this machine trains and samples.
 
 >>> measure(BenchSettings(preset=("nano",)), note=print).results[0]
 Measurement(what='training', shape='nano', value=61840.2, unit='tokens/s', of_peak=0.21)
@@ -36,8 +36,8 @@ DEFAULT_PRESETS = {  # those that fit the device
     "cuda": ("mini", "small", "gpt2"),
     "mps": ("micro", "mini"),
 }
-CPU_TOKENS = 2048  # a step at most, so that a round takes seconds and not minutes
-NEW_TOKENS = {"cuda": 128}  # sampled in one go; elsewhere fewer
+CPU_TOKENS = 2048  # per step at most, so that a round takes seconds, not minutes
+NEW_TOKENS = {"cuda": 128}  # per sample; fewer elsewhere
 SAMPLED_ROWS = 64  # at once on a GPU
 MATRIX_PRODUCTS = "matrix products"
 
@@ -48,7 +48,7 @@ Note = Callable[[str], None]
 class Measurement:
     what: str
     shape: str  # the preset
-    value: float | None  # None where it cannot be known
+    value: float | None  # None if unknown
     unit: str
     of_peak: float | None = None
 
@@ -63,24 +63,24 @@ class BenchReport:
 def measure(settings: BenchSettings, note: Note) -> BenchReport:
     device, _ = choose_device(settings.device)
     if settings.profile and device == "mps":
-        raise UsageError("--profile: an Apple GPU tells no times; try --device cpu")
+        raise UsageError("--profile: an Apple GPU does not report kernel times; try --device cpu")
     dtype, _ = choose_dtype("auto", device)
     report = BenchReport(facts(device, dtype))
     for name in settings.preset or DEFAULT_PRESETS[device]:
         config, rows = shape(name, settings, device)
         bench = PresetBench(name, config, rows, device, dtype, settings.seconds)
-        note(f"{name}: training, {rows} x {config.context} tokens a step")
+        note(f"{name}: training, {rows} x {config.context} tokens per step")
         report.results += bench.training(settings.against, note)
-        note(f"{name}: writing")
+        note(f"{name}: sampling")
         report.results += bench.sampling()
         if settings.profile:
-            note(f"{name}: profiling one update")
+            note(f"{name}: profiling one step")
             report.profiles[name] = bench.profile()
     return report
 
 
 def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig, int]:
-    """The model of a preset, and as many rows a step as the device can take."""
+    """The model of a preset, and the number of rows per step that fit on the device."""
     preset = PRESETS[name]
     sizes = {part: getattr(preset, part) for part in ("layers", "heads", "dim", "context")}
     config = configure(settings.family, vocab_size=preset.vocab_size, **sizes)
@@ -89,17 +89,17 @@ def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig,
         rows = max(1, min(rows, CPU_TOKENS // config.context))
     if device == "cuda":
         parameters = sum(parameters_by_part(config).values())
-        free_memory()  # of the preset before
+        free_memory()  # of the previous preset
         free, _ = torch.cuda.mem_get_info()
-        room = free * (0.5 if settings.against else 0.8)  # both have to fit, or one and some more
+        room = free * (0.5 if settings.against else 0.8)  # for two models, or one with a margin
         while rows > 1 and training_bytes(config, parameters, rows * config.context) > room:
             rows //= 2
     return config, rows
 
 
 def flops_per_token(model: Model) -> int:
-    """Of training: two per weight of a matrix product forward, four backward.
-    Attention counts in full, as is usual, though it is causal. Embedding lookups cost nothing."""
+    """FLOPs of training: two per weight of a matrix product forward, four backward. By convention,
+    attention counts in full, although it is causal. Embedding lookups are free."""
     config, parts = model.config, parameters_by_part(model.config)
     weights = sum(parts.values()) - parts.get("position embedding", 0)
     if not config.tied:
@@ -118,7 +118,7 @@ class PresetBench:
     seconds: float
 
     def training(self, against: str | None, note: Note) -> list[Measurement]:
-        """Real updates on random tokens; with `against`, in turn with another's."""
+        """Real training steps on random tokens; with `against`, in turn with another library."""
         results: list[Measurement] = []
         make = partial(SpeedTrial, self.config, self.rows, self.device, self.dtype)
         with closing(self.warm(make, results, "memory")) as trial:
@@ -145,11 +145,11 @@ class PresetBench:
         if against:
             ratio = times[f"training, {against}"] / times["training"]
             speeds.append(Measurement(f"nanolm / {against}", self.name, ratio, "times"))
-        speeds.append(Measurement("step", self.name, 1000 * times["training"], "ms a step"))
+        speeds.append(Measurement("step", self.name, 1000 * times["training"], "ms per step"))
         return speeds + results
 
     def peer(self, note: Note) -> Runner:
-        """On a CPU, with all threads or one, whichever is faster: small models want one."""
+        """On a CPU, with all threads or one, whichever is faster; one is best for small models."""
         peer = Transformers(self.config, self.rows, self.device, self.dtype, note)
         ways = [OnThreads(peer, count) for count in {1, available_threads()}]
         if self.device != "cpu" or len(ways) == 1:
@@ -159,7 +159,7 @@ class PresetBench:
         return best
 
     def warm(self, make: Callable[[], RunnerT], results: list[Measurement], what: str) -> RunnerT:
-        """A runner that is warmed up; its peak memory is added to the results."""
+        """Make and warm up a runner, and add its peak memory to the results."""
         cuda = self.device == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -171,7 +171,7 @@ class PresetBench:
         return runner
 
     def sampling(self) -> list[Measurement]:
-        """Greedy sampling from an empty prompt, one row and, on a GPU, many rows at once."""
+        """Greedy sampling from an empty prompt: one row and, on a GPU, many rows at once."""
         merges = [(left, right) for left in range(256) for right in range(256)]
         tokenizer = ByteLevel(merges[: self.config.vocab_size - 258])
         model = build_model(self.config).to(self.device, getattr(torch, self.dtype))
@@ -189,7 +189,7 @@ class PresetBench:
         return [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
 
     def profile(self) -> Profile:
-        """Of one update, neither compiled nor on several threads, which would hide its parts."""
+        """Profile one step, uncompiled and on one thread, so that all operators are visible."""
         with threads_for(1):
             products, copies = ceilings(self.device, self.dtype, min(1.0, self.seconds))
             trial = SpeedTrial(self.config, self.rows, self.device, self.dtype, 1, compiled=False)
@@ -210,4 +210,4 @@ class SamplingRunner:
             pass
 
     def wait(self) -> None:
-        """Nothing: a token that has been seen is done."""
+        """Nothing to wait for: sampled tokens are complete."""

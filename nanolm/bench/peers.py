@@ -1,4 +1,4 @@
-"""The same shapes trained with other libraries, to compare with."""
+"""The same model sizes trained with other libraries, for comparison."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from nanolm.model.config_json import config_to_json, model_type
 
 
 class Transformers:
-    """A plain loop with all that makes it fast: on a GPU 16-bit products and `torch.compile`."""
+    """A plain training loop at its fastest: on a GPU, with 16-bit products and `torch.compile`."""
 
     def __init__(
         self, config: ModelConfig, rows: int, device: str, dtype: str, note: Callable[[str], None]
@@ -28,7 +28,7 @@ class Transformers:
             self.model = torch.compile(model)
             try:
                 self.step()
-            except Exception as error:  # of its many parts, any can fail, each in its own way
+            except Exception as error:  # a compiler has many ways to fail
                 self.model = model
                 self.optimizer.zero_grad()
                 note(f"transformers runs uncompiled: {type(error).__name__}")
@@ -47,14 +47,14 @@ class Transformers:
 
 
 def transformers_model(config: ModelConfig) -> Any:
-    """With fresh weights; a UsageError where there is no such model, or no such package."""
+    """A model with random weights; a UsageError if transformers or the architecture is missing."""
     family, why = model_type(config)
     if family == "nanolm":
         known = "try --family modern, llama or gpt2"
-        raise UsageError(f"--against transformers: it has no such model ({why}); {known}")
+        raise UsageError(f"--against transformers: no equivalent model ({why}); {known}")
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, logging
     except ImportError:
-        raise UsageError("--against transformers: first pip install transformers") from None
-    logging.set_verbosity_error()  # it warns of what only writing needs
+        raise UsageError("--against transformers: try `pip install transformers`") from None
+    logging.set_verbosity_error()  # its warnings concern generation only
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_to_json(config)))

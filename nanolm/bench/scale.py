@@ -1,10 +1,10 @@
-"""What more processes would be worth: from what a step takes here, and what has to be exchanged.
+"""Estimates the speedup of more processes, from the step time here and the data to exchange.
 
     >>> estimates(BenchSettings(scale="1,8", bandwidth=50.0), note=print)
 
-A step is measured with the rows of one process. The exchange is computed: the gradients in a ring
-all-reduce (each number passes each process twice), which DDP hides behind the backward pass; and
-Muon's updates, each made by one process, which nothing hides.
+A step is measured with the rows of one process. The communication is computed: the gradients in a
+ring all-reduce (each value passes each process twice), which DDP overlaps with the backward pass,
+and Muon's updates, each computed by one process, which do not overlap.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe
 from nanolm.planning.trial import SpeedTrial
 
-GRADIENT_BYTES = 4  # of one number
+GRADIENT_BYTES = 4  # per value
 BACKWARD_SHARE = 0.5  # of a step
 
 
@@ -33,7 +33,7 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[dict
         muon = recipe.optimizer(config, batch)[0] == "muon"
         counts = sorted({1, *settings.process_counts()})
         rows = {count: max(1, batch // count) for count in counts}
-        note(f"{preset}: {batch} x {config.context} tokens a step, for {len(counts)} numbers")
+        note(f"{preset}: {batch} x {config.context} tokens per step, {len(counts)} process counts")
         seconds: dict[int, float] = {}
         for number in sorted(set(rows.values())):
             with closing(SpeedTrial(config, number, device, dtype)) as trial:
@@ -53,13 +53,13 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[dict
             estimate = {
                 "preset": preset,
                 "processes": count,
-                "rows": rows[count],  # of each process
+                "rows": rows[count],  # per process
                 "compute": compute,  # seconds, measured
-                "exchange": gradients + updates,  # seconds, computed,
-                "shown": shown,  # and what of them nothing hides
-                "speed": rows[count] * count * config.context / step,  # tokens a second of all
+                "exchange": gradients + updates,  # seconds, computed
+                "shown": shown,  # seconds of it that do not overlap
+                "speed": rows[count] * count * config.context / step,  # total tokens per second
                 "efficiency": alone * rows[count] / (batch * step),  # of `count` times one's speed
-                "grown": alone / grown,  # the same, if each had as many rows as one has alone
+                "grown": alone / grown,  # the same with the full batch for each process
             }
             estimates.append(estimate)
     return estimates

@@ -1,4 +1,4 @@
-"""What is to be measured. No torch here, so that a mistake is reported at once."""
+"""What to measure. Imports no torch, so that mistakes are reported at once."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ PEERS = ("transformers",)
 
 @dataclass(frozen=True)
 class BenchSettings:
-    preset: tuple[str, ...] = ()  # none: those that fit the device
+    preset: tuple[str, ...] = ()  # if empty, those that suit the device
     family: str = DEFAULT_FAMILY
     device: str = "auto"
-    seconds: float = 3.0  # for each number
+    seconds: float = 3.0  # per measurement
     against: str | None = None
     profile: bool = False
-    scale: str | None = None  # numbers of processes to reckon with; None: measure this machine
-    bandwidth: float = 50.0  # between two of them, in GB/s
+    scale: str | None = None  # process counts to estimate; None to measure this machine
+    bandwidth: float = 50.0  # between two processes, in GB/s
 
     def process_counts(self) -> list[int]:
-        """The numbers in `scale`; 0 stands for what is none."""
+        """The numbers in `scale`; 0 for anything that is not a number."""
         parts = [] if self.scale is None else map(str.strip, self.scale.split(","))
         return [int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts]
 
@@ -31,13 +31,13 @@ class BenchSettings:
         for name, value in given:
             if value not in (choices := CHOICES.get(name, PEERS)):
                 guess = did_you_mean(value, list(choices))
-                problems.append(f"--{name} {value}: there is {', '.join(choices)}{guess}")
+                problems.append(f"--{name} {value}: choose from {', '.join(choices)}{guess}")
         if not all(1 <= count <= 100_000 for count in self.process_counts()):
-            problems.append("--scale: give numbers of processes, such as 1,8,64")
+            problems.append("--scale: use process counts, such as 1,8,64")
         if self.scale is not None and (self.against or self.profile):
-            problems.append("--scale cannot be with --against or --profile: leave out one")
+            problems.append("--scale cannot be combined with --against or --profile")
         if not 0.001 <= self.bandwidth <= 100_000:
-            problems.append(f"--bandwidth {self.bandwidth:g}: give 0.001 to 100000, in GB/s")
+            problems.append(f"--bandwidth {self.bandwidth:g}: must be from 0.001 to 100000 GB/s")
         if not 0.01 <= self.seconds <= 3600:
             problems.append(f"--seconds {self.seconds:g}: must be from 0.01 to 3,600")
         return problems

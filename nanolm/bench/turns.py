@@ -1,4 +1,4 @@
-"""Timing: what is compared takes turns, so that other load on the machine hits all alike.
+"""Timing: runners take turns, so that other load on the machine affects all of them equally.
 
 >>> medians({"ours": trial, "theirs": other}, seconds=3)
 {'ours': 0.0112, 'theirs': 0.0198}
@@ -12,17 +12,17 @@ from typing import Protocol, TypeVar
 
 from nanolm.planning.tuning import threads_for
 
-WARM_UP_STEPS = 3  # kernels are chosen, compiled and captured in the first ones
-ROUNDS = 10  # in the time there is
-FEWEST_ROUNDS = 3  # however long they take
+WARM_UP_STEPS = 3  # the first steps select, compile and capture kernels
+ROUNDS = 10  # in the given time
+FEWEST_ROUNDS = 3  # regardless of time
 
 
 class Runner(Protocol):
     def step(self) -> object:
-        """Once; it may still be under way afterwards."""
+        """Run one step, which may still be in progress afterwards."""
 
     def wait(self) -> object:
-        """Until all is done."""
+        """Wait until all steps are done."""
 
 
 RunnerT = TypeVar("RunnerT", bound=Runner)
@@ -59,7 +59,7 @@ def fastest(runners: Sequence[RunnerT]) -> RunnerT:
 
 
 def medians(runners: Mapping[str, Runner], seconds: float) -> dict[str, float]:
-    """Seconds a step of each: the median of rounds that together take about `seconds`."""
+    """Seconds per step of each runner: the median of rounds that take about `seconds` in all."""
     steps = {}
     for name, runner in runners.items():
         warm_up(runner)

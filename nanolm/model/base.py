@@ -1,8 +1,8 @@
-"""What all models have in common, whatever is inside: ids in, logits out, and a cache.
+"""The interface of all models: token ids in, logits out, and a cache for generation.
 
 >>> model = build_model(config)
 >>> cache = model.init_cache(batch=1, length=100)
->>> model(first_ids, cache), model(next_ids, cache)  # as if both had been given at once
+>>> model(first_ids, cache), model(next_ids, cache)  # same as both in one call
 """
 
 from abc import ABC, abstractmethod
@@ -17,14 +17,14 @@ from nanolm.model.config import ModelConfig
 
 
 class Embedding(nn.Embedding):
-    """One that leaves its numbers to the model, which draws them anew or has them from a file."""
+    """An embedding without its own initialization: the model initializes or loads it."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class StackedLinear(nn.Linear):
-    """Several linear layers of the same input in one product, which is faster: `rows` outputs."""
+    """Several linear layers with the same input, fused into one product; `rows` outputs each."""
 
     def __init__(self, inputs: int, rows: list[int], bias: bool) -> None:
         super().__init__(inputs, sum(rows), bias)
@@ -37,7 +37,7 @@ class Model(nn.Module, ABC):
     config: ModelConfig
     token_embedding: nn.Embedding
     head: nn.Linear
-    allows_padding: ClassVar[bool]  # may rows of different lengths be filled up and given together?
+    allows_padding: ClassVar[bool]  # rows of different lengths can be padded to one batch
 
     @property
     def device(self) -> torch.device:
@@ -48,20 +48,20 @@ class Model(nn.Module, ABC):
         """Everything but the head: (batch, time, dim)."""
 
     def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
-        """What the first `layers` make of the ids, (batch, time, dim); None: it cannot be cut."""
+        """The output of the first `layers`, (batch, time, dim); None if not supported."""
         return None
 
     def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
-        """`hidden_states`, continued from those that `frozen_states` returned."""
+        """`hidden_states`, continued from the output of `frozen_states`."""
         raise NotImplementedError
 
     @abstractmethod
     def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
-        """An empty cache for `batch` rows of up to `length` tokens: a `KVCache`, or one like it.
-        With `fixed` it stays in one place, so that a step can be captured and repeated."""
+        """An empty cache for `batch` rows of up to `length` tokens: a `KVCache` or similar. With
+        `fixed`, its tensors never move, so that a step can be captured into a CUDA graph."""
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The matrices between hidden vectors, each with the rows of those stacked in it."""
+        """The weight matrices of hidden layers, with the rows of the matrices stacked in each."""
         return {
             f"{name}.weight": getattr(layer, "rows", [layer.out_features])
             for name, layer in self.named_modules()
@@ -70,15 +70,15 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def init_weights(self) -> None:
-        """Draw fresh weights."""
+        """Initialize the weights randomly."""
 
     @abstractmethod
     def cache_bytes(self, length: int) -> int:
-        """What the cache of one row of `length` tokens takes."""
+        """Bytes of the cache for one row of `length` tokens."""
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Without dropout meanwhile."""
+        """Disable dropout inside a `with` block."""
         was_training = self.training
         self.eval()
         try:
@@ -87,7 +87,7 @@ class Model(nn.Module, ABC):
             self.train(was_training)
 
     def window(self) -> int | None:
-        """How many tokens it can look at together; None where there is no end to it."""
+        """The most tokens it can attend to; None if unlimited."""
         return self.config.context
 
     def parameter_count(self) -> int:

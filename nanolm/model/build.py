@@ -1,4 +1,4 @@
-"""From a config to a model with fresh weights."""
+"""Builds a model with random weights from its config."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A classifier: one matrix scores labels from what a language model says of a text's last token.
+"""A classifier: a language model with a linear classification head on the pooled hidden states.
 
 >>> config = ClassifierConfig(base=base_config, labels=("negative", "positive"), window=64)
 >>> Classifier(config)(ids, lengths).shape  # (batch, labels)
@@ -11,17 +11,17 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import ClassifierConfig, Pool
 
-LORA_SCALE = 2.0  # of what LoRA adds, so that the learning rate of other weights suits it too
+LORA_SCALE = 2.0  # multiplies LoRA's update, so that one learning rate suits all weights
 
 
 class Classifier(nn.Module):
-    """Ids (batch, time), filled up on the right, and lengths in; logits (batch, labels) out.
-    Instead of ids, what the `frozen` layers made of them can be given, or the pooled vectors."""
+    """Ids (batch, time), padded on the right, and lengths in; logits (batch, labels) out. Also
+    accepts the output of the `frozen` layers, or the pooled vectors, instead of ids."""
 
     frozen = 0  # layers
 
     def __init__(self, config: ClassifierConfig, base: Model | None = None) -> None:
-        """With `base`, its weights are taken over; it then has no output layer any more."""
+        """With `base`, uses its weights and removes its output layer."""
         super().__init__()
         self.config = config
         self.base = base if base is not None else build_model(config.base)
@@ -57,7 +57,7 @@ class Classifier(nn.Module):
 
 
 def pooled(x: Tensor, lengths: Tensor, how: Pool) -> Tensor:
-    """One vector for each text, of its own tokens alone: (batch, time, dim) to (batch, dim)."""
+    """One vector per text, ignoring padding: (batch, time, dim) to (batch, dim)."""
     if how == "last":
         last = (lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])  # (batch, 1, dim)
         return x.gather(1, last)[:, 0]
@@ -77,14 +77,14 @@ def prefix_pooled(x: Tensor, how: Pool) -> Tensor:
 
 
 def filling(x: Tensor, lengths: Tensor) -> Tensor:
-    """Where a row is no text: (batch, time)."""
+    """A mask of the padding: (batch, time)."""
     return torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
 
 
 def merge_adapters(base: Model, tensors: dict[str, Tensor]) -> None:
-    """Add to each linear layer of `base` what its LoRA matrices `down.NAME` and `up.NAME` add."""
+    """Merge the LoRA matrices `down.NAME` and `up.NAME` into the linear layers of `base`."""
     for name, layer in base.named_modules():
-        key = name.replace(".", "/")  # a name with dots would be a path to torch
+        key = name.replace(".", "/")  # torch would treat dots as a path
         if isinstance(layer, nn.Linear) and f"up.{key}" in tensors:
             more = LORA_SCALE * (tensors[f"up.{key}"] @ tensors[f"down.{key}"])
             with torch.no_grad():

@@ -1,9 +1,9 @@
-"""What a model is: frozen dataclasses, the families, and the sizes that have names.
+"""Model configs: frozen dataclasses, model families, and named sizes (presets).
 
     >>> configure("modern", vocab_size=1024, layers=3, heads=3, dim=48, context=64).hidden
     128
 
-Imports no torch, so that the command line is quick to show its help.
+Imports no torch, so that the command line shows its help quickly.
 """
 
 import math
@@ -17,22 +17,22 @@ FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
 Pool = Literal["last", "mean", "max"]
 Long = Literal["head", "tail", "windows"]
 
-MOST_LAYERS = 1000  # each takes 40 kB before it has a number, and no model has a fifth of it
+MOST_LAYERS = 1000  # each takes 40 kB even without weights; real models have less than a fifth
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What every model has; saved whole, and the model is rebuilt from its config alone."""
+    """The fields of every model. A model can be rebuilt from its config alone."""
 
     vocab_size: int
     layers: int
-    dim: int  # width of the vector that stands for a token
-    context: int  # tokens that the model is trained to look back on
+    dim: int  # embedding width
+    context: int  # context length in tokens
     tied: bool  # the output layer is the token embedding
     dropout: float = 0.0
 
     def problems(self) -> list[str]:
-        """What keeps this from being a model, each with what to change."""
+        """Errors in this config, each with what to change."""
         found = [
             f"--{field.name.replace('_', '-')} {value}: must be at least 1"
             for field in fields(self)
@@ -47,38 +47,38 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched to a longer context than they were first trained on. Slow
-    rotations are slowed down by `factor`, fast ones stay, in between it blends; both are said in
-    turns within the original context. "linear" slows all of them down."""
+    """Stretches rotary positions to a longer context than the original one. Slow rotations are
+    slowed down by `factor`, fast ones are unchanged, and those in between are interpolated. The
+    limits are in turns within the original context. "linear" slows down all rotations."""
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: float
     original_context: int = 0
-    slow: float = 0.0  # turns; fewer are slowed down
-    fast: float = 0.0  # turns; more stay
-    gain: float = 1.0  # YaRN also sharpens attention: queries and keys grow by this
+    slow: float = 0.0  # turns; rotations below are slowed down
+    fast: float = 0.0  # turns; rotations above are unchanged
+    gain: float = 1.0  # YaRN also sharpens attention by scaling queries and keys
 
     def problems(self) -> list[str]:
         numbers = [self.factor, self.gain]
         if self.kind != "linear":
             numbers += [self.original_context, self.slow, self.fast - self.slow]
-        # Far below what anyone would choose, and far above where dividing by them overflows.
-        return [] if min(numbers) > 1e-6 else [f"no sense in {self}"]
+        # Far below any sensible value, and far above where dividing by it overflows.
+        return [] if min(numbers) > 1e-6 else [f"invalid {self}"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(ModelConfig):
-    """A decoder-only Transformer, with every switch that the lectures name."""
+    """A decoder-only Transformer, with all architecture options of the lectures."""
 
     heads: int
-    kv_heads: int  # several heads can share their keys and values ("grouped queries")
+    kv_heads: int  # fewer than heads: grouped-query attention
     head_width: int | None = None  # dim / heads unless given
     hidden: int  # width inside the feed-forward layer
     positions: Positions
     norm: Norm
-    norm_place: NormPlace  # before each layer, or after adding its result
+    norm_place: NormPlace  # before each layer, or after the residual addition
     feed_forward: FeedForwardKind
-    qk_norm: bool  # normalise queries and keys: attention scores cannot blow up
+    qk_norm: bool  # normalize queries and keys, which bounds attention scores
     bias: bool  # in linear layers, and in layer norms
     norm_epsilon: float = 1e-6
     rope_base: float = 10_000.0
@@ -91,10 +91,10 @@ class GPTConfig(ModelConfig):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.head_width is not None and self.head_width < 1:
-            found.append(f"the width of a head is {self.head_width}")
+            found.append(f"the head width is {self.head_width}: must be at least 1")
         if self.norm_epsilon < 0:
-            found.append(f"the epsilon of a norm is {self.norm_epsilon}")
-        if self.rope_base < 1.001:  # nearer to it, what is computed with its logarithm overflows
+            found.append(f"the epsilon of the norms is {self.norm_epsilon}: must be at least 0")
+        if self.rope_base < 1.001:  # closer to 1, dividing by its logarithm overflows
             found.append(f"--rope-base {self.rope_base}: must be above 1")
         if self.rope_scaling:
             found += self.rope_scaling.problems()
@@ -114,36 +114,36 @@ class GPTConfig(ModelConfig):
             )
         elif self.positions == "rope" and self.head_dim % 2:
             found.append(
-                f"rotary positions need an even width a head, and --dim {self.dim} / "
+                f"rotary positions need an even width per head, but --dim {self.dim} / "
                 f"--heads {self.heads} is {self.head_dim}; try --dim {self.dim + self.heads}"
             )
         return found
 
 
-Switches = dict[str, tuple[object, ...]]  # of a GPTConfig, each with the values it may have
+Switches = dict[str, tuple[object, ...]]  # fields of a GPTConfig, each with its allowed values
 
 
 def unsupported(config: GPTConfig, switches: Switches) -> list[str]:
-    """The switches whose value in `config` is not among those allowed."""
+    """The switches with a value in `config` that is not allowed."""
     return [name for name, allowed in switches.items() if getattr(config, name) not in allowed]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
-    """A stack of recurrent layers: what Transformers are measured against."""
+    """A stack of recurrent layers: the baseline for Transformers."""
 
     cell: Literal["rnn", "lstm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """A language model that scores labels instead of tokens."""
+    """A language model with a classification head."""
 
     base: ModelConfig
     labels: tuple[str, ...]
-    pool: Pool = "last"  # what is scored: the last token's vector, or the mean or max of all
-    window: int  # tokens of a text that are looked at together
-    long: Long = "head"  # of a longer text: its beginning, its end, or all of it in several windows
+    pool: Pool = "last"  # pooling: the last token's vector, or the mean or max of all
+    window: int  # tokens of a text that are classified together
+    long: Long = "head"  # for longer texts: use the beginning, the end, or several windows
 
     def problems(self) -> list[str]:
         found = self.base.problems()
@@ -152,7 +152,7 @@ class ClassifierConfig:
         return found
 
 
-# The switches that make a family.
+# The switches of each family.
 LLAMA = {
     "positions": "rope",
     "norm": "rms",
@@ -164,7 +164,7 @@ LLAMA = {
     "norm_epsilon": 1e-5,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
-    "modern": {**LLAMA, "qk_norm": True, "norm_epsilon": 1e-6},  # written as Qwen3
+    "modern": {**LLAMA, "qk_norm": True, "norm_epsilon": 1e-6},  # saved as Qwen3
     "llama": LLAMA,
     "gpt2": {
         **LLAMA,
@@ -182,14 +182,14 @@ RECURRENT = ("rnn", "lstm")
 
 @dataclass(frozen=True)
 class Preset:
-    """A size with a name; `batch` is sequences a step, sized with the model."""
+    """A named size; `batch` is the number of sequences per step."""
 
     layers: int
     heads: int
     dim: int
     context: int
     batch: int
-    vocab_size: int  # a usual one, to tell its size by
+    vocab_size: int  # a typical one, to count parameters with
     purpose: str
 
 
@@ -199,9 +199,9 @@ PRESETS = {
     "mini": Preset(6, 6, 384, 256, 64, 2_048, "a megabyte, on a GPU"),
     "small": Preset(8, 8, 512, 512, 64, 16_384, "tens of MB, on a GPU"),
     "gpt2": Preset(12, 12, 768, 1024, 64, 50_257, "gigabytes, on a large GPU"),
-    "gpt2-medium": Preset(24, 16, 1024, 1024, 32, 50_257, "as GPT-2 medium"),
-    "gpt2-large": Preset(36, 20, 1280, 1024, 16, 50_257, "as GPT-2 large"),
-    "gpt2-xl": Preset(48, 25, 1600, 1024, 8, 50_257, "as GPT-2 XL, the largest"),
+    "gpt2-medium": Preset(24, 16, 1024, 1024, 32, 50_257, "the size of GPT-2 medium"),
+    "gpt2-large": Preset(36, 20, 1280, 1024, 16, 50_257, "the size of GPT-2 large"),
+    "gpt2-xl": Preset(48, 25, 1600, 1024, 8, 50_257, "the size of GPT-2 XL"),
 }
 
 
@@ -212,8 +212,8 @@ def complete_shape(
     dim: int | None = None,
     kv_heads: int | None = None,
 ) -> tuple[int, int]:
-    """Heads and width of a model of a usual shape, where one of the two may have been chosen: the
-    other is then the nearest that fits, with an even width a head, as rotary positions need it."""
+    """Complete the shape of a model. If only heads or width is given, the other is the closest to
+    the usual shape that fits, with an even width per head, as rotary positions require."""
     groups = kv_heads or 1
     if dim is None:
         if heads is None:
@@ -228,10 +228,10 @@ def complete_shape(
 
 
 def configure(family: str, **asked: Any) -> ModelConfig:
-    """A model of `family`; what is asked for (and not None) goes before what the family has."""
+    """A config of `family`; values that are given (and not None) override the family's."""
     values = FAMILIES[family] | {name: value for name, value in asked.items() if value is not None}
     if family in RECURRENT:
-        values.pop("heads", None)  # a size with a name has them for every family
+        values.pop("heads", None)  # presets have them for every family
         return RecurrentConfig(**values)
     values.setdefault("kv_heads", values["heads"])
     if values["feed_forward"] == "swiglu":

@@ -1,10 +1,10 @@
-"""config.json: a model's config in the words of its family at Hugging Face.
+"""config.json: a model's config in the format of its Hugging Face family.
 
     >>> config_to_json(configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16))
     {'model_type': 'qwen3', ...}
 
-What none of the families has (post-norm, recurrence, ...) is "model_type": "nanolm", our own config
-word for word. Whatever would change the numbers and is not understood is refused, by name.
+Models that fit no family (post-norm, recurrent, ...) are saved as "model_type": "nanolm", with the
+fields of our own config. Unknown settings that would change the results are refused by name.
 """
 
 import math
@@ -28,13 +28,13 @@ from nanolm.model.config import (
     unsupported,
 )
 
-# What the names of each family's classes at Hugging Face begin with.
+# Prefixes of each family's class names in transformers.
 CLASSES = {"gpt2": "GPT2", "llama": "Llama", "qwen3": "Qwen3"}
 CAUSAL = {family: f"{name}ForCausalLM" for family, name in CLASSES.items()}
 CAUSAL["gpt2"] = "GPT2LMHeadModel"
 CLASSIFIERS = {family: f"{name}ForSequenceClassification" for family, name in CLASSES.items()}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
-# What each family can express: the values that a switch may have.
+# The values of each switch that a family supports.
 SWITCHES = ("positions", "norm", "norm_place", "feed_forward", "qk_norm", "bias")
 EXPRESSED: dict[str, Switches] = {
     family: {name: (FAMILIES[ours][name],) for name in SWITCHES}
@@ -42,7 +42,7 @@ EXPRESSED: dict[str, Switches] = {
 }
 EXPRESSED["gpt2"] |= {"feed_forward": tuple(ACTIVATIONS.values()), "head_width": (None,)}
 EXPRESSED["llama"]["bias"] = (False, True)
-# Sizes, by their names there.
+# Our names of the sizes, by their Hugging Face names.
 GPT2_SIZES = {
     "n_positions": "context",
     "n_embd": "dim",
@@ -59,21 +59,21 @@ LLAMA_SIZES = {
     "head_dim": "head_dim",
     "intermediate_size": "hidden",
 }
-# What scalings of rotary positions have, by its name there.
+# Our names of the RoPE scaling parameters, by their Hugging Face names.
 STRETCHED = {"factor": "factor", "original_max_position_embeddings": "original_context"}
 LLAMA3 = {**STRETCHED, "low_freq_factor": "slow", "high_freq_factor": "fast"}
 YARN = {**STRETCHED, "beta_slow": "slow", "beta_fast": "fast", "attention_factor": "gain"}
 SCALINGS = {"default": {}, "linear": {"factor": "factor"}, "llama3": LLAMA3, "yarn": YARN}
 KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
-AROUND = (  # what every config.json may say, and no model depends on
+AROUND = (  # fields of any config.json that do not affect the model
     *("model_type", "kind", "architectures", "dtype", "transformers_version"),
     *(f"{name}_token_id" for name in ("bos", "eos", "pad")),
 )
-LARGEST = 1 << 40  # of any count in the file: far above all there is, far below an overflow
+LARGEST = 1 << 40  # of any count in the file: far above real values, far below an overflow
 
 
 def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
-    """The family that `config` is written as; for "nanolm", why it is none of the others."""
+    """The family that `config` is saved as; for "nanolm", the reason that no other fits."""
     if isinstance(config, ClassifierConfig):
         if config.pool != "last":
             return "nanolm", f"--pool {config.pool}"
@@ -92,7 +92,7 @@ def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
 
 
 def as_option(name: str, value: object) -> str:
-    """A switch as one would ask for it."""
+    """A switch as a command-line option."""
     word = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{word}" if value else f"--no-{word}"
@@ -144,7 +144,7 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_epsilon,
         "rope_parameters": rope,
-        # The same as older versions of transformers spell it.
+        # The same for older versions of transformers.
         "rope_theta": rope["rope_theta"],
         "rope_scaling": rope if config.rope_scaling else None,
         "attention_bias": config.bias,
@@ -160,7 +160,7 @@ def own_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
-    """The config that the contents of `file` describe; a ModelError names what is wrong."""
+    """The config described by the contents of `file`, or a ModelError that says what is wrong."""
     found = Values(values, str(file))
     match family := values.get("model_type"):
         case "gpt2":
@@ -173,7 +173,7 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | Classi
             config = read_own(found)
         case _:
             known = ", ".join([*CLASSES, "nanolm"])
-            raise ModelError(f"{file}: nanolm reads models of type {known}, not {family!r:.100}")
+            raise ModelError(f"{file}: nanolm supports models of type {known}, not {family!r:.100}")
     if isinstance(config, GPTConfig) and CLASSIFIERS.get(family) in found.like("architectures", []):
         config = read_classifier(found, config, read_labels(found))
     if problems := config.problems():
@@ -182,7 +182,7 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | Classi
 
 
 class Values:
-    """The values of a JSON object, each taken as what it must be."""
+    """The values of a JSON object, with type checks."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self.values, self.where = values, where
@@ -195,7 +195,7 @@ class Values:
     def count(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= LARGEST:
-            raise self.wrong(name, f"must be a whole number from 1 to {LARGEST:,}")
+            raise self.wrong(name, f"must be an integer from 1 to {LARGEST:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -205,7 +205,7 @@ class Values:
         return float(value)
 
     def like(self, name: str, default: Any) -> Any:
-        """Of the type that the default has."""
+        """A value of the same type as the default."""
         value = self.get(name, default)
         if type(value) is not type(default):
             names = {bool: "true or false", list: "a list", dict: "an object"}
@@ -213,7 +213,7 @@ class Values:
         return value
 
     def only(self, name: str, allowed: Iterable[object], default: Any, what: str) -> Any:
-        """A feature that is there in one form alone."""
+        """A setting of which nanolm supports only some values."""
         value = self.get(name, default)
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise self.wrong(name, f"{what}, which nanolm does not support")
@@ -222,7 +222,7 @@ class Values:
     def check_names(self, *known: str) -> None:
         for name in self.values:
             if name not in {*known, *AROUND}:
-                raise self.wrong(name, "this version of nanolm knows no such switch")
+                raise self.wrong(name, "this version of nanolm does not support it")
 
     def wrong(self, name: str, why: str) -> ModelError:
         shown = repr(self.values[name]) if name in self.values else "missing"
@@ -230,7 +230,7 @@ class Values:
 
 
 def read_shared(values: Values, family: str) -> None:
-    values.only("quantization_config", [None], None, "quantised weights")
+    values.only("quantization_config", [None], None, "quantized weights")
     values.only("add_cross_attention", [False], False, "cross-attention")
     bodies = [f"{name}Model" for name in CLASSES.values()]  # without a head
     for name in values.like("architectures", []):
@@ -240,9 +240,9 @@ def read_shared(values: Values, family: str) -> None:
 
 def read_gpt2(values: Values) -> GPTConfig:
     read_shared(values, "gpt2")
-    values.only("scale_attn_weights", [True], True, "attention without scale")
+    values.only("scale_attn_weights", [True], True, "unscaled attention")
     values.only("scale_attn_by_inverse_layer_idx", [False], False, "attention scaled by layer")
-    what = "a nonlinearity of its own"
+    what = "another activation function"
     activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
     defaults = {"n_positions": 1024, "n_inner": 4 * values.count("n_embd")}
     sizes = read_sizes(values, "gpt2", GPT2_SIZES, defaults)
@@ -258,7 +258,7 @@ def read_gpt2(values: Values) -> GPTConfig:
 def read_sizes(
     values: Values, family: str, names: dict[str, str], defaults: dict[str, int]
 ) -> dict[str, Any]:
-    """The sizes, and the switches that a family leaves no choice."""
+    """The sizes, and the switches that are fixed for a family."""
     fixed = {name: allowed[0] for name, allowed in EXPRESSED[family].items() if len(allowed) == 1}
     sizes = {ours: values.count(theirs, defaults.get(theirs)) for theirs, ours in names.items()}
     return {**fixed, **sizes, "vocab_size": values.count("vocab_size")}
@@ -266,15 +266,15 @@ def read_sizes(
 
 def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
     read_shared(values, family)
-    values.only("hidden_act", ["silu", "swish"], "silu", "a nonlinearity of its own")
+    values.only("hidden_act", ["silu", "swish"], "silu", "another activation function")
     bias = family == "llama" and values.like("mlp_bias", False)
-    values.only("attention_bias", [bias], False, "biases in some layers and not in others")
+    values.only("attention_bias", [bias], False, "biases in only some layers")
     if family == "qwen3":
         values.only("use_sliding_window", [False], False, "a sliding window")
         if any(kind != "full_attention" for kind in values.like("layer_types", [])):
             raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
     dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    defaults = {  # as transformers has them
+    defaults = {  # of transformers
         "max_position_embeddings": 2048 if family == "llama" else 32768,
         "num_key_value_heads": heads if family == "llama" else 32,
         "head_dim": max(1, dim // heads) if family == "llama" else 128,
@@ -294,28 +294,28 @@ def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
 
 
 def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
-    """The base and scaling of rotary positions, in the newer or the older spelling, or both."""
+    """The base and scaling of rotary positions, in the new or the old format, or both."""
     new, old = values.like("rope_parameters", {}), values.like("rope_scaling", {})
     if "type" in old:
         old = {"rope_type": old["type"]} | {key: old[key] for key in old if key != "type"}
-    outside = ("rope_theta", "partial_rotary_factor")  # where older versions had them
+    outside = ("rope_theta", "partial_rotary_factor")  # top-level fields in older versions
     old = {key: values.values[key] for key in outside if values.get(key) is not None} | old
     for key in new.keys() & old.keys():
         if new[key] != old[key]:
-            raise values.wrong("rope_parameters", f"its {key} is not that of the older spelling")
+            raise values.wrong("rope_parameters", f"its {key} contradicts the older fields")
     rope = Values({**old, **new}, f"{values.where}: rope_parameters")
-    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of some components alone")
-    kind = rope.only("rope_type", SCALINGS, "default", "a scaling")
+    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of only some components")
+    kind = rope.only("rope_type", SCALINGS, "default", "another RoPE scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
     defaults: dict[str, float] = {"original_max_position_embeddings": context}
     if kind == "yarn":
         known.add("truncate")
-        rope.only("truncate", [True], True, "YaRN of another kind")
+        rope.only("truncate", [True], True, "another variant of YaRN")
         gain = 0.1 * math.log(max(1, rope.number("factor"))) + 1
         defaults |= {"beta_slow": 1, "beta_fast": 32, "attention_factor": gain}
     for key, value in rope.values.items():
         if value is not None and key not in known:
-            raise rope.wrong(key, f"a part of {kind!r} that nanolm does not support")
+            raise rope.wrong(key, f"a parameter of {kind!r} scaling that nanolm does not support")
     base = rope.number("rope_theta", 10_000.0)
     if kind == "default":
         return base, None
@@ -326,26 +326,26 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
         original = rope.count("original_max_position_embeddings", context)
         parts["original_context"] = original
         if values.get("original_max_position_embeddings", original) != original:
-            raise values.wrong("original_max_position_embeddings", "rope_parameters has another")
+            raise values.wrong("original_max_position_embeddings", "contradicts rope_parameters")
     return base, RopeScaling(kind, **parts)
 
 
 def read_labels(values: Values) -> tuple[str, ...]:
-    """The names of the labels in order; two without a name is what transformers leaves out."""
+    """The label names in order; transformers omits the default, two unnamed labels."""
     single = ["single_label_classification", None]
-    values.only("problem_type", single, None, "regression, or several labels at once")
+    values.only("problem_type", single, None, "regression or multi-label classification")
     names = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     order = [str(id) for id in range(len(names))] if isinstance(names, dict) else []
     if order and set(names) == set(order) and are_labels(labels := [names[id] for id in order]):
         return tuple(labels)
-    raise values.wrong("id2label", "must name two labels or more, from 0 up")
+    raise values.wrong("id2label", "must name at least two labels, numbered from 0")
 
 
 def read_classifier(
     values: Values, base: ModelConfig, labels: tuple[str, ...], pool: Pool = "last"
 ) -> ClassifierConfig:
     window = values.count("window", base.context)
-    long = values.only("long_texts", get_args(Long), "head", "a rule for long texts")
+    long = values.only("long_texts", get_args(Long), "head", "another strategy for long texts")
     return ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
 
 
@@ -356,8 +356,8 @@ def are_labels(names: list[Any]) -> bool:
 def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     labels = values.like("labels", [])
     if not are_labels(labels):
-        raise values.wrong("labels", "must name two labels or more")
-    pool = values.only("pool", get_args(Pool), None, "a pooling")
+        raise values.wrong("labels", "must name at least two labels")
+    pool = values.only("pool", get_args(Pool), None, "another kind of pooling")
     values.check_names("labels", "pool", "window", "long_texts", "base")
     config = config_from_json({**values.like("base", {}), "model_type": "nanolm"}, file)
     if isinstance(config, ClassifierConfig):
@@ -366,8 +366,8 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
 
 
 def read_own(values: Values) -> ModelConfig:
-    """Our own words: every field, nothing else, each of its type."""
-    made = KINDS[values.only("kind", KINDS, None, "a kind of model")]
+    """Our own format: exactly the fields of the config, each of its type."""
+    made = KINDS[values.only("kind", KINDS, None, "another kind of model")]
     hints = get_type_hints(made)
     values.check_names(*hints)
     taken = {}
@@ -377,7 +377,7 @@ def read_own(values: Values) -> ModelConfig:
             try:
                 value = RopeScaling(**value)
             except TypeError:
-                raise values.wrong("rope_scaling", "not as nanolm writes it") from None
+                raise values.wrong("rope_scaling", "not in nanolm's format") from None
         hint = hints[field.name]
         if not fits(value, hint):
             whole = (getattr(hint, "__name__", hint),)

@@ -5,9 +5,8 @@
     torch.Size([1, 3, 300])
 
 Token ids become vectors. Blocks of attention (each token attends to itself and earlier ones) and
-feed-forward layers (each token independently) add to them, and the head turns each vector into
-logits for the next token. This is the reference: `fast/` swaps in faster equivalents, or takes
-them off again.
+feed-forward layers (each token independently) add to them, and the head maps each vector to logits
+for the next token. This is the reference implementation; `fast/` swaps in faster equivalents.
 """
 
 import math
@@ -195,7 +194,7 @@ def naive_attention(
 class Attention(nn.Module):
     """Multi-head causal self-attention: softmax(Q Kᵀ / √head_dim) V.
 
-    A query says what a token looks for, a key what it offers, a value what is then passed on.
+    A query is what a token looks for, a key what it offers, and a value what it passes on.
     """
 
     rotate, attend = staticmethod(rotate), staticmethod(causal_attention)

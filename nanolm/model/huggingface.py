@@ -1,10 +1,10 @@
-"""The file format: a model folder as Hugging Face `transformers` reads and writes it.
+"""Reads and writes model folders in the format of Hugging Face `transformers`.
 
     >>> save_model(model, folder, tokenizer); load_model(folder)
 
-Loading is strict: names and shapes are compared before a number is read, every fault is named, and
-nothing in a folder can run. A checkpoint of a classifier whose model stays frozen holds only what
-is trained, with `base.json` saying where the rest is and what its checksum was.
+Loading is strict: names and shapes are checked before any weights are read, every problem is
+reported, and nothing in a folder can run code. The checkpoint of a classifier with a frozen base
+model holds only the trained weights; `base.json` has the path and checksum of the rest.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from nanolm.model.config_json import config_to_json, model_type
 from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier)
-SHARD = 5_000_000_000  # bytes; larger weights are written as several files
-LARGE = 30.0  # root mean square of a tensor, beyond which a few tokens show whether it overflows
+SHARD = 5_000_000_000  # bytes; larger models are split into several files
+LARGE = 30.0  # root mean square of a tensor; above it, a few tokens are run to detect overflow
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class BaseModel:
 def save_model(
     model: Model | Classifier, folder: Path, tokenizer: Tokenizer, shard: int = SHARD
 ) -> None:
-    """Write everything `AutoModelForCausalLM` (or `...ForSequenceClassification`) and
+    """Write everything that `AutoModelForCausalLM` (or `...ForSequenceClassification`) and
     `AutoTokenizer` need into `folder`."""
     save_config(model, folder, tokenizer)
     save_weights(model, folder, shard)
@@ -69,7 +69,7 @@ def save_partial(
 
 
 def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -> None:
-    """All but the weights."""
+    """Write everything except the weights."""
     stops = sorted(tokenizer.stops)
     ends = {
         "bos_token_id": tokenizer.start_of_text,
@@ -78,8 +78,8 @@ def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -
     }
     stored.write_json(folder / "config.json", {**config_to_json(model.config), **ends})
     if isinstance(model, Model):
-        # A tokenizer has a token for every byte, most of which never occur in the training text.
-        # Their probability is small, but adds up over thousands of tokens of a small model.
+        # The vocabulary has a token for every byte, but most never occur in the training text. A
+        # small model gives each a small probability, which adds up over thousands of tokens.
         never = {"suppress_tokens": sorted(tokenizer.unseen)} if tokenizer.unseen else {}
         stored.write_json(folder / "generation_config.json", {"do_sample": True, **ends, **never})
     base = model.config.base if isinstance(model, Classifier) else model.config
@@ -87,7 +87,7 @@ def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -
 
 
 def suppressed_tokens(folder: Path, vocab_size: int) -> frozenset[int]:
-    """The tokens that a model folder says are never to be generated."""
+    """The tokens that a model folder lists as never to be generated."""
     file = folder / "generation_config.json"
     listed = (stored.read_json(file) if file.exists() else {}).get("suppress_tokens")
     ids = listed if isinstance(listed, list) else []
@@ -96,8 +96,8 @@ def suppressed_tokens(folder: Path, vocab_size: int) -> frozenset[int]:
 
 
 def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value.clone()) -> M:
-    """What can be saved while the model itself goes on learning."""
-    with torch.device("meta"):  # nothing is drawn or allocated
+    """A copy that can be saved while the model is trained further."""
+    with torch.device("meta"):  # no initialization, no allocation
         copy = type(model)(model.config)
     state = {name: copy_of(value.detach()) for name, value in model.named_parameters()}
     copy.load_state_dict(state, strict=False, assign=True)
@@ -107,7 +107,7 @@ def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value
 
 
 def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
-    """All tensors in one file, or in several with an index where they exceed `shard` bytes."""
+    """Write all tensors to one file, or to several with an index if they exceed `shard` bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     size = total = 0
     for name, tensor in split_weights(model):
@@ -117,7 +117,7 @@ def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
             shards.append({})
             size = tensor.nbytes
         shards[-1][name] = tensor
-    metadata = {"format": "pt"}  # by which transformers knows who wrote the numbers
+    metadata = {"format": "pt"}  # required by transformers
     if len(shards) == 1:
         save_file(shards[0], folder / stored.WEIGHTS, metadata)
         return
@@ -131,7 +131,7 @@ def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
 
 
 def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor on disk with its name there."""
+    """The tensors as they are stored, with their names on disk."""
     prefix = stored.PREFIX[model_type(model.config)[0]]
     parameters = dict(model.named_parameters())
     for mapping in stored.tensor_mappings(model.config):
@@ -142,7 +142,7 @@ def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
-    """The model in `folder`, in float32 on the CPU; with another `dropout` if that is given."""
+    """Load the model in `folder`, in float32 on the CPU, optionally with another `dropout`."""
     config = stored.load_config(folder)
     if dropout is not None:
         config = replace(config, dropout=dropout)
@@ -156,7 +156,7 @@ def load_model(folder: Path, dropout: float | None = None) -> Model:
 
 
 def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
-    """The classifier in `folder`, in float32 on the CPU."""
+    """Load the classifier in `folder`, in float32 on the CPU."""
     config = stored.load_classifier_config(folder)
     if dropout is not None:
         config = replace(config, base=replace(config.base, dropout=dropout))
@@ -170,27 +170,27 @@ def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
 
 
 def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
-    """The base model that `folder` refers to, with what was trained in its place."""
+    """Load the base model that `folder` refers to, and replace the trained weights."""
     match stored.read_json(folder / stored.BASE):
         case {"folder": str(path), "fingerprint": str(fingerprint)}:
             base, problem = BaseModel(Path(path), fingerprint), ""
         case _:
-            raise ModelError(f"{folder / stored.BASE} does not say where the base model is")
+            raise ModelError(f"{folder / stored.BASE} does not name the base model")
     if not (base.folder / "config.json").is_file():
-        problem = "is not there any more"
+        problem = "no longer exists"
     elif weights_fingerprint(base.folder) != base.fingerprint:
-        problem = "has other weights now"
+        problem = "now has different weights"
     if problem:
         raise ModelError(
-            f"{folder} holds only what was trained; the rest is in {base.folder}, which {problem}. "
-            "Put it back there, or fine-tune again."
+            f"{folder} has only trained weights; the rest is in {base.folder}, which {problem}. "
+            "Restore it there, or fine-tune again."
         )
     if isinstance(stored.load_any_config(base.folder), ClassifierConfig):
         inside = load_classifier(base.folder, config.base.dropout).base
     else:
         inside = load_model(base.folder, config.base.dropout)
     if inside.config != config.base:
-        raise ModelError(f"{folder} does not fit the model it refers to, {base.folder}")
+        raise ModelError(f"{folder} does not match its base model, {base.folder}")
     model = Classifier(config, inside)
     state, large = read_state(folder, config)
     model.load_state_dict(state, strict=False)
@@ -200,7 +200,7 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Of everything that decides what the model computes, but for its config."""
+    """A checksum of all weights, without the config."""
     digest = hashlib.sha256()
     partial = [folder / name for name in (stored.TRAINED, stored.ADAPTERS, stored.BASE)]
     for file in partial if stored.is_partial(folder) else stored.weight_files(folder):
@@ -211,8 +211,8 @@ def weights_fingerprint(folder: Path) -> str:
 
 
 def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], str]:
-    """The parameters of `config` by their names here; of a partial checkpoint, the trained ones.
-    And where the first unusually large ones are."""
+    """The parameters of `config` by our names (in a partial checkpoint, the trained ones), and the
+    location of the first unusually large tensor."""
     large = ""
 
     def read_tensor(source: stored.StoredTensor) -> Tensor:
@@ -231,7 +231,7 @@ def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], 
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
             state[mapping.name] = (whole.T if mapping.transposed else whole).contiguous()
-        # Kept from before the weights were tied: transformers passes over it, we make sure.
+        # A tied head that is stored anyway: transformers ignores it, we check that it is equal.
         if stored.HEAD in tensors and "head.weight" not in state:
             head = read_tensor(tensors[stored.HEAD])
             if not torch.equal(head, state["token_embedding.weight"]):
@@ -240,7 +240,7 @@ def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], 
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a file of ours."""
+    """All tensors of one of our own files."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -251,17 +251,17 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def root_mean_square(tensor: Tensor, where: str) -> float:
-    """Of weights, which must be finite, and their squares too."""
+    """The root mean square of weights, which must be finite, like the sum of their squares."""
     squares = torch.linalg.vector_norm(tensor).item() ** 2 if tensor.numel() else 0.0
     if not squares < torch.finfo(torch.float32).max:
         kind = "too large to compute with" if tensor.isfinite().all() else "not finite"
-        raise ModelError(f"{where}: its numbers are {kind}; the model is broken")
+        raise ModelError(f"{where}: its values are {kind}; the model is damaged")
     return math.sqrt(squares / max(1, tensor.numel()))
 
 
 def checked(model: M, large: str) -> M:
-    """The model; refused if its weights are `large` somewhere, so that what it computes overflows.
-    A norm makes zeros of what overflows: its inputs are looked at, and the outputs."""
+    """Return the model, or refuse it if it has `large` weights and its activations overflow. Norms
+    turn overflow into zeros, so their inputs are checked as well as the outputs."""
     if not large:
         return model
     seen: list[Tensor] = []

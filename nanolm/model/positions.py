@@ -1,11 +1,11 @@
-"""Where a token stands: positions that are computed instead of learned.
+"""Computed positions: sinusoidal, rotary (RoPE) and ALiBi.
 
     >>> sinusoidal_table(3, 4).shape
     torch.Size([3, 4])
 
-Sine/cosine positions add a pattern of waves to each token. Rotary positions turn queries and keys,
-so that their product depends on how far apart they are. ALiBi (Press et al., 2022) subtracts from
-attention scores what grows with the distance, in each head at another rate.
+Sinusoidal positions add a pattern of waves to each token. Rotary positions rotate queries and keys,
+so that their product depends on their distance. ALiBi (Press et al., 2022) subtracts a penalty from
+attention scores that grows with the distance, at a different rate in each head.
 """
 
 import math
@@ -16,21 +16,21 @@ from torch import Tensor
 from nanolm.model.config import GPTConfig, RopeScaling
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
-TABLE_STEP = 1024  # tables grow by so many positions at a time
+TABLE_STEP = 1024  # tables grow by this many positions at a time
 
 
 class PositionTables:
-    """The tables of a model's computed positions, made when they are needed."""
+    """The tables of a model's computed positions, built on demand."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.config = config
         self.tables: tuple[Tensor, ...] = ()
 
     def at_least(self, length: int, device: torch.device) -> tuple[Tensor, ...]:
-        """For the first `length` positions or more."""
+        """Tables for at least the first `length` positions."""
         if not self.tables or length > len(self.tables[0]) or self.tables[0].device != device:
             length = -(-length // TABLE_STEP) * TABLE_STEP
-            with torch.inference_mode(False):  # they may be made while sampling, and trained with
+            with torch.inference_mode(False):  # may be built while sampling and used in training
                 if self.config.positions == "rope":
                     tables: tuple[Tensor, ...] = rotation_table(length, self.config)
                 else:
@@ -41,7 +41,7 @@ class PositionTables:
     def rotation(
         self, positions: slice | Tensor, length: int, device: torch.device
     ) -> Rotation | None:
-        """Where positions are rotary, those at `positions`, which are below `length`."""
+        """The rotation at `positions`, all below `length`; None if positions are not rotary."""
         if self.config.positions != "rope":
             return None
         cosines, sines = (table[positions] for table in self.at_least(length, device))
@@ -55,14 +55,14 @@ def sinusoidal_table(length: int, dim: int) -> Tensor:
     positions = torch.arange(length, dtype=torch.float64)[:, None]  # (length, 1)
     frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = positions * frequencies  # (length, dim / 2)
-    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # one beside the other
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # interleaved
     return waves[:, :dim].float()
 
 
 def rotation_table(length: int, config: GPTConfig) -> Rotation:
-    """Rotary positions: cosine and sine of the angle of each component at each position."""
+    """Cosine and sine of the rotation angle of each component at each position."""
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = config.rope_base ** (-pairs / config.head_dim)  # radians a position
+    frequencies = config.rope_base ** (-pairs / config.head_dim)  # radians per position
     gain = 1.0
     if config.rope_scaling:
         frequencies = stretched(frequencies, config.rope_base, config.rope_scaling)
@@ -78,13 +78,13 @@ def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
     if scaling.kind == "linear":
         return slowed
     turns = scaling.original_context * frequencies / (2 * math.pi)
-    if scaling.kind == "llama3":  # blends over the turns themselves
+    if scaling.kind == "llama3":  # interpolates by number of turns
         kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
-    else:  # YaRN blends over the components, from the last fast one to the first slow one
+    else:  # YaRN interpolates by component, from the last fast one to the first slow one
         pairs = len(frequencies)
 
         def component(turns: float) -> float:
-            """Which component makes so many turns within the original context."""
+            """The component that makes this many turns within the original context."""
             return pairs * math.log(scaling.original_context / (turns * 2 * math.pi), base)
 
         first = max(math.floor(component(scaling.fast)), 0)
@@ -95,8 +95,8 @@ def stretched(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """2^(-8 i / heads) for head i from 1 on; where their number is no power of two, those of the
-    next lower one, then every other one of twice as many."""
+    """2^(-8 i / heads) for head i, starting at 1. If the number of heads is not a power of two: the
+    slopes of the next lower power, then every other slope of the next higher one."""
     lower = 1 << (heads.bit_length() - 1)
     slopes = torch.arange(1, lower + 1, device=device) / lower
     between = torch.arange(1, 2 * lower, 2, device=device)[: heads - lower] / (2 * lower)
@@ -115,7 +115,7 @@ def alibi_mask(positions: slice | Tensor, kv_length: int, heads: int, like: Tens
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """RoPE: turn component i and its partner i + head_dim / 2 by the angle of their position."""
+    """RoPE: rotate components i and i + head_dim / 2 by the angle of their position."""
     cosines, sines = rotation
     left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
     partner = torch.cat([-right, left], dim=-1)  # (batch, heads, time, head_dim)

@@ -1,10 +1,10 @@
-"""Recurrent language models: what Transformers are measured against.
+"""Recurrent language models: the baseline for Transformers.
 
     >>> config = configure("lstm", vocab_size=300, layers=2, dim=32, context=16)
     >>> Recurrent(config)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 300])
 
-One state vector a layer is all that is kept of the tokens behind: nothing grows with the context.
+Each layer keeps one state for all earlier tokens, so memory does not grow with the context.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ State = tuple[Tensor, ...]  # (batch, dim) each: h for an Elman RNN, h and c for
 
 class Recurrent(Model):
     config: RecurrentConfig
-    allows_padding = False  # whatever stands in a row changes its state
+    allows_padding = False  # padding would change the state
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Recurrent(Model):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.token_embedding.weight
-        if not self.token_embedding.weight.is_meta:  # a shape that waits for its numbers
+        if not self.token_embedding.weight.is_meta:  # on the meta device, weights are loaded later
             self.init_weights()
 
     def forward(self, ids: Tensor, cache: "RecurrentState | None" = None) -> Tensor:
@@ -45,14 +45,14 @@ class Recurrent(Model):
         x: Tensor = self.dropout(self.token_embedding(ids))  # (batch, time, dim)
         states = cache.states if cache else self.init_cache(len(ids), ids.shape[1]).states
         for number, layer in enumerate(self.layers):
-            # One token after the other is the loop of the slides: no kernel to set up.
+            # For single tokens, the explicit loop of the slides has no kernel setup cost.
             assert isinstance(layer, Cell)
             step = layer.written_out if cache and ids.shape[1] == 1 else layer
             y, after = step(x, states[number])
             if cache:
                 cache.keep(number, after)
-            # Stacked layers add to what they are given: without it three LSTMs learned nothing in
-            # 150 steps (docs/experiments.md). One layer alone is that of the lectures.
+            # Residual connections between layers: without them, three LSTM layers learned nothing
+            # in 150 steps (docs/experiments.md). A single layer is as in the lectures.
             x = x + self.dropout(y) if number else self.dropout(y)
         return x
 
@@ -72,7 +72,7 @@ class Recurrent(Model):
         return 2 * self.config.layers * self.config.dim * self.token_embedding.weight.element_size()
 
     def window(self) -> int | None:
-        return None  # the state goes on for ever
+        return None  # the state has no limit
 
 
 class RecurrentState:
@@ -80,12 +80,12 @@ class RecurrentState:
 
     def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
         parts = 1 if config.cell == "rnn" else 2
-        # Always in one place, as a CUDA graph needs it.
+        # Allocated once, as CUDA graphs require.
         self.whole = like.new_zeros(config.layers, parts, batch, config.dim)
         self.use(batch)
 
     def use(self, rows: int) -> None:
-        self.states: list[State] = [tuple(layer[:, :rows]) for layer in self.whole]  # views into it
+        self.states: list[State] = [tuple(layer[:, :rows]) for layer in self.whole]  # views
 
     def keep(self, layer: int, state: State) -> None:
         for kept, new in zip(self.states[layer], state, strict=True):
@@ -105,13 +105,13 @@ class RecurrentState:
 
 
 class Cell(nn.Module, ABC):
-    """A recurrent layer: from each input and the state before it, the next state."""
+    """A recurrent layer: computes the next state from each input and the previous state."""
 
-    gates: int  # how many vectors of the width of the state each position computes
-    kernel: Any  # torch's for all positions at once
+    gates: int  # vectors of width dim computed at each position
+    kernel: Any  # torch's kernel for all positions at once
 
     def __init__(self, dim: int, inputs: int | None = None) -> None:
-        """`inputs` are as wide as the state unless it is said how wide."""
+        """`inputs` is the input width, by default that of the state."""
         super().__init__()
         rows = self.gates * dim
         self.input_weight = nn.Parameter(torch.empty(rows, inputs or dim))  # W_x
@@ -121,15 +121,15 @@ class Cell(nn.Module, ABC):
     def init_weights(self) -> None:
         nn.init.normal_(self.input_weight, std=1 / math.sqrt(self.input_weight.shape[1]))
         for gate in self.state_weight.chunk(self.gates):
-            nn.init.orthogonal_(gate)  # turns the state, and neither shrinks nor grows it
+            nn.init.orthogonal_(gate)  # rotates the state without shrinking or growing it
         nn.init.zeros_(self.bias)
 
     @abstractmethod
     def step(self, x: Tensor, state: State) -> State:
-        """The next state, from one input already multiplied: W_x x_t + b, (batch, gates * dim)."""
+        """The next state, from the product W_x x_t + b, (batch, gates * dim)."""
 
     def written_out(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """What `forward` gives, as on the slides: one position after the other."""
+        """The same as `forward`, as on the slides: one position at a time."""
         inputs = x @ self.input_weight.T + self.bias  # (batch, time, gates * dim)
         outputs = []
         for now in inputs.unbind(dim=1):  # (batch, gates * dim) each
@@ -141,14 +141,14 @@ class Cell(nn.Module, ABC):
         """`x` is (batch, time, dim); torch's kernels have (1, batch, dim) states and two biases."""
         weights = [self.input_weight, self.state_weight, self.bias, torch.zeros_like(self.bias)]
         weights = [weight.float() for weight in weights]
-        if x.is_cuda:  # cuDNN wants them in one piece
+        if x.is_cuda:  # cuDNN wants contiguous weights
             sizes = [weight.numel() for weight in weights]
             whole = torch.cat([weight.flatten() for weight in weights]).split(sizes)
             weights = [part.view_as(weight) for part, weight in zip(whole, weights, strict=True)]
         before = [part[None].float() for part in state]
         hidden = before if len(before) > 1 else before[0]
-        # In full precision: under autocast cuDNN would take float16, which overflows. What it
-        # rounds on the way (TF32) is for training alone.
+        # In full precision: under autocast, cuDNN would use float16, which overflows. TF32 is
+        # allowed in training only.
         exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
         with (
             torch.autocast(x.device.type, enabled=False),
@@ -170,13 +170,13 @@ class Elman(Cell):
 
 
 class LSTM(Cell):
-    """Long short-term memory: gates say what the cell c takes in, keeps and shows as h."""
+    """Long short-term memory: gates control what the cell c takes in, keeps and outputs as h."""
 
     gates, kernel = 4, torch.lstm
 
     def init_weights(self) -> None:
         super().init_weights()
-        nn.init.ones_(self.bias.chunk(4)[1])  # begins by keeping what it has
+        nn.init.ones_(self.bias.chunk(4)[1])  # start by keeping the cell state
 
     def step(self, x: Tensor, state: State) -> State:
         h, c = state

@@ -1,4 +1,4 @@
-"""How large a model is, and the memory to train it.
+"""The number of parameters of a model, and the memory needed to train it.
 
 >>> preset_sizes("modern")[0].parameters
 132624
@@ -9,20 +9,20 @@ from dataclasses import asdict, dataclass
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, Preset, RecurrentConfig, configure
 from nanolm.model.stored import parameters_by_part
 
-SCORES = 1 << 30  # of tokens that could come next, computed together: 2 GB in bfloat16
+SCORES = 1 << 30  # logits computed at a time: 2 GB in bfloat16
 
 
 def non_embedding_parameters(config: GPTConfig) -> int:
-    """Of the matrices inside, without the first and the last layer."""
+    """Parameters of all matrices except the embedding and the head."""
     inner = 3 if config.feed_forward == "swiglu" else 2
     heads = 2 * (config.heads + config.kv_heads) * config.head_dim
     return config.layers * config.dim * (heads + inner * config.hidden)
 
 
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
-    """About what a GPU needs for steps of `tokens` in bfloat16: weights, their copy in bfloat16 and
-    moments (Muon has one, AdamW two), scores and the gradient of the output layer, and what each
-    layer keeps for the backward pass. Fitted to what an H200 took (docs/performance.md)."""
+    """Approximate GPU memory for steps of `tokens` in bfloat16: weights, their bfloat16 copy and
+    optimizer state (Muon has one moment, AdamW two), logits and the gradient of the head, and the
+    activations. Fitted to measurements on an H200 (docs/performance.md)."""
     known = 14 * parameters
     if isinstance(config, GPTConfig):
         known -= 4 * non_embedding_parameters(config)
@@ -36,10 +36,10 @@ def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Preset):
-    """A preset as a table shows it."""
+    """A preset, with the sizes to show in a table."""
 
     preset: str
-    parameters: int  # with its usual vocabulary
+    parameters: int  # with its typical vocabulary
     training_bytes: int  # with its batch, on a GPU
 
 

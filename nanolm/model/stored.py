@@ -1,4 +1,4 @@
-"""What a model folder says of itself: its config, and the names, shapes and types of its tensors.
+"""The contents of a model folder: its config, and the names, shapes and dtypes of its tensors.
 
     >>> parameters_by_part(load_any_config(folder))
     {'token embedding': 24576, 'norms': 336, 'attention': 27648, ...}
@@ -26,16 +26,16 @@ Shape = tuple[int, ...]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# A partial checkpoint of a classifier: where its base model is, and what was trained.
+# A partial checkpoint of a classifier: a reference to its base model, and the trained weights.
 BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
-# Bytes of a JSON file, or of the header of a file of tensors: ten times what the largest models
-# have that are read here. Parsed, JSON takes up to thirty times its size.
+# The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
+# models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
 HEAD, SCORE = "lm_head.weight", "score.weight"
 PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
-# Tables that older versions of transformers saved beside the weights, and every version ignores.
+# Buffers that older versions of transformers saved with the weights, and that all versions ignore.
 IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-# Where each module of ours is on disk; several names are one fused matrix of ours.
+# The names on disk of each of our modules; several names make up one fused matrix.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {
         "token_embedding": ("wte",),
@@ -68,19 +68,19 @@ LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
 READ = {"F64", "F32", "F16", "BF16"}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-PARTS = {  # shown under another name than their own
+PARTS = {  # names to show instead
     "feed_forward": "feed-forward",
     "layers": "recurrent layers",
     "head": "output layer",
     "score": "scores of labels",
 }
-# A name within the folder, and none that the system could choke on.
+# A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """One parameter here, and the tensors it is on disk: stacked in this order."""
+    """One of our parameters, and the tensors on disk that are stacked to form it."""
 
     name: str
     stored_names: tuple[str, ...]
@@ -92,32 +92,32 @@ def load_any_config(folder: Path) -> Config:
     file = folder / "config.json"
     try:
         return config_from_json(read_json(file), file)
-    except RecursionError:  # what could just be read may be too deep to compare or show
+    except RecursionError:  # parsed JSON may still be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Of a language model; a classifier is refused."""
+    """The config of a language model; refuses classifiers."""
     config = load_any_config(folder)
     if isinstance(config, ClassifierConfig):
         advice = f'try `nanolm classify {folder} "..."`'
-        raise ModelError(f"{folder} is a classifier, and this needs a language model; {advice}")
+        raise ModelError(f"{folder} is a classifier, but this needs a language model; {advice}")
     return config
 
 
 def load_classifier_config(folder: Path) -> ClassifierConfig:
-    """Of a classifier; a language model is refused."""
+    """The config of a classifier; refuses language models."""
     config = load_any_config(folder)
     if isinstance(config, ModelConfig):
-        advice = f"make one with `nanolm finetune DATA --from {folder}`"
-        raise ModelError(f"{folder} is a language model, and this needs a classifier; {advice}")
+        advice = f"train one with `nanolm finetune DATA --from {folder}`"
+        raise ModelError(f"{folder} is a language model, but this needs a classifier; {advice}")
     return config
 
 
 def parameter_shapes(config: Config) -> dict[str, Shape]:
-    """The shape of each parameter, by name and in the order of `named_parameters`."""
+    """The shape of each parameter by name, in the order of `named_parameters`."""
     if isinstance(config, ClassifierConfig):
-        base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no such layer
+        base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no output layer
         inside = {f"base.{name}": shape for name, shape in base.items()}
         return {**inside, SCORE: (len(config.labels), config.base.dim)}
     shapes: dict[str, Shape] = {"token_embedding.weight": (config.vocab_size, config.dim)}
@@ -142,7 +142,7 @@ def parameter_shapes(config: Config) -> dict[str, Shape]:
 
 
 def parameters_by_part(config: Config) -> dict[str, int]:
-    """How many parameters each kind of layer has; a tied output layer has none of its own."""
+    """The number of parameters of each kind of layer; a tied output layer adds none."""
     parts: dict[str, int] = {}
     for name, shape in parameter_shapes(config).items():
         layer = name.removeprefix("base.").removeprefix("blocks.").lstrip("0123456789.")
@@ -171,7 +171,7 @@ def block_shapes(config: GPTConfig) -> dict[str, Shape]:
 
 
 def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape]:
-    """The parameters of linear layers and norms whose weights have these shapes."""
+    """The shapes of weights and biases of linear layers and norms."""
     shapes = {}
     for module, shape in weights.items():
         shapes[f"{module}.weight"] = shape
@@ -181,7 +181,7 @@ def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in an open file; nothing of it is read yet."""
+    """A tensor in an open file, not read yet."""
 
     file: Any
     path: Path
@@ -194,38 +194,38 @@ class StoredTensor(NamedTuple):
 def checked_tensors(
     folder: Path, config: Config, framework: str = "numpy"
 ) -> Iterator[dict[str, StoredTensor]]:
-    """The tensors in `folder`: all that `config` needs, of the right shape, and nothing else. In a
-    partial checkpoint, those that were trained."""
+    """The tensors in `folder`: exactly those that `config` needs, with the right shapes. In a
+    partial checkpoint, the trained ones."""
     partial = is_partial(folder)
     with ExitStack() as stack:
         prefix = "" if partial else PREFIX[model_type(config)[0]]
         tensors = open_weights(folder, stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
-        if layers > len(tensors) and not partial:  # before anything is built for so many
-            raise ModelError(f"{folder} does not fit its config.json: no {layers} layers")
+        if layers > len(tensors) and not partial:  # before building that many
+            raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
             shown = [problem[:200] for problem in problems[:20]]
             shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-            raise ModelError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(shown))
+            raise ModelError(f"{folder} does not match its config.json:\n  " + "\n  ".join(shown))
         yield tensors
 
 
 def open_weights(
     folder: Path, stack: ExitStack, prefix: str, framework: str
 ) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by its name without `prefix`."""
+    """Every tensor of the folder, by its name without `prefix`."""
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
             if header > LARGEST_JSON:
-                raise ModelError(f"{file} is no safetensors file: a header of {header:,} bytes")
+                raise ModelError(f"{file} is not a safetensors file: header of {header:,} bytes")
             opened = stack.enter_context(safe_open(file, framework=framework))
             for name in opened.keys():  # noqa: SIM118
                 part, short = opened.get_slice(name), name.removeprefix(prefix)
                 if short in tensors:
-                    raise ModelError(f"{file}: {name[:200]} is there twice")
+                    raise ModelError(f"{file}: duplicate tensor {name[:200]}")
                 if not name.endswith(IGNORED) or prefix == "":
                     shape = tuple(part.get_shape())
                     tensors[short] = StoredTensor(opened, file, name, shape, part.get_dtype())
@@ -235,23 +235,23 @@ def open_weights(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The one file of weights, or those that the index names."""
+    """The single weight file, or those listed in the index."""
     names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
     if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
         places = read_json(index).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) for name in names):
-            raise ModelError(f"{index}: its weight_map does not say where the weights are")
+            raise ModelError(f"{index}: weight_map is missing or does not map names to files")
         names = sorted(set(names))
         for name in names:
             if not SHARD_NAME.fullmatch(name):
-                raise ModelError(f"{index}: {name[:200]!r} is no weight file of this folder")
+                raise ModelError(f"{index}: {name[:200]!r} is not a weight file in this folder")
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
             pickles = sorted(each.name for each in folder.glob("*") if each.suffix in PICKLES)
-            hints = [f"; {name} can run code when loaded, so nanolm does not" for name in pickles]
-            raise ModelError(f"{file} does not exist or is no file{''.join(hints[:1])}")
+            hints = [f"; nanolm does not load {name}, which could run code" for name in pickles]
+            raise ModelError(f"{file} does not exist or is not a file{''.join(hints[:1])}")
     return files
 
 
@@ -260,8 +260,8 @@ def is_partial(folder: Path) -> bool:
 
 
 def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
-    """Tensors that are missing, of another shape or kind of number, or too many. In a partial
-    checkpoint, names and shapes are those in memory, and none is missing."""
+    """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
+    partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
     expected = dict(shapes) if partial else {}
     for mapping in [] if partial else tensor_mappings(config):
@@ -274,14 +274,14 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
             if name != HEAD or isinstance(config, ClassifierConfig) or not config.tied:
                 found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
-            found.append(f"{name}: {stored.shape} where config.json says {expected[name]}")
+            found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
         if stored.dtype not in READ:
-            found.append(f"{name}: {stored.dtype} numbers; nanolm reads no quantised weights")
+            found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found
 
 
 def tensor_mappings(config: Config) -> list[TensorMapping]:
-    """Every parameter of a model with its names on disk, the prefix of the family aside."""
+    """Every parameter of a model with its names on disk, without the family's prefix."""
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
@@ -320,12 +320,12 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
-            raise ModelError(f"{file} does not exist or is no file")
+            raise ModelError(f"{file} does not exist or is not a file")
         if file.stat().st_size > LARGEST_JSON:
-            raise ValueError(f"{file.stat().st_size:,} bytes are too many")
+            raise ValueError(f"{file.stat().st_size:,} bytes is too large")
         values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{file} holds no JSON object")
+        raise ModelError(f"{file} is not a JSON object")
     return values

@@ -1,9 +1,9 @@
-"""Settings that were left open, chosen: each choice with its reason.
+"""Fills in the settings that the user left open, and records the reason for each choice.
 
     >>> plan = make_plan(settings, text)
     >>> plan.settings, plan.choices, plan.forecast
 
-What is set by hand is kept, and the rest is planned around it.
+Settings given by the user are kept; the rest is planned around them.
 """
 
 import math
@@ -28,12 +28,12 @@ from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.settings import DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 
 DEFAULT_MINUTES = 3.0  # a first try
-LEAST_SECONDS_TO_SEARCH = 2.0  # for training; with fewer, no sizes are tried
-EVALUATIONS = 10  # on held-out text, in the whole run,
-SECONDS_PER_EVALUATION = 5.0  # from one to the next at least
-EVALUATION_SHARE = 0.05  # of the time goes into them
-SETUP_SHARE = 0.25  # of the time may have passed at the first step
-OR_SAY = "or say --minutes, --steps, --epochs or --tokens"
+LEAST_SECONDS_TO_SEARCH = 2.0  # of training time; with less, no sizes are timed
+EVALUATIONS = 10  # on the validation set, in the whole run
+SECONDS_PER_EVALUATION = 5.0  # at least this long between two evaluations
+EVALUATION_SHARE = 0.05  # of the time budget
+SETUP_SHARE = 0.25  # of the time budget, at most, before the first step
+TO_CHANGE = "set --minutes, --steps, --epochs or --tokens to change it"
 
 
 @dataclass
@@ -57,11 +57,11 @@ def make_plan(
     report: Report = lambda *progress: None,
     processes: int = 1,
 ) -> Plan:
-    """Choose what is open. `base` is the model to start from; None: from scratch. `elapsed` are
-    the seconds already spent of the time that was asked for."""
+    """Choose all open settings. `base` is the model to start from, or None to train from scratch.
+    `elapsed` returns the seconds of the time budget used so far."""
     if processes > 1 and settings.batch is not None and settings.batch < processes:
-        problem = f"--batch {settings.batch}: {processes} processes share it"
-        raise UsageError(f"{problem}; give at least {processes}")
+        problem = f"--batch {settings.batch} is shared by {processes} processes"
+        raise UsageError(f"{problem}; use at least {processes}")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     estimate = None
@@ -81,22 +81,22 @@ def make_plan(
             estimate = choose_size(plan, text, clock, report)
         else:
             if undecided and plan.settings.device == "cpu":
-                plan.choose("preset", "nano", "the smallest: there is no time to try others")
+                plan.choose("preset", "nano", "the smallest preset: no time to try others")
             choose_preset(plan, text)
-        config = model_config(plan.settings, vocab_size=1)  # has what the family leaves open
+        config = model_config(plan.settings, vocab_size=1)  # includes the family's defaults
         given = {name: getattr(config, name, None) for name in (*SIZES, *SWITCHES)}
         if given["positions"] != "rope":
             del given["rope_base"]
         plan.settings = replace(plan.settings, **given)  # type: ignore[arg-type]
     context, tokens = plan.settings.context, text.tokens
     if context and context >= tokens:
-        plan.set("context", max(1, tokens - 1), f"there are only {tokens:,} training tokens")
+        plan.set("context", max(1, tokens - 1), f"the corpus has only {tokens:,} training tokens")
     if processes > 1 and plan.open("shard"):
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
     if text.size < TINY_CORPUS:
-        left = math.inf  # the time is just a limit
+        left = math.inf  # the time is only an upper limit
     plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
     if base is None:
         warn_of_little_text(plan, text)
@@ -104,16 +104,16 @@ def make_plan(
 
 
 def choose_sharding(plan: Plan, config: ModelConfig) -> None:
-    """Whether each process has the whole model, or a share of it."""
+    """Choose whether each process holds the whole model or a shard of it."""
     on_gpu = plan.settings.device == "cuda"
     with torch.device("meta"):
         parameters = build_model(config).parameter_count()
-    # Rows of a batch can go through one after the other, weights and moments cannot.
+    # A batch can be split into micro-batches; weights and optimizer state cannot.
     needed = training_bytes(config, parameters, config.context)
     room = torch.cuda.mem_get_info()[0] if on_gpu else math.inf
     wanted = needed > sizes.GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
-    reason = f"a process needs {readable(needed / 1e9, 2)} GB for the whole model"
-    reason += f", and its GPU has {readable(room / 1e9)}" if on_gpu else ""
+    reason = f"the whole model needs {readable(needed / 1e9, 2)} GB per process"
+    reason += f", and the GPU has {readable(room / 1e9)} free" if on_gpu else ""
     plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 
@@ -121,9 +121,9 @@ def warn_of_little_text(plan: Plan, text: TextStats) -> None:
     config = model_config(plan.settings, text.vocab_size)
     parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else 0
     if text.size < TINY_CORPUS:
-        reason = "tiny: good for seeing how it works, too little for a language"
+        reason = "a tiny text: enough to see how training works, too little to learn a language"
     elif parameters > sizes.PARAMETERS_PER_TOKEN * text.tokens:
-        reason = f"little for {parameters:,} parameters: they could learn it by heart"
+        reason = f"a small text for {parameters:,} parameters: the model may overfit"
     else:
         return
     plan.choices.append(Choice("text", f"{text.size:,} bytes", reason))
@@ -132,40 +132,40 @@ def warn_of_little_text(plan: Plan, text: TextStats) -> None:
 def choose_device_and_budget(plan: Plan, text: TextStats) -> None:
     plan.choose("device", *choose_device(plan.settings.device))
     device = plan.settings.device
-    if plan.open("dtype") and device != "cpu":  # there it is measured
+    if plan.open("dtype") and device != "cpu":  # on a CPU it is measured
         plan.choose("dtype", *choose_dtype("auto", device))
     if all(plan.open(name) for name in ("steps", "epochs", "tokens")):
         if text.size < TINY_CORPUS:
-            plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {OR_SAY}")
+            plan.choose("steps", recipe.TINY_STEPS, f"enough for a tiny text; {TO_CHANGE}")
         else:
-            plan.choose("minutes", DEFAULT_MINUTES, f"a first try; {OR_SAY}")
+            plan.choose("minutes", DEFAULT_MINUTES, f"a quick first run; {TO_CHANGE}")
 
 
 def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> SizeEstimate:
-    """By timing some."""
+    """Choose the model size by timing a few."""
     estimate, tried = sizes.search_sizes(plan, text, clock, report, plan.processes)
     config = estimate.config
     if not plan.settings.preset and any(plan.open(name) for name in ("layers", "heads", "dim")):
-        reason = "there is no time to try others"
-        if len(tried) > 1 and text.ngram_bits() is None:  # then bits are only good for comparing
+        reason = "no time to try other sizes"
+        if len(tried) > 1 and text.ngram_bits() is None:  # estimates are only relative then
             shapes = ", ".join(f"{each.config.layers} x {each.config.dim}" for each in tried)
-            reason = f"layers x width; the best in that time of {shapes}"
+            reason = f"layers x width; the best of {shapes} for this budget"
         elif len(tried) > 1:
-            reason = f"layers x width; bits per byte in that time: {', '.join(map(str, tried))}"
+            reason = f"layers x width; predicted bits per byte: {', '.join(map(str, tried))}"
             if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
                 near = f"{100 * (sizes.AS_GOOD - 1):.1g} %"
-                reason += f"; the smallest within {near} of the best, which is faster to use"
+                reason += f"; the smallest within {near} of the best, because it is faster"
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
     plan.fill(layers=config.layers, heads=config.heads, dim=config.dim)
-    plan.choose("context", config.context, "suits that size")
+    plan.choose("context", config.context, "suits this model size")
     tokens, step = estimate.batch * config.context, readable(1000 * estimate.step)
-    plan.choose("batch", estimate.batch, f"{tokens:,} tokens a step, {step} ms")
+    plan.choose("batch", estimate.batch, f"{tokens:,} tokens per step, {step} ms")
     return estimate
 
 
 def choose_preset(plan: Plan, text: TextStats) -> None:
-    """A size with a name, where nothing is tried."""
+    """Choose a preset, without timing any sizes."""
     on_cpu = plan.settings.device == "cpu"
     recurrent = plan.settings.family in RECURRENT
     needed = ("layers", "dim") if recurrent else ("layers", "heads", "dim")
@@ -173,53 +173,53 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     if chosen and text.size < TINY_CORPUS:
         plan.choose("preset", "nano", f"under {TINY_CORPUS // 1000} kB of text")
     elif chosen and on_cpu:
-        plan.choose("preset", "micro", "the most a CPU can train in minutes")
+        plan.choose("preset", "micro", "the largest that a CPU trains in minutes")
     elif chosen:
-        plan.choose("preset", "mini", "a few minutes on a GPU")
+        plan.choose("preset", "mini", "trains in a few minutes on a GPU")
     preset = PRESETS[plan.settings.preset or "micro"]
     if text.size < recipe.REPRODUCED_BYTES and plan.open("context"):
-        reason = "more would memorize what stands before each sentence of so small a text"
+        reason = "with a longer context, the model would memorize such a small text"
         plan.choose("context", recipe.TINY_CONTEXT, reason)
         plan.fill(batch=max(plan.processes, recipe.TINY_BATCH))
     narrow = (plan.settings.dim or preset.dim) < NARROW_DIM
     if text.size < TINY_CORPUS and on_cpu and narrow and plan.open("threads"):
-        # The same number on every machine, however busy: the same steps then give the same model.
-        plan.choose("threads", 1, "so small a model gains little from more")
+        # The same number on every machine, however busy, so that results are reproducible.
+        plan.choose("threads", 1, "such a small model gains little from more")
         plan.fill(workers=1)
     if chosen and not recurrent:
         given = (plan.settings.heads, plan.settings.dim, plan.settings.kv_heads)
         heads, dim = complete_shape(preset.heads, preset.dim, *given)
         plan.fill(heads=heads, dim=dim)
     plan.fill(**{name: getattr(preset, name) for name in (*needed, "context")})
-    tokens = preset.batch * preset.context  # a step
+    tokens = preset.batch * preset.context  # per step
     plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_context(plan: Plan, base: ModelConfig) -> None:
-    """Of a model that is trained already."""
+    """Choose the context length for a pretrained model."""
     on_cpu = plan.settings.device == "cpu"
     context = min(base.context, 256 if on_cpu else 1024)
-    plan.choose("context", context, f"the model looks back on {base.context:,}")
+    plan.choose("context", context, f"the model's context length is {base.context:,}")
     preset = PRESETS["micro" if on_cpu else "mini"]
-    tokens = preset.batch * preset.context  # a step
+    tokens = preset.batch * preset.context  # per step
     plan.fill(batch=max(plan.processes, tokens // (plan.settings.context or 1)))
 
 
 def choose_optimizer(
     plan: Plan, text: TextStats, base: ModelConfig | None, estimate: SizeEstimate | None
 ) -> None:
-    """The optimizer, its hyperparameters, how often the text is seen, and what comes of it."""
+    """Choose the optimizer, its hyperparameters and the number of steps; predict the loss."""
     assert plan.settings.batch is not None and plan.settings.context is not None
     step_tokens = plan.settings.batch * plan.settings.context
     config = base or model_config(plan.settings, text.vocab_size)
     if base is not None:
-        plan.choose("optimizer", "adamw", "gentle with what is learned already")
+        plan.choose("optimizer", "adamw", "gentler on pretrained weights")
     plan.choose("optimizer", *recipe.optimizer(config, plan.settings.batch))
     assert plan.settings.optimizer
     lr, reason = recipe.learning_rate(plan.settings.optimizer, config), f"for width {config.dim}"
     if base is not None:
         lr = float(f"{recipe.CONTINUED_RATE * lr:.2g}")
-        reason = "a seventh of what fresh weights would take"
+        reason = "a seventh of the rate for training from scratch"
     plan.choose("lr", lr, reason)
     tokens, epochs = plan.settings.tokens, plan.settings.epochs
     plan.settings = replace(plan.settings, epochs=None, tokens=None)
@@ -232,34 +232,35 @@ def choose_optimizer(
     if steps is None and estimate is not None:
         steps = estimate.steps
         if estimate.passes >= recipe.MOST_PASSES:
-            reason = f"{recipe.MOST_PASSES} passes over the text: more would teach nothing new"
+            reason = f"{recipe.MOST_PASSES} passes over the text; more would not help"
             plan.choose("steps", steps, reason)
-    if steps is None:  # nobody knows how many there will be
+    if steps is None:  # unknown: the clock ends the run
         if plan.open("weight_decay"):
             most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-            plan.choose("steps", most, f"{recipe.MOST_PASSES} passes at most, if there is time")
+            plan.choose("steps", most, f"at most {recipe.MOST_PASSES} passes, if time allows")
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
     decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, text.size)
     decay = recipe.LEAST_DECAY if base else decay
     plan.choose("weight_decay", decay, f"for {counted(passes, 'pass')} over the text")
-    # What drops out is one sequence of numbers: no parts side by side.
+    # Dropout draws one sequence of random numbers, so a batch cannot be split among workers.
     if passes >= recipe.MANY_PASSES and base is None and (plan.settings.workers or 1) == 1:
         dropout = recipe.DROPOUT if passes < recipe.HUNDREDS_OF_PASSES else recipe.MOST_DROPOUT
         plan.choose("dropout", dropout, f"for {passes:,.0f} passes")
     plan.fill(dropout=0.0)
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
-        reason = "the mean of about 50 steps: dropout makes them jump"
+        reason = "EMA of the weights over about 50 steps, because dropout makes single steps noisy"
         plan.choose("average", recipe.EMA_DECAY, reason)
     plan.fill(average=0.0)
     if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:
-        return  # no time to count them
+        return  # no time to compute it
     law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
     bits = law.bits_per_byte(parameters, passes * text.size, steps)
     plan.forecast = Forecast(bits, estimate.seconds if estimate else None, passes, steps)
     if estimate:
         after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
-        plan.choices.append(Choice("forecast", f"{bits:.3f}", f"held-out bits per byte, {after}"))
+        reason = f"validation bits per byte, {after}"
+        plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))

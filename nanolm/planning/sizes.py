@@ -1,10 +1,10 @@
-"""Which size of model learns most in the time there is: a few are timed, the others estimated.
+"""Finds the model size with the lowest predicted loss for a time budget.
 
     >>> search_sizes(plan, text, clock, report)[0]
     SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
-Each is trained on noise for about a second; `nanolm.planning.scaling_law` predicts the loss that it
-would reach. Of those about as good, the smallest is taken: it is faster and needs less memory.
+A few sizes are timed for about a second each, and `nanolm.planning.scaling_law` predicts the loss
+of all. Among nearly equal ones, the smallest wins: it is faster and needs less memory.
 """
 
 import math
@@ -28,25 +28,25 @@ from nanolm.planning.trial import SpeedTrial
 from nanolm.planning.tuning import Fitted, fit_to_machine
 from nanolm.training.settings import SIZES, SWITCHES, TrainSettings
 
-# Of the time, for timing further sizes; on a GPU, kernels are compiled for each of them at first.
+# Share of the time for timing more sizes. On a GPU, each size first compiles its kernels.
 SEARCH_SHARE, SEARCH_SHARE_ON_GPU = 0.04, 0.12
-SECONDS_PER_SIZE = 1.0  # about
+SECONDS_PER_SIZE = 1.0  # approximately
 MOST_TIMED = 4  # sizes; more rarely change the choice
-STEP_TOKENS, STEP_TOKENS_ON_GPU = 2_048, 8_192  # at first; a GPU has nothing to do with fewer
+STEP_TOKENS, STEP_TOKENS_ON_GPU = 2_048, 8_192  # initially; fewer would leave a GPU idle
 MOST_STEP_TOKENS = 1 << 19
-GOOD_STEPS = 1_200  # about; where there is time for more, steps have more tokens instead
-FEW_STEPS = 120  # with fewer, half the tokens a step; with a third of them, a quarter
-PARAMETERS_PER_TOKEN = 30  # of the text: more would learn it by heart
-SHORT_RUN = 25.0  # seconds, in which the smallest learns most on a CPU,
-LEAST_SEARCH = 2.0  # and so where there are fewer seconds than these to time others
-SECONDS_OF_FIT = 1.0  # that measuring threads and dtype takes, about
-# Seconds of a run in which there is no time for that. On a GPU, timing attention kernels takes 3 to
-# 4, and a step of `mini` is the same with the best two.
+GOOD_STEPS = 1_200  # approximately; with time for more, steps get more tokens instead
+FEW_STEPS = 120  # with time for fewer, halve the tokens per step; below a third, quarter them
+PARAMETERS_PER_TOKEN = 30  # of training text; larger models would overfit
+SHORT_RUN = 25.0  # seconds of training within which the smallest size is best on a CPU
+LEAST_SEARCH = 2.0  # seconds; with less time to measure, the smallest size is timed first
+SECONDS_OF_FIT = 1.0  # to measure threads and dtype, approximately
+# In runs shorter than this, in seconds, there is no time for that. On a GPU, timing the attention
+# kernels takes 3 to 4 s, and the best two are equally fast for `mini`.
 HURRY, HURRY_ON_GPU = 12.0, 60.0
-AS_GOOD = 1.004  # times the best bits per byte: what comes so near is as good
-GPU_MEMORY_SHARE = 0.7  # that a model may fill
-TIME_EXPONENT = 0.85  # a model of twice the arithmetic takes 2 ** this times as long, about
-# Layers, heads, width, context. The first one to be timed is that of a preset.
+AS_GOOD = 1.004  # times the best bits per byte: this close counts as equal
+GPU_MEMORY_SHARE = 0.7  # that a model may use
+TIME_EXPONENT = 0.85  # step time ~ arithmetic ** 0.85
+# Layers, heads, width, context. The first size to be timed is that of a preset.
 LADDER = (
     (2, 2, 64, 128),
     (3, 3, 96, 128),
@@ -68,13 +68,13 @@ class TextStats:
     vocab_size: int
     size: int  # bytes of training text
     tokens: int
-    # Bits per byte of an n-gram model, computed only where needed. None: there is no time for it.
+    # Bits per byte of an n-gram model, computed only if needed; None if there is no time for it.
     ngram_bits: Callable[[], float | None]
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The seconds that are left at any moment."""
+    """The seconds remaining at any moment."""
 
     training: Callable[[], float]
     measuring: Callable[[], float] = lambda: math.inf  # before the first step
@@ -82,7 +82,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class SizeEstimate:
-    """What training a model for the time there is would come to."""
+    """The predicted result of training a model for the whole time budget."""
 
     config: GPTConfig
     batch: int
@@ -99,8 +99,8 @@ class SizeEstimate:
 def search_sizes(
     plan: Chosen[TrainSettings], text: TextStats, clock: Clock, report: Report, processes: int = 1
 ) -> tuple[SizeEstimate, list[SizeEstimate]]:
-    """The best of the sizes that a plan leaves open, and all that were tried. The plan is given
-    what is fastest on this machine; of several processes that share a batch, this one is timed."""
+    """Returns the best size that fits the plan, and all that were tried. Also sets the fastest
+    threads, dtype and attention. With several processes, times this one's share of the batch."""
     configs = candidates(plan.settings, text)
     on_cpu = plan.settings.device == "cpu"
     dim = PRESETS["micro" if on_cpu else "mini"].dim
@@ -109,12 +109,12 @@ def search_sizes(
         first = 0
     settings, choices = fit(plan.settings, configs[first], clock, processes)
     plan.settings, plan.choices = settings, plan.choices + choices
-    # How hard a text is does not change which size is best for it.
+    # Without the n-gram bits, any value will do: it does not change which size is best.
     law = Law(text.ngram_bits() or 1.0, text.size)
-    measured: dict[int, float] = {}  # seconds a step
+    measured: dict[int, float] = {}  # seconds per step
     tokens = STEP_TOKENS if on_cpu else STEP_TOKENS_ON_GPU
     share = SEARCH_SHARE if on_cpu else SEARCH_SHARE_ON_GPU
-    took = 0.0  # seconds, for the last one that was timed
+    took = 0.0  # seconds, for the last size that was timed
 
     def measure(index: int) -> None:
         nonlocal took
@@ -136,9 +136,9 @@ def search_sizes(
         return predict(config, batch_of(config), step, text, law, clock.training())
 
     measure(first)
-    # On a GPU another size takes as long again: kernels are compiled, unless they are cached.
+    # On a GPU, the next size takes as long again, because its kernels may have to be compiled.
     another = 0.0 if on_cpu else took
-    # As many steps as are good, and larger ones where there is time for more.
+    # With time for more than GOOD_STEPS steps, use larger batches instead.
     most = min(clock.training() / measured[first], recipe.MOST_PASSES * text.tokens / tokens)
     larger = round(math.log2(max(1.0, most / GOOD_STEPS)))
     if larger > 0 and settings.batch is None and clock.measuring() > took:
@@ -148,7 +148,7 @@ def search_sizes(
     elif most < FEW_STEPS and settings.batch is None and on_cpu:
         smaller = 1 if most > FEW_STEPS / 3 else 2
         tokens >>= smaller
-        measured[first] *= (1 + 1 / (1 << smaller)) / 2  # not in proportion, to be on the safe side
+        measured[first] *= (1 + 1 / (1 << smaller)) / 2  # cautious: less than in proportion
     end = time.monotonic() + min(share * clock.training(), clock.measuring())
     while len(measured) < MOST_TIMED and time.monotonic() + another < end:
         bits = [estimate(index).bits_per_byte for index in range(len(configs))]
@@ -159,7 +159,7 @@ def search_sizes(
             break
         measure(untimed)
     report("trying sizes", MOST_TIMED, MOST_TIMED)
-    # Of a size that would not get far in the time, all smaller ones are better known than not.
+    # If even the smallest timed size would get few steps, consider all smaller sizes too.
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
     least = min(each.bits_per_byte for each in tried)
@@ -167,7 +167,7 @@ def search_sizes(
 
 
 def fit(settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int) -> Fitted:
-    """Threads, dtype and attention: measured, or as they are usually best where time is short."""
+    """Threads, dtype and attention: measured, or the usual best if time is short."""
     on_cpu = settings.device == "cpu"
     hurry = clock.training() < (HURRY if on_cpu else HURRY_ON_GPU)
     if not hurry and clock.measuring() >= SECONDS_OF_FIT:
@@ -179,17 +179,17 @@ def fit(settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int
     if not on_cpu:
         return replace(settings, threads=threads, attention=settings.attention or "flash"), []
     if settings.dropout and not settings.threads and is_busy():
-        threads = 1  # several would wait for each other
+        threads = 1  # more would wait for each other
     workers = settings.workers or (1 if settings.dropout else threads)
     dtype = "float32" if settings.dtype == "auto" else settings.dtype
     return replace(settings, threads=threads, workers=workers, dtype=dtype), []
 
 
 def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
-    """Models from small to large, with all that was asked for."""
+    """Model configs from small to large that match the settings."""
     preset = PRESETS.get(settings.preset or "")
     sizes = [(preset.layers, preset.heads, preset.dim)] if preset else [row[:3] for row in LADDER]
-    configs: dict[GPTConfig, None] = {}  # each once
+    configs: dict[GPTConfig, None] = {}  # an ordered set
     for size in sizes:
         values = dict(zip(("layers", "heads", "dim"), size, strict=True))
         if preset is None:
@@ -209,7 +209,7 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
 
 
 def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
-    """Whether a model is not too large for the text, and for the GPU."""
+    """Whether a model is small enough for the text and the GPU."""
     parameters = non_embedding_parameters(config)
     if settings.device == "cuda":
         tokens = max(STEP_TOKENS_ON_GPU, (settings.batch or 1) * config.context)
@@ -222,7 +222,7 @@ def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
 def predict(
     config: GPTConfig, batch: int, step: float, text: TextStats, law: Law, seconds: float
 ) -> SizeEstimate:
-    """What comes of as many steps as there are seconds for; but no more than help."""
+    """Predict the result of all the steps that fit into `seconds`, up to MOST_PASSES passes."""
     tokens = batch * config.context
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
@@ -232,13 +232,13 @@ def predict(
 
 
 def arithmetic(config: GPTConfig) -> float:
-    """Multiplications for a token."""
+    """Multiplications per token."""
     attended = config.layers * config.context * config.dim
     return float(non_embedding_parameters(config) + config.vocab_size * config.dim + attended)
 
 
 def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: float) -> float:
-    """Of one update, timed for so long."""
+    """Seconds per training step, timed for about `each` seconds."""
     with closing(SpeedTrial(config, batch, settings.device, settings=settings)) as trial:
         for _ in range(1 if settings.device == "cpu" else 4):  # kernels compiled, steps captured
             trial.step()
@@ -257,7 +257,7 @@ def step_seconds(config: GPTConfig, batch: int, settings: TrainSettings, each: f
 
 
 def model_config(settings: TrainSettings, vocab_size: int, check: bool = True) -> ModelConfig:
-    """The model that resolved settings describe, or a UsageError that says what does not fit."""
+    """The model that resolved settings describe, or a UsageError that names the conflicts."""
     assert settings.family
     asked = {n: getattr(settings, n) for n in ("context", "dropout", *SIZES, *SWITCHES)}
     config = configure(settings.family, vocab_size=vocab_size, **asked)

@@ -1,4 +1,4 @@
-"""Training steps on random tokens: how long they take, without a text.
+"""Training steps on random tokens, to measure their speed without a text.
 
 >>> trial = SpeedTrial(configure("modern", vocab_size=512, **shape), rows=16, device="cpu")
 >>> trial.step()
@@ -19,12 +19,12 @@ from nanolm.training.optim import Optimizers
 from nanolm.training.settings import TrainSettings
 from nanolm.training.step import Step
 
-NOISE_BATCHES = 4  # different ones, so that nothing learns a single one by heart
+NOISE_BATCHES = 4  # more than one, so that the model cannot memorize it
 LR = 1e-4
 
 
 class SpeedTrial:
-    """A model with its optimizer that learns noise, the way `nanolm train` would."""
+    """A model and its optimizer, trained on random tokens as `nanolm train` would."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SpeedTrial:
         compiled: bool = False,
         settings: TrainSettings | None = None,
     ) -> None:
-        """`settings` are what is known already of how this machine does it best."""
+        """`settings` holds the choices already made for this machine."""
         torch.manual_seed(1)
         settings = settings or TrainSettings((), threads=threads, dtype=dtype)
         settings = replace(settings, context=config.context, batch=rows, device=device)
@@ -68,7 +68,7 @@ class SpeedTrial:
         return next_token_loss(self.model.head, x, ids[:, 1:]), {}
 
     def step(self) -> None:
-        """One update; a GPU may still be at it afterwards."""
+        """One update; a GPU may still be computing it afterwards."""
         with tuning.threads_for(self.settings.threads, self.settings.workers):
             self.update((self.batches[self.count % NOISE_BATCHES],), LR)
         self.count += 1

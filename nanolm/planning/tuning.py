@@ -1,8 +1,8 @@
-"""What only a measurement can decide: threads, dtype, the attention kernel.
+"""Choices that need a measurement: threads, dtype, the attention kernel.
 
 >>> fit_to_machine(settings, model)  # the settings, with the choices and their reasons
 
-A second or two before the first step of a run; the choices are saved with its settings.
+This takes a second or two before the first step of a run. The choices are saved in its settings.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ from nanolm.training.optim import Optimizers
 from nanolm.training.settings import NO_FLOAT8, Settings, TrainSettings
 from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step, temporarily
 
-PROBE_TOKENS = 1_024  # of the batch that threads are tried with
+PROBE_TOKENS = 1_024  # of the batch used to time threads
 TIMED_ROUNDS = 5
-SLOW_ROUND = 1.0  # seconds for one try of every way: so large a model shows the difference at once
-NARROW_DIM = 96  # below, matrices are too small for threads and dtype to matter
-FASTER = 0.95  # of the time: with less gained, the plainer way is better for everything else
+SLOW_ROUND = 1.0  # seconds to time every option once; if slower, one round is enough
+NARROW_DIM = 96  # below it, matrices are too small for threads and dtype to matter
+FASTER = 0.95  # of the time; with a smaller gain, keep the simpler option
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-DETERMINISTIC_KERNELS = ("flash", "math")  # those that can sum in one order
+DETERMINISTIC_KERNELS = ("flash", "math")  # can sum in a fixed order
 Fitted = tuple[TrainSettings, list[Choice]]
 
 
@@ -56,11 +56,11 @@ class SpeedProbe(NamedTuple):
 
 
 def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.inf) -> Fitted:
-    """`settings` with what was left open chosen by measuring `model`, for about so long."""
+    """Choose open settings by timing `model`, for about `seconds` seconds."""
     end = time.perf_counter() + seconds
     chosen, config = Chosen(settings), model.config
     fusible = isinstance(config, GPTConfig) and not unsupported(config, FUSED_BLOCKS)
-    if settings.dtype == "float8" and not fusible:  # its products are part of fused kernels
+    if settings.dtype == "float8" and not fusible:  # float8 products are part of the fused kernels
         raise UsageError(NO_FLOAT8)
     if settings.device == "cuda" and chosen.open("attention") and isinstance(config, GPTConfig):
         times = attention_times(config, settings)
@@ -79,35 +79,35 @@ def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.
 
 
 def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple[Any, str]:
-    """How many threads, on how many parts of a batch at once; and why."""
+    """The number of threads, the number of workers that split a batch, and the reason."""
     counts = [settings.threads or available_threads()]
     while not settings.threads and counts[0] > 1:
         counts.insert(0, counts[0] // 2)
     busy, ways = is_busy(), []
     for threads in counts:
-        # Dropout draws one sequence of random numbers: no parts side by side.
+        # Dropout draws one sequence of random numbers, so a batch cannot be split among workers.
         side_by_side = {1} if settings.dropout else {1, min(threads, settings.batch or 1)}
-        # Threads that share an operation wait for each other. On a busy machine the wait can take
-        # longer than the operation itself, which a short trial does not always show.
+        # Threads that share an operation wait for each other. On a busy machine, the wait can take
+        # longer than the operation itself, and a short trial may not show it.
         if busy and max(side_by_side) > 1:
             side_by_side.remove(1)
         if settings.workers:
             side_by_side = {settings.workers}
         ways += [(threads, workers) for workers in sorted(side_by_side, reverse=True)]
     if len(ways) == 1:
-        return ways[0], "all that this process may use"
+        return ways[0], "all cores available to this process"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
     times = dict(zip(ways, step_seconds(asked, make_probe(asked, model), seconds), strict=True))
     best = ways[0]
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
-    names = [f"{count} in {parts} parts" if parts > 1 else f"{count}" for count, parts in ways]
-    return best, in_words(dict(zip(names, times.values(), strict=True)), "ms a step")
+    names = [f"{threads} with {n} workers" if n > 1 else f"{threads}" for threads, n in ways]
+    return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")
 
 
 def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:
-    """The numbers of products on a CPU, by what a step takes, and why."""
+    """The faster precision for matrix multiplications on a CPU, and the reason."""
     config = probe.model.config
     if seconds <= 0:
         return "float32", "no time to measure others"
@@ -115,12 +115,12 @@ def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf)
         return "float32", "the safe choice on a CPU"
     ways = [replace(settings, dtype=dtype) for dtype in ("float32", "bfloat16")]
     exact, low = step_seconds(ways, probe, seconds)
-    reason = in_words({"float32": exact, "bfloat16": low}, "ms a step")
+    reason = in_words({"float32": exact, "bfloat16": low}, "ms per step")
     return "bfloat16" if low <= FASTER * exact else "float32", reason
 
 
 def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
-    """A few rows of whatever, to learn the next token from."""
+    """A small batch of random tokens, to time training steps with."""
     rows, context = ways[0].batch or 1, ways[0].context or 1
     rows = min(rows, max(PROBE_TOKENS // context, *(way.workers or 1 for way in ways), 1))
     context = min(context, max(16, PROBE_TOKENS // rows))
@@ -133,7 +133,7 @@ def make_probe(ways: list[TrainSettings], model: Model) -> SpeedProbe:
 
 
 def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) -> list[float]:
-    """Of the way forward and back, with each of these settings, taking turns for about so long."""
+    """Median time of forward and backward for each of the settings, measured in turn."""
     end = time.perf_counter() + seconds
     probe.model.train()
 
@@ -162,14 +162,14 @@ def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) ->
 
 
 def use_attention(model: Model, settings: Settings) -> None:
-    """On a CPU, written out where asked for, or with bfloat16, where torch's kernel is slow."""
+    """On a CPU, use explicit matrix products if requested, or for bfloat16, where SDPA is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
     speed_up(model, math_attention=asked and settings.device == "cpu")
 
 
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:
-    """Seconds that each kernel that can do it takes, forward and back, for a full GPU."""
-    rows = max(1, 65_536 // (settings.context or 1))  # so many that launching does not count
+    """Seconds of forward and backward, for each kernel that supports these settings."""
+    rows = max(1, 65_536 // (settings.context or 1))  # enough to hide the launch overhead
     dtype = AUTOCAST_DTYPES.get(settings.dtype, torch.float32)
 
     def some(heads: int) -> Tensor:
@@ -177,7 +177,7 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
         return torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
 
     q, k, v = some(config.heads), some(config.kv_heads), some(config.kv_heads)
-    later = some(config.heads).detach()  # laid out as it comes in training: it makes a difference
+    later = some(config.heads).detach()  # in the layout of training, which affects the speed
     shared = config.heads != config.kv_heads
 
     def some_times(name: str) -> float:
@@ -193,7 +193,7 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
     able: list[str] = []
     for name in DETERMINISTIC_KERNELS if settings.deterministic else KERNELS:
         if name == "math" and able:
-            continue  # it holds all weights in memory: only where nothing else works
+            continue  # it materializes all attention weights: only if nothing else works
         with contextlib.suppress(RuntimeError):
             some_times(name)
             able.append(name)
@@ -203,12 +203,12 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
 
 @contextlib.contextmanager
 def attention_by(kernel: str | None) -> Iterator[None]:
-    """On a GPU, let attention go by this kernel first."""
+    """On a GPU, make this the preferred attention kernel."""
     if kernel is None or not torch.cuda.is_available():
         yield
         return
     others = [other for name, other in KERNELS.items() if name != kernel]
-    # What torch has compiled before is looked up by everything but this.
+    # torch's compile cache does not include the kernel in its key.
     tag = temporarily(torch.compiler.config, "cache_key_tag", f"attention by {kernel}")
     with tag, sdpa_kernel([KERNELS[kernel], *others], set_priority=True):
         yield
@@ -216,8 +216,8 @@ def attention_by(kernel: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
-    """Threads for each part of a batch. The last bits of results on a CPU depend on both."""
-    keep_memory()  # what they free in a step, they ask for in the next
+    """Set the threads per worker. On a CPU, results are bit-identical only for the same values."""
+    keep_memory()  # each step allocates what the last one freed
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, (threads or before) // (workers or 1)))
     try:
@@ -227,23 +227,23 @@ def threads_for(threads: int | None, workers: int | None = 1) -> Iterator[None]:
 
 
 def warn_about_threads(settings: Settings, notify: Notify) -> None:
-    """Where threads are not what they were when the run began, inside `threads_for`."""
+    """Warn if the number of threads differs from when the run began; call inside `threads_for`."""
     workers = getattr(settings, "workers", None) or 1
     wanted, threads = settings.threads or 1, torch.get_num_threads()
     if threads < wanted // workers and settings.device == "cpu":
-        text = f"only {threads * workers} threads can be had"
+        text = f"only {threads * workers} threads are available"
         notify(Note(f"{text}: results are not bit-identical to {wanted} threads"))
     elif wanted > (cores := available_threads()):
-        notify(Note(f"{wanted} threads on {cores} cores: the same numbers, but slowly"))
+        notify(Note(f"{wanted} threads on {cores} cores: same results, but slower"))
 
 
 @contextlib.contextmanager
 def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
-    """On a GPU, if `wanted`, let every sum be in the same order each time."""
+    """On a GPU, if `wanted`, use only algorithms that sum in a fixed order."""
     if not wanted or not torch.cuda.is_available():
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.use_deterministic_algorithms(True)
     unfilled = temporarily(torch.utils.deterministic, "fill_uninitialized_memory", False)
     try:
@@ -254,19 +254,19 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
 
 
 def with_kernels(model: Model, settings: TrainSettings) -> None:
-    """Train a model on a GPU through its own kernels, which do not sum in a fixed order."""
+    """Train a model on a GPU with our fused kernels, which do not sum in a fixed order."""
     if model.device.type == "cuda" and not settings.deterministic:
         speed_up(model, kernels=training_kernels(settings.dtype == "float8"))
 
 
 def compile_model(model: Model) -> None:
-    """Let it be compiled when it is next trained; the model itself stays as it is."""
+    """Compile the model at its next training step; the model object itself is unchanged."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     speed_up(model, compiled=True)
 
 
 def missing_compiler(device: str) -> str | None:
-    """What torch.compile would need and is not there."""
+    """What torch.compile needs but is missing, if anything."""
     if device == "cuda":
         try:
             import triton  # noqa: F401
@@ -274,11 +274,11 @@ def missing_compiler(device: str) -> str | None:
             return "Triton is not installed"
         return None
     if device != "cpu":
-        return f"untried on {device}"
-    return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler"
+        return f"not tested on {device}"
+    return None if shutil.which("g++") or shutil.which("clang++") else "no C++ compiler found"
 
 
 def in_words(times: dict[str, float], unit: str) -> str:
-    """`1: 48.1, 2 in 2 parts: 27.9 ms a step`."""
+    """`1: 48.1, 2 with 2 workers: 27.9 ms per step`."""
     shown = (f"{name}: {readable(1000 * time)}" for name, time in times.items())
     return f"{', '.join(shown)} {unit}"

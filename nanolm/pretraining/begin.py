@@ -1,4 +1,4 @@
-"""How every run begins, whatever it learns: its folder, its lock, and what to resume from.
+"""How every training run begins: its folder, its lock, and the checkpoint to resume from.
 
 >>> start = RunStart(settings, out=None, resume=False, notify=print)
 >>> with start.locked():  # build what start.settings ask for
@@ -41,27 +41,27 @@ S = TypeVar("S", bound=Settings)
 
 
 class RunStart(Generic[S]):
-    """A run before its first step: new, or resumed with the settings it was begun with."""
+    """A run before its first step: new, or resumed with its original settings."""
 
     def __init__(self, request: S, out: str | Path | None, resume: bool, notify: Notify) -> None:
-        """Choose the folder of `request`, which has been checked."""
-        # A device or dtype that this machine does not have is reported before anything is read.
+        """Choose the run folder. The caller has validated `request`."""
+        # Report an unavailable device or dtype before reading anything.
         choose_dtype(request.dtype, choose_device(request.device)[0])
         self.request, self.notify = with_absolute_paths(request), notify
         self.run = choose_run(self.request, Path(out) if out is not None else None, resume, notify)
         self.load_settings()
 
     def load_settings(self) -> None:
-        """Those that were requested; where the run is resumed, those that it has."""
+        """Use the requested settings, or those of the run if it is resumed."""
         self.fresh = not self.run.exists() or self.run.too_short()
         self.settings = self.request if self.fresh else saved_settings(self.run, type(self.request))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run until it ends, and let its log hear all that is reported."""
+        """Lock the run, and copy everything that is reported to its log."""
         with self.run.locked():
             self.run.recover(reports(self.notify)[0])
-            if self.run.exists():  # it may have begun, or ended, since it was chosen
+            if self.run.exists():  # another process may have started or finished it meanwhile
                 refuse_finished(self.run)
                 if self.run.too_short():
                     self.run.clear()
@@ -72,15 +72,15 @@ class RunStart(Generic[S]):
                 yield
 
     def checkpoint(self, fingerprints: dict[str, str]) -> Path | None:
-        """The checkpoint to resume from, if there is one, and if all inputs are still the same."""
+        """The checkpoint to resume from, if any. Refuses inputs that have changed."""
         if self.fresh:
             return None
         run = self.run
         known = run.facts()["fingerprints"]
         for what, fingerprint in fingerprints.items():
             if known.get(what) != fingerprint:
-                cure = "bring it back, or start a new run with --out"
-                raise DataError(f"the {what} is not the one that {run.path} began with; {cure}")
+                cure = "restore it, or start a new run with --out"
+                raise DataError(f"the {what} has changed since {run.path} started; {cure}")
         note, _ = reports(self.notify)
         folder = checkpoint.newest_valid(run.checkpoints, note)
         if folder:
@@ -89,11 +89,11 @@ class RunStart(Generic[S]):
             needed = read_state(folder).needed_checkpoints()
             checkpoint.prune(run.checkpoints, needed, note)  # a kill may have come before that
         elif checkpoint.list_checkpoints(run.checkpoints) or checkpoint.was_saved(run.path):
-            look = f"nothing was deleted: see `nanolm doctor {run.path}`"
-            cure = "restore its checkpoints from a backup, or start a new run with --out"
-            raise ModelError(f"{run.path} has no whole checkpoint to go on from; {look}; {cure}")
+            look = f"Nothing was deleted: see `nanolm doctor {run.path}`"
+            cure = "Restore its checkpoints from a backup, or start a new run with --out"
+            raise ModelError(f"{run.path} has no intact checkpoint to resume from. {look}. {cure}")
         else:
-            note(f"{run.path} has no checkpoint to go on from: starting at step 0")
+            note(f"{run.path} has no checkpoint to resume from: starting at step 0")
         return folder
 
     def record(
@@ -104,12 +104,12 @@ class RunStart(Generic[S]):
         model: Model | Classifier,
         **more: Any,
     ) -> None:
-        """Report every choice, and write config.toml and run.json: from here on the run exists."""
+        """Report every choice and write config.toml and run.json, which create the run."""
         if not self.fresh:
             return
         family, reason = model_type(model.config)
         if family == "nanolm":
-            reason = f"transformers has none like it: {reason}"
+            reason = f"no equivalent in transformers: {reason}"
             choices = [*choices, Choice("format", "nanolm only", reason)]
         self.notify(Planned(tuple(choices)))
         facts = {
@@ -129,7 +129,7 @@ class RunStart(Generic[S]):
 
 
 def saved_settings(run: Run, kind: type[S]) -> S:
-    # A run of 0.1.0 held out the end of its text, and did not say so.
+    # Runs of 0.1.0 held out the end of the text, without a setting for it.
     missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
     try:
         settings = kind.from_dict({**missing, **run.settings()})
@@ -140,19 +140,19 @@ def saved_settings(run: Run, kind: type[S]) -> S:
 
 
 def reports(notify: Notify) -> tuple[Callable[[str], None], Report]:
-    """`notify` as two callables, for a line of text and for progress."""
+    """`notify` as two callables: one for a line of text, one for progress."""
     return lambda text: notify(Note(text)), lambda *progress: notify(Preparing(*progress))
 
 
 def check_context(settings: Settings, longest: int) -> None:
-    """Refuse a context that the model to start from does not have."""
+    """Refuse a context longer than that of the model to start from."""
     if settings.context is not None and settings.context > longest:
-        limit = f"{settings.start_from} looks back on {longest:,} tokens at most"
+        limit = f"{settings.start_from} supports at most {longest:,} tokens"
         raise UsageError(f"--context {settings.context}: {limit}")
 
 
 def with_absolute_paths(settings: S) -> S:
-    """A run can be repeated from any folder."""
+    """Make paths absolute, so that a run can be repeated from any folder."""
 
     def absolute(path: str) -> str:
         kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
@@ -185,17 +185,17 @@ def numbered(stem: str) -> Iterator[Path]:
 def choose_folder(
     text: str, what: str, out: str | Path | None, fits: Callable[[Path], bool | None]
 ) -> Path:
-    """Where many runs on `text` go. `fits` says whether a folder is one to resume; None: it holds
-    nothing of the kind."""
+    """The folder for a job of many runs on `text`. `fits` returns whether to resume the job in a
+    folder, or None if the folder has no such job."""
     for folder in numbered(f"{run_name(text)}-{what}") if out is None else [Path(out)]:
         resumable = fits(folder)
         if resumable or (resumable is None and Run(folder).free()):
             return folder
-    raise DataError(f"{out} is no unfinished {what} of these settings; try another --out")
+    raise DataError(f"{out} has no unfinished {what} with these settings; choose another --out")
 
 
 def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
-    """The folder to train in: `out`, or under runs/ one to resume, or a new name."""
+    """The run to train in: `out`, or one under runs/ to resume, or a new one."""
     report = reports(notify)[0]
     if out is not None:
         run = Run(out)
@@ -205,12 +205,12 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
                 refuse_finished(run)
                 refuse_other_settings(run, settings)
         elif not run.free():
-            why = "has no run.json, so it" if run.checkpoints.is_dir() else "is there already and"
-            raise DataError(f"{out} {why} is no run; choose another --out")
+            why = "has no run.json" if run.checkpoints.is_dir() else "already exists"
+            raise DataError(f"{out} {why} and is not a run; choose another --out")
         elif resume:
             notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
-    done = None  # the last run that did just this
+    done = None  # the last finished run with these settings
     for path in numbered(run_name(getattr(settings, settings.texts)[0])):
         run = Run(path)
         run.settle(report)
@@ -224,24 +224,24 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
             done = run
     if done is not None:
         longer = f"nanolm train --extend {done.path} --minutes 5"
-        hint = f" (to train that one further: {longer})" if settings.texts == "corpus" else ""
+        hint = f" (to train it longer: {longer})" if settings.texts == "corpus" else ""
         notify(Note(f"{done.path} is finished: training again from the start, as {run.path}{hint}"))
     elif resume:
-        notify(Note(f"no unfinished run of these settings to resume: starting {run.path}"))
+        notify(Note(f"no unfinished run with these settings to resume: starting {run.path}"))
     return run
 
 
 def starts_over(run: Run, settings: Settings, notify: Notify) -> bool:
-    """Whether a run of this text had too little time, and so is to be done anew."""
+    """Whether a run on this text had too little time and has to start over."""
     limits = dict.fromkeys(("minutes", "max_bytes"))
     if not run.too_short() or run.facts()["request"] | limits != settings.to_dict() | limits:
         return False
-    notify(Note(f"{run.path} had too little time before: starting over"))
+    notify(Note(f"{run.path} had too little time: starting over"))
     return True
 
 
 def same_settings(run: Run, settings: Settings) -> bool:
-    """As asked for the first time, or all spelled out, as in the run's config.toml."""
+    """Whether they equal the run's original request, or its resolved config.toml."""
     return settings.to_dict() in (run.facts()["request"], run.settings())
 
 
@@ -254,7 +254,7 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = f"{run.path} is unfinished and has other settings; give the same, or another --out:"
+    text = f"{run.path} is unfinished and has other settings; use the same, or another --out:"
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")

@@ -1,4 +1,4 @@
-"""The task of a language model: the next token, from the ones before it."""
+"""Language modeling as a training task: predict the next token from those before it."""
 
 import time
 from collections.abc import Callable
@@ -32,21 +32,21 @@ from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import Task
 
-FEW_STEPS_SHARE = 0.7  # of the planned steps: fewer are reported
-COMPILE_SECONDS = 25.0  # that it takes, about
+FEW_STEPS_SHARE = 0.7  # of the planned steps; fewer are reported
+COMPILE_SECONDS = 25.0  # approximate time to compile
 EVALUATION_SHARE = 0.03  # of the budget
-EVALUATION_SPEEDUP = 3  # a token is evaluated so many times faster than trained on
+EVALUATION_SPEEDUP = 3  # how many times faster evaluation is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
-FIRST_EVALUATION_SECONDS = 0.8  # more than the others take, where it is also the last
-FINAL_SECONDS = 0.7  # that finishing a run takes
+FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
+FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
-UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, where no steps were asked for
-SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: held-out text of another kind
+UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, if no number of steps was given
+SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: the validation text differs in kind
 
 
 class NextToken(Task):
     def __init__(self, job: Job, notify: Notify, world: World = ALONE, slowdown: float = 1) -> None:
-        """`slowdown`: everything takes so many times as long as usual."""
+        """`slowdown` is how many times longer than usual everything takes."""
         settings = self.settings = job.settings
         assert settings.context and settings.batch
         self.job, self.notify, self.world, self.slowdown = job, notify, world, slowdown
@@ -56,7 +56,7 @@ class NextToken(Task):
         self.source = source(batches, settings.device)
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
-            # Kernels that reach from one layer into the next would miss what others have of it.
+            # No fused kernels: they cross layers, whose weights are not gathered at the same time.
             self.sharded = distributed.wrap_fsdp(self.network, self.loss)
         else:
             with_kernels(self.network, settings)
@@ -66,20 +66,20 @@ class NextToken(Task):
         if not job.fixed_steps:
             self.patience = UNPLANNED_PATIENCE
         held_out = job.text.tokenizer.byte_lengths()[job.text.val[: 2 * TO_CHOOSE_BY]].sum()
-        self.keeps_last = len(job.text.val) > 0 and held_out < TO_CHOOSE_BY  # too little to choose
-        self.evaluated_all = False  # of the held-out text, by the last evaluation
+        self.keeps_last = len(job.text.val) > 0 and held_out < TO_CHOOSE_BY
+        self.evaluated_all = False  # the last evaluation used the whole validation set
         self.has_evaluated = False
-        self.seconds_per_token = 0.0  # of it: a guess, until some have been evaluated
+        self.seconds_per_token = 0.0  # of evaluation; a guess until the first one
         forecast = self.forecast = job.forecast
         if forecast and forecast.seconds:
             learned = forecast.passes * len(job.text.train)
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         is_gpt = isinstance(self.network, GPT)
-        missing = missing_compiler(settings.device) if is_gpt else "not for recurrent layers"
+        missing = missing_compiler(settings.device) if is_gpt else "not for recurrent models"
         if not missing:
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
-            notify(Note(f"--compile is left out: {missing}"))
+            notify(Note(f"--compile ignored: {missing}"))
 
     def start_event(self, run: Path, step: int) -> Started:
         data = f"{len(self.job.text.train):,} training tokens"
@@ -97,7 +97,7 @@ class NextToken(Task):
         return self.forecast.expected(learned) if self.forecast else None
 
     def forecast_for(self, steps: float) -> Forecast | None:
-        """What was predicted; where far fewer steps come out than planned, for these."""
+        """The prediction, recomputed if far fewer steps than planned are possible."""
         forecast = self.job.forecast
         if not forecast or not forecast.steps or steps > FEW_STEPS_SHARE * forecast.steps:
             return forecast
@@ -105,20 +105,20 @@ class NextToken(Task):
         return forecast.at(steps, non_embedding_parameters(self.network.config), self.job.text.size)
 
     def report_slow_steps(self, steps: int) -> None:
-        """Say so where far fewer steps than planned could be done in the time."""
+        """Report when far fewer steps than planned were possible in the time."""
         planned, forecast = self.job.forecast, self.forecast_for(steps)
         if planned and forecast and forecast is not planned:
-            text = f"{steps:,} steps, not {planned.steps:,}: the machine was slower than measured. "
-            text += f"Predicted for that many: {forecast.bits_per_byte:.3f} bits per byte, "
-            self.notify(Note(f"{text}not {planned.bits_per_byte:.3f}"))
+            text = f"{steps:,} steps instead of {planned.steps:,}: the machine was slower than "
+            text += f"measured. Prediction for {steps:,} steps: {forecast.bits_per_byte:.3f} bits "
+            self.notify(Note(f"{text}per byte instead of {planned.bits_per_byte:.3f}"))
 
     def why_validation_rises(self) -> str:
         if self.job.text.shift < SHIFTED_TEXT:
             return super().why_validation_rises()
-        cure = "hold out text from all over the file with --val-split spread"
+        cure = "Hold out passages from the whole text with --val-split spread"
         if self.settings.val:
-            cure = f"validate on text like the training text instead of --val {self.settings.val}"
-        return f"the held-out text is unlike the training text, so it says little; {cure}"
+            cure = f"Choose a --val text closer to the training text than {self.settings.val}"
+        return f"the validation text differs from the training text, so it says little. {cure}"
 
     def seconds_after_training(self) -> float:
         tokens = 0 if self.evaluated_all else len(self.job.text.val)
@@ -149,18 +149,18 @@ class NextToken(Task):
         if not isinstance(self.network, GPT) or speedups_of(self.network).recompute:
             return False
         speed_up(self.network, recompute=True)
-        self.notify(Note("still not enough memory: computing every layer twice"))
+        self.notify(Note("still out of memory: recomputing every layer in the backward pass"))
         return True
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        """Score the held-out text, and write a sample."""
+        """Score the validation text and generate a sample."""
         settings, text = self.settings, self.job.text
         if settings.minutes and progress:
             self.forecast = self.forecast_for(state.step / progress)
         if state.evaluated_tokens is None:
             share = EVALUATION_SHARE / self.evaluations
             tokens = EVALUATION_SPEEDUP * share * state.tokens / progress
-            if settings.minutes and self.seconds_per_token:  # not all of them were for steps
+            if settings.minutes and self.seconds_per_token:  # not all time was spent on steps
                 tokens = max(tokens, share * 60 * settings.minutes / self.seconds_per_token)
             tokens = max(LEAST_EVALUATED_TOKENS, round(self.world.agree(tokens)[0]))
             state.evaluated_tokens = min(tokens, len(text.val))
@@ -171,7 +171,7 @@ class NextToken(Task):
             self.write(network, state.step)
             return [latest], {}
         if not self.has_evaluated:
-            self.score(network, limit=1)  # what only the first time takes
+            self.score(network, limit=1)  # warm up, so that timings are fair
             self.has_evaluated = True
         start = time.monotonic()
         score = self.score(network, state.evaluated_tokens)
@@ -180,18 +180,18 @@ class NextToken(Task):
         return [latest if self.keeps_last else score.loss], as_metrics(score)
 
     def full_model(self) -> Model:
-        """The model; one that is sharded, as a copy that is whole."""
+        """The model; if it is sharded, an unsharded copy."""
         return snapshot(self.network, distributed.full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
-        """A sample of what the model has come to, by the first process."""
+        """Generate a sample with the current weights, in the first process only."""
         if not self.world.first:
             return
         text = self.job.text
         writer = LanguageModel(network, text.tokenizer)
         try:
             sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
-        except ModelError as error:  # it may come back
+        except ModelError as error:  # the weights may recover
             sample = f" ({error})"
         quoted = "\n".join("> " + printable(line) for line in (text.prompt + sample).splitlines())
         run = self.job.run
@@ -199,7 +199,7 @@ class NextToken(Task):
         self.notify(Wrote(step, text.prompt, sample))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
-        """On held-out text, or about `limit` tokens of it; `network` is what `full_model` gave."""
+        """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
         settings, text = self.settings, self.job.text
         assert settings.context
         what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)

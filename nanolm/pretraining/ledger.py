@@ -1,4 +1,4 @@
-"""The progress of a job of many runs, and the time it took, in a file that survives a kill.
+"""The progress and elapsed time of a job of many runs, in a file that survives a kill.
 
 >>> with opened(SweepState, settings, "sweep", out, asked) as (file, state):
 ...     ledger = Ledger(file, state, minutes=30, clock=time.monotonic(), watch=print)
@@ -23,7 +23,7 @@ from nanolm.training.settings import Settings
 
 @dataclass
 class LedgerState:
-    """What every such job saves; each kind has more fields."""
+    """The fields common to all such jobs; each kind adds its own."""
 
     asked: dict[str, Any]
     seconds: float = 0.0  # spent
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=LedgerState)
 
 
 class Ledger(Generic[S]):
-    """Counts the time from `clock` on, and all that was spent before a kill."""
+    """Counts the time since `clock`, plus the time spent before an interruption."""
 
     def __init__(
         self, file: Path, state: S, minutes: float, clock: float, watch: Callable[[Any], None]
@@ -45,7 +45,7 @@ class Ledger(Generic[S]):
     def save(self) -> None:
         if not self.folder.is_dir():
             cure = "if you moved it, resume it there with --out"
-            raise DataError(f"{self.folder} was moved or removed while runs were trained; {cure}")
+            raise DataError(f"{self.folder} was moved or deleted during training; {cure}")
         now = time.monotonic()
         self.state.seconds += now - self.clock
         self.clock = now
@@ -53,11 +53,11 @@ class Ledger(Generic[S]):
         files.write_atomically(self.file, json.dumps(values, indent=1) + "\n")
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds remaining."""
         return 60 * self.minutes - self.state.seconds - (time.monotonic() - self.clock)
 
     def pass_on(self, event: Event) -> None:
-        """How far a run is; its other events are in its log.txt."""
+        """Forward the progress of a run; its other events are in its log.txt."""
         if isinstance(event, Preparing | Progressed):
             self.watch(event)
 
@@ -71,8 +71,8 @@ def opened(
     asked: dict[str, Any],
     again: bool = False,
 ) -> Iterator[tuple[Path, S]]:
-    """The ledger of the job that is asked for, and its state: of one to resume, or a new one. No
-    other process works on its folder meanwhile. With `again`, a finished one is resumed too."""
+    """The file and state of a job: one to resume, or a new one. Locks its folder against other
+    processes. With `again`, resumes a finished job too."""
 
     def fits(folder: Path) -> bool | None:
         state = read_state(folder / f"{what}.json", make)
@@ -84,7 +84,7 @@ def opened(
         with files.locked(folder / ".lock"):
             yield file, read_state(file, make) or make(asked)
     except files.InUse as owner:
-        raise DataError(f"{folder} is worked on by another process ({owner})") from None
+        raise DataError(f"{folder} is in use by another process ({owner})") from None
 
 
 def read_state(file: Path, make: Callable[..., S]) -> S | None:

@@ -1,4 +1,4 @@
-"""What `nanolm train` works with: text, plan and model, new or as a run's last checkpoint has them.
+"""Prepares text, plan and model for `nanolm train`, either new or from a run's last checkpoint.
 
 >>> text = prepare_text(settings, base=None, notify=print)
 >>> plan_for(settings, None, text, elapsed, print).choices
@@ -35,10 +35,10 @@ from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Notify
 from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
 
-READ_BYTES_PER_SECOND = 50_000  # of text, about, on a CPU
-PLANNING_SHARE, PLANNING_SECONDS = 0.07, 0.5  # of the time, and besides, for the plan
+READ_BYTES_PER_SECOND = 50_000  # of text, approximately, on a CPU
+PLANNING_SHARE, PLANNING_SECONDS = 0.07, 0.5  # for planning: a share of the time, plus a constant
 LEAST_TEXT_SHARE = 0.06  # of the time, at least, for preparing the text
-NGRAM_SECONDS = 1.5  # that counting n-grams takes, about
+NGRAM_SECONDS = 1.5  # to count n-grams, approximately
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Job:
     forecast: Forecast | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All that another process needs to do its part, if it sees the same files."""
+        """Everything that another process needs to join in, if it sees the same files."""
         paths = {"run": self.run.path, "text": self.text.folder}
         saved = {"checkpoint": self.checkpoint, "base": self.base}
         absolute = {name: path and str(path.absolute()) for name, path in (saved | paths).items()}
@@ -69,7 +69,7 @@ class Job:
 
 
 def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
-    """The folder of the model to start from; None: from scratch."""
+    """The folder of the model to start from, or None to train from scratch."""
     if settings.start_from is None:
         return None
     base = find_or_download(settings.start_from, *reports(notify))
@@ -78,14 +78,14 @@ def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
 
 
 def time_budget(settings: TrainSettings) -> float | None:
-    """Seconds for all of it, also where the default is taken; None where the clock ends nothing."""
+    """Seconds for the whole run, including the default budget; None if there is no time limit."""
     if settings.minutes is None and not (settings.steps or settings.epochs or settings.tokens):
         return 60 * DEFAULT_MINUTES
     return settings.minutes and 60 * settings.minutes
 
 
 def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> float | None:
-    """Until when the text has to be prepared, by `time.monotonic`; None: nobody waits for it."""
+    """When the text must be ready, by `time.monotonic`; None if there is no time limit."""
     if (budget := time_budget(settings)) is None:
         return None
     left = budget * (SETUP_SHARE - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
@@ -95,7 +95,7 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
 def prepare_text(
     settings: TrainSettings, base: Path | None, notify: Notify, until: float | None = None
 ) -> Prepared:
-    """As tokens, split into training and validation; as much as can be prepared `until` then."""
+    """Tokenize and split the text; with `until`, only as much as can be prepared by then."""
     note, progress = reports(notify)
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
@@ -126,7 +126,7 @@ def plan_for(
     notify: Notify,
     processes: int = 1,
 ) -> Plan:
-    """What to do with a text, `elapsed` seconds of the time for it being gone."""
+    """The plan for a text, with `elapsed` seconds of the time budget already used."""
     tokenizer, budget = text.tokenizer, time_budget(settings)
 
     @cache
@@ -153,12 +153,12 @@ def make_job(
     elapsed: Callable[[], float],
     processes: int = 1,
 ) -> Job:
-    """Plan what was left open and build the model, or resume both."""
+    """Plan the open settings and build the model, or resume both."""
     run, folder = start.run, start.checkpoint(text.fingerprints)
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
     model = build(plan.settings, base, folder, text)
     if folder and model.config != wanted_config(plan.settings, base, text):
-        raise DataError(f"{run.config_file} was changed and no longer fits {folder}")
+        raise DataError(f"{run.config_file} was changed and no longer matches {folder}")
     spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
@@ -166,7 +166,7 @@ def make_job(
     start.record(settings, plan.choices + measured, text.fingerprints, model, **more)
     facts = run.facts()
     if not start.fresh and isinstance(facts.get("forecast"), dict):
-        with suppress(TypeError):  # of another version
+        with suppress(TypeError):  # from another version
             forecast = Forecast(**facts["forecast"])
     fixed_steps = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
     return Job(settings, run, text, model, folder, fixed_steps, base, forecast)
@@ -180,7 +180,7 @@ def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) ->
 
 
 def build(settings: TrainSettings, base: Path | None, folder: Path | None, text: Prepared) -> Model:
-    """The model as it was saved in `folder`, a checkpoint, or as `base` is, or new."""
+    """The model from the checkpoint `folder`, or from `base`, or a new one."""
     if folder:
         return load_model(folder)
     if base:

@@ -1,4 +1,4 @@
-"""Training a language model on a text, from the first look at it to the finished run.
+"""Trains a language model on a text, from reading it to the finished run.
 
 >>> train(TrainSettings(corpus=("embedded:tiny",), steps=100), out="runs/first")
 """
@@ -27,12 +27,12 @@ from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
 from nanolm.training.trainer import Trainer
 
-MOST_SLOWDOWN = 4.0  # of what comes after the steps, on a busy machine
+MOST_SLOWDOWN = 4.0  # of the work after the last step, on a busy machine
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to: the last line that `nanolm train --json` prints."""
+    """The result of a run: the last line that `nanolm train --json` prints."""
 
     run: str
     steps: int
@@ -54,16 +54,16 @@ def train(
     notify: Notify = lambda event: None,
     started: float | None = None,
 ) -> TrainResult:
-    """Train on `settings.corpus`, or go on with an unfinished run of the same settings. Minutes
-    are counted from `started`, by `time.monotonic`, or from now. Other processes `follow`."""
+    """Train on `settings.corpus`, or resume an unfinished run with the same settings. Minutes count
+    from `started`, by `time.monotonic`, or from now. Other processes call `follow`."""
     elapsed = stopwatch(started)
     settings.check()
     with join_world() as world, world.leading():
         if world.joined and choose_device(settings.device)[0] == "cuda":
-            local_rank()  # or say what is missing
+            local_rank()  # fail early if there are too few GPUs
         start = RunStart(settings, out, resume, notify)
         base = find_base(start.settings, notify)
-        # A resumed run has the same text as before, however much time is left.
+        # A resumed run uses the same text as before, however little time remains.
         until = text_deadline(start.settings, elapsed) if start.fresh else None
         text = prepare_text(start.settings, base, notify, until)
         with start.locked():
@@ -77,7 +77,7 @@ def train(
 
 
 def follow() -> TrainResult:
-    """Do what the first of several processes has decided, and report nothing."""
+    """Take part in the training that the first process has planned, and report nothing."""
     with join_world() as world:
         job = Job.from_dict(world.receive())
         with tuning.deterministic_algorithms(job.settings.deterministic), job.run.held():
@@ -85,9 +85,9 @@ def follow() -> TrainResult:
 
 
 def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
-    """All steps of a run, or what is left of them."""
+    """Run all remaining steps of a job."""
     settings = job.settings
-    if world.joined:  # what suits one process may be too much for each of several
+    if world.joined:  # threads chosen for one process may be too many for each of several
         threads = min(settings.threads or 1, available_threads())
         settings = replace(settings, workers=1, threads=threads)
         job = replace(job, settings=settings)
@@ -98,7 +98,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         StopRequest() as stop,
     ):
         tuning.warn_about_threads(settings, notify)
-        # On a busy machine everything takes longer, what comes after the steps too.
+        # On a busy machine, the work after the last step takes longer too.
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = NextToken(job, notify, world, slowdown)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
@@ -112,9 +112,9 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         if stopped != "interrupted":
             trainer.checkpointer.load_best()
             if held_out and not (task.evaluated_all and state.best_step == state.step):
-                scores = as_metrics(task.score())  # of all that was held out
+                scores = as_metrics(task.score())  # on the whole validation set
                 if not task.evaluated_all and state.evaluated_tokens:
-                    text = f"final validation on all {held_out:,} held-out tokens; the evaluations "
+                    text = f"final validation on all {held_out:,} validation tokens; evaluations "
                     notify(Note(f"{text}during training used {state.evaluated_tokens:,} of them"))
             trainer.budget.tick()
         return TrainResult(
@@ -132,15 +132,15 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
 
 
 def what_to_type(result: TrainResult) -> str:
-    """After a run that had too little time."""
+    """The message after a run that had too little time."""
     needed = max(2 * result.seconds, result.setup_seconds / SETUP_SHARE) / 60
     minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
     preparing = result.setup_seconds > result.seconds / 2
     less = ", or with less text (--max-bytes 250000)" if preparing else ""
     return (
         f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s, of which "
-        f"preparing took {result.setup_seconds:.0f}; the model has learned next to nothing. "
-        f"Run the same command with --minutes {minutes:g}{less}, or train it on: "
+        f"preparation took {result.setup_seconds:.0f} s. The model has learned almost nothing. "
+        f"Run the same command with --minutes {minutes:g}{less}, or train this run longer: "
         f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
     )
 
@@ -148,7 +148,7 @@ def what_to_type(result: TrainResult) -> str:
 def plan_only(
     settings: TrainSettings, notify: Notify = lambda event: None, started: float | None = None
 ) -> Plan:
-    """What `train` would do, without doing it."""
+    """The plan that `train` would follow, without training."""
     elapsed = stopwatch(started)
     settings.check()
     settings = with_absolute_paths(settings)
@@ -158,6 +158,6 @@ def plan_only(
 
 
 def stopwatch(started: float | None) -> Callable[[], float]:
-    """Seconds since then, or since now."""
+    """A function that returns the seconds since `started`, or since now."""
     begin = time.monotonic() if started is None else started
     return lambda: time.monotonic() - begin

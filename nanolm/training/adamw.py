@@ -6,7 +6,7 @@ from torch.optim.adamw import adamw
 from nanolm.training.distributed import local_tensor
 from nanolm.training.optim import BaseOptimizer
 
-BETA1, BETA2 = 0.9, 0.95  # the second shorter than Adam's 0.999: runs here are short
+BETA1, BETA2 = 0.9, 0.95  # beta2 below Adam's default 0.999, because runs here are short
 EPSILON = 1e-10
 
 

@@ -1,4 +1,4 @@
-"""How much of a run is done: so many steps, so many minutes, or what is used up first."""
+"""The budget of a run: steps, minutes, or whichever is used up first."""
 
 import math
 import time
@@ -7,28 +7,28 @@ from nanolm.training.schedule import DECAY
 from nanolm.training.settings import Settings
 from nanolm.training.state import State
 
-MIN_STEPS = 20  # fewer teach nothing:
-OVERTIME = 1.05  # times the budget, where they would not be done otherwise
-MAX_EVALUATION_SHARE = 0.25  # of the time, where the clock ends the run
-MAX_RESERVE_SHARE = 0.4  # of the time for steps, before it is known what the end takes
+MIN_STEPS = 20  # with fewer, a model learns nothing
+OVERTIME = 1.05  # times the budget, at most, to reach MIN_STEPS
+MAX_EVALUATION_SHARE = 0.25  # of the training time, if the run has a time limit
+MAX_RESERVE_SHARE = 0.4  # of the remaining time, before the final work has been timed
 
 
 class Budget:
-    """Counts the time, and keeps a reserve for what comes after the steps."""
+    """Tracks the time, and keeps a reserve for the work after the last step."""
 
     def __init__(self, settings: Settings, state: State) -> None:
         self.settings, self.state = settings, state
         self.total = 60 * (settings.minutes or math.inf)  # seconds
-        self.evaluation_seconds = 0.0  # of this process, saving included
+        self.evaluation_seconds = 0.0  # in this process, including saving
         self.evaluated = False  # by this process
         self.start_clock()
 
     def spend(self, seconds: float) -> float:
-        """Count what was spent before the first step; how far that leaves the run."""
+        """Add the time spent before the first step. Returns the progress of the run."""
         self.state.seconds += seconds
         self.state.setup += seconds
         progress = self.progress()
-        if progress < 1 - DECAY:  # a longer run is not as far as it was
+        if progress < 1 - DECAY:  # an extended run may be before its decay again
             self.state.decay_step = None
         return progress
 
@@ -36,13 +36,13 @@ class Budget:
         self.clock = time.monotonic()
 
     def tick(self) -> None:
-        """Add the time since the last call to what the run has cost."""
+        """Add the time since the last call."""
         now = time.monotonic()
         self.state.seconds += now - self.clock
         self.clock = now
 
     def progress(self) -> float:
-        """How much of the steps, or of the time that there is for them, is used: 0 to 1."""
+        """The share of the steps, or of the time for them, that is used: 0 to 1."""
         used, state = [], self.state
         if self.settings.steps:
             used.append(state.step / self.settings.steps)
@@ -55,7 +55,7 @@ class Budget:
         return max(used)
 
     def decay_begins(self, progress: float) -> bool:
-        """Whether this is the step from which on the learning rate falls; it is kept in mind."""
+        """Whether the learning rate starts to decay at this step, which is then recorded."""
         if self.state.decay_step is not None or progress < 1 - DECAY:
             return False
         self.state.decay_step = self.state.step
@@ -66,21 +66,21 @@ class Budget:
         return "steps" if steps and self.state.step >= steps else "minutes"
 
     def reserve_for_end(self, seconds: float, spent: float) -> None:
-        """Before the first step: seconds that the end takes, about, and what is spent by now."""
+        """Before the first step: reserve about `seconds` for the end; `spent` is the time used."""
         if self.settings.minutes:
             self.state.reserve = min(seconds, MAX_RESERVE_SHARE * max(0.0, self.total - spent))
 
     def allows_evaluation(self, progress: float) -> bool:
-        """Where the clock ends the run, evaluations on the way must leave time for the steps."""
+        """With a time limit, evaluations during training must leave time for the steps."""
         if not self.settings.minutes or progress >= 1:
             return True
         training = self.state.seconds - self.state.setup
         return self.evaluation_seconds <= MAX_EVALUATION_SHARE * training
 
     def count_evaluation(self, seconds: float, after: float) -> None:
-        """One took so long, and what comes after the last one takes `after`."""
+        """Record an evaluation of `seconds`; the work after the last one takes `after`."""
         self.state.reserve = after
-        if self.evaluated:  # the first time is not like the others: much is made ready in it
+        if self.evaluated:  # the first one is not typical: it includes warming up
             self.state.reserve += seconds
             self.evaluation_seconds += seconds
         self.evaluated = True
@@ -90,7 +90,7 @@ class Budget:
         return training / progress * max(0, 1 - progress) if progress else math.inf
 
     def seconds_left_at(self, step_seconds: float) -> float:
-        """If each step takes so long."""
+        """Seconds left if each step takes `step_seconds`."""
         left = self.total - self.state.seconds
         if self.settings.steps:
             left = min(left, step_seconds * (self.settings.steps - self.state.step))

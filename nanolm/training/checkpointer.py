@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written in the background, pruned, with links to the best and the last."""
+"""Checkpoints of a run: saved in the background, pruned, with links to the best and the last."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +20,7 @@ from nanolm.training.state import State, read_state
 from nanolm.training.step import Step
 from nanolm.training.task import Task
 
-SAVE_SECONDS = 60.0  # a kill costs at most this much work, however long the steps are
+SAVE_SECONDS = 60.0  # the most work that a kill can cost, for any step time
 
 
 class Checkpointer:
@@ -49,7 +49,7 @@ class Checkpointer:
             checkpoint.point(self.run.path / name, folder)
 
     def load_state(self, folder: Path) -> None:
-        """All but the weights, as it was saved in `folder`."""
+        """Load everything but the weights from `folder`."""
         vars(self.state).update(vars(read_state(folder)))
         self.saved_step = self.state.step
         file = folder / "optimizer.safetensors"
@@ -61,7 +61,7 @@ class Checkpointer:
             raise ModelError(f"{file}: {error} is missing") from None
 
     def save(self) -> None:
-        """Copy what a checkpoint of this step needs, for another thread to write."""
+        """Copy the state of this step; a background thread writes the checkpoint."""
         self.last_save = time.monotonic()
         state, step = self.state, self.state.step
         if self.saved_step == step:
@@ -92,8 +92,8 @@ class Checkpointer:
 
         def commit() -> list[str]:
             damaged: list[str] = []
-            # On a stream of its own: copying does not wait for the steps. There are few streams,
-            # given out in turn; of this priority, it is none that a step is captured on.
+            # A separate stream, so that copying does not wait for training steps. torch hands out
+            # pooled streams in turn; at this priority, none is used for graph capture.
             stream = torch.cuda.Stream(priority=-1) if self.on_gpu else None
             with torch.cuda.stream(stream) if stream else nullcontext():
                 try:
@@ -106,20 +106,20 @@ class Checkpointer:
             return damaged
 
         if self.on_gpu:
-            torch.cuda.synchronize()  # the copies are made
+            torch.cuda.synchronize()  # wait for the copies
         if self.world.first:
             self.writing = self.writer.submit(commit)
         self.last_save = time.monotonic()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is whole on the disk, or say why it is not."""
+        """Wait until the last checkpoint is on disk, or raise the error that prevented it."""
         if self.writing:
             for text in self.writing.result():
                 self.notify(Note(text))
             self.writing = None
 
     def last_good(self) -> Path | None:
-        """The newest whole checkpoint that was not saved between skipped steps."""
+        """The newest intact checkpoint that was not saved during a streak of skipped steps."""
         for folder in reversed(checkpoint.list_checkpoints(self.run.checkpoints)):
             try:
                 files.verify(folder)
@@ -130,10 +130,10 @@ class Checkpointer:
         return None
 
     def rewind(self, folder: Path) -> None:
-        """Let the run be as it was when `folder` was saved; what came after it is removed."""
+        """Restore the run to the checkpoint `folder`, and remove later checkpoints."""
         self.task.load_checkpoint(folder)
         self.load_state(folder)
-        self.world.barrier()  # until all have read it
+        self.world.barrier()  # until all processes have read it
         if self.world.first:
             after = (self.run.checkpoints, folder)
             checkpoint.retire_after(*after, lambda text: self.notify(Note(text)))
@@ -143,8 +143,8 @@ class Checkpointer:
             self.link("best", self.folder(self.state.best_step))
 
     def load_best(self) -> None:
-        """Let the model be the best that was seen; where that is damaged, the last one is."""
-        self.world.barrier()  # until what was being saved is there
+        """Load the best checkpoint, or keep the last one if the best is damaged."""
+        self.world.barrier()  # until the checkpoint is on disk
         if self.state.best_step == self.state.step:
             if self.ema:
                 self.ema.swap()
@@ -154,6 +154,6 @@ class Checkpointer:
             files.verify(folder)
             self.task.load_weights(folder)
         except ModelError as error:
-            self.notify(Note(f"{error}; taking the last checkpoint as the best"))
+            self.notify(Note(f"{error}; using the last checkpoint instead of the best"))
             self.state.best_step = self.state.step
             self.link("best", self.folder(self.state.step))

@@ -1,6 +1,6 @@
-"""Whether to use torch.compile: as asked, or where it pays back within the run.
+"""Decides whether to use torch.compile: as requested, or if it pays off within the run.
 
-Where, by the first steps, it could save more than it costs, it is tried, and kept if faster.
+If the first steps suggest that it saves more time than it costs, it is tried, and kept if faster.
 """
 
 import time
@@ -15,13 +15,13 @@ from nanolm.training.settings import Settings
 from nanolm.training.step import Step, out_of_memory
 from nanolm.training.task import Task
 
-DECIDED_AT = 10  # the step; those before show what there is to gain
-EXPECTED_GAIN = {"cpu": 0.1}  # of the time, perhaps; on a GPU our own kernels gain more
+DECIDED_AT = 10  # this step; the timings of those before estimate the gain
+EXPECTED_GAIN = {"cpu": 0.1}  # share of the time; on a GPU, our fused kernels gain more
 
 
 @dataclass
 class CompileChoice:
-    """Decided once in a run; the decision is saved with its settings."""
+    """Decided once per run; the decision is saved in its settings."""
 
     run: Run
     settings: Settings
@@ -31,7 +31,7 @@ class CompileChoice:
 
     def __post_init__(self) -> None:
         self.open = self.task.compile_seconds is not None
-        self.step_seconds: list[float] = []  # until it is decided
+        self.step_seconds: list[float] = []  # before the decision
 
     def is_due(self, step: int) -> bool:
         return self.open and step >= DECIDED_AT
@@ -41,19 +41,19 @@ class CompileChoice:
         asked = getattr(self.settings, "compile", None)
         wanted, cost = bool(asked), self.task.compile_seconds or 0.0
         if asked is None and self.settings.device in EXPECTED_GAIN and not self.step.world.joined:
-            # Not the mean: much is made ready in the first one.
+            # The median, because the first step includes warming up.
             state = budget.state
             left = budget.seconds_left_at(median(self.step_seconds or [state.seconds / state.step]))
             gain = EXPECTED_GAIN[self.settings.device] * left
             wanted = gain > cost
-            reason = f"might save {gain:.0f} s of {left:.0f}, takes about {cost:.0f}"
-            self.notify(Choice("compile", "let us see" if wanted else "no", reason))
+            reason = f"might save {gain:.0f} s of {left:.0f} s, takes about {cost:.0f} s"
+            self.notify(Choice("compile", "trying it" if wanted else "no", reason))
         compiled = self.try_compiled() if wanted else None
         if asked is None and compiled is not None:
             self.task.compile(False)
             plain = self.measure()
             self.task.compile(wanted := compiled < plain)
-            times = f"{1000 * compiled:.1f} ms a step, {1000 * plain:.1f} without"
+            times = f"{1000 * compiled:.1f} ms per step, {1000 * plain:.1f} without"
             self.notify(Choice("compile", "yes" if wanted else "no", times))
         if asked is None and self.step.world.first:
             decided = replace(self.settings, compile=wanted)  # type: ignore[call-arg]
@@ -61,7 +61,7 @@ class CompileChoice:
         self.step.discard_graphs()
 
     def try_compiled(self) -> float | None:
-        """Seconds of a compiled step; None if that did not work, and nothing is compiled now."""
+        """Seconds of a compiled step, or None if compiling failed; then it is off again."""
         self.task.compile(True)
         try:
             return self.measure()
@@ -70,11 +70,11 @@ class CompileChoice:
                 raise
             self.task.compile(False)
             first = str(error).strip().partition("\n")[0][:200]
-            self.notify(Note(f"torch.compile did not work ({first}); going on without it"))
+            self.notify(Note(f"torch.compile failed ({first}); continuing without it"))
             return None
 
     def measure(self) -> float:
-        """Seconds of forward and backward, after what a first time takes."""
+        """Seconds of forward and backward, after a warmup."""
         taken = []
         for _ in range(4):
             start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Training in many processes, each with its share of every batch. What starts them is torchrun:
+"""Training in several processes, each with a share of every batch. Start them with torchrun:
 
     torchrun --nproc-per-node 8 -m nanolm train corpus.txt
 
-Everything between them is PyTorch's own: DDP, or FSDP2 where the model is sharded. The first one
-reads the text, plans, reports and writes; the others receive what it decided as JSON, in the store
-at which all of them met. So neither a model nor a run folder knows that there are others.
+They communicate through PyTorch's DDP, or FSDP2 if the model is sharded. The first process reads
+the text, plans, reports and writes; the others receive its decisions as JSON through the rendezvous
+store. A model or a run folder does not depend on the number of processes.
 """
 
 import json
@@ -27,24 +27,24 @@ from nanolm.machine import local_processes, process
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
 
-STARTUP_TIMEOUT = timedelta(days=7)  # for the first one to read a text, and for all to come
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # for another process to do what all do together
+STARTUP_TIMEOUT = timedelta(days=7)  # for all to connect, and for the first one to read the text
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of a collective operation
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-DECISION_KEY = "decided"  # the key of what the first one tells
+DECISION_KEY = "decided"  # of the first process's decisions, in the store
 PEER_LOST_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "peer")
 
 
 @dataclass
 class World:
-    """All processes of a training, seen from one of them."""
+    """All processes of a training run, as seen from one of them."""
 
     rank: int = 0
     size: int = 1
-    store: Any = None  # where they met; None: this one is alone
+    store: Any = None  # the rendezvous store; None if this process is alone
 
     @property
     def joined(self) -> bool:
-        """Somebody started this process as one of several, if only of one."""
+        """Whether a launcher started this process as one of a group, even a group of one."""
         return self.store is not None
 
     @property
@@ -52,20 +52,20 @@ class World:
         return self.rank == 0
 
     def rows(self, batch: int) -> slice:
-        """Those of a batch that are this one's."""
+        """This process's rows of a batch."""
         return slice(self.rank * batch // self.size, (self.rank + 1) * batch // self.size)
 
     def weight(self, batch: int) -> float:
-        """Of the mean over this one's rows, beside those of the others."""
+        """The weight of the mean over this process's rows, relative to the others."""
         return len(range(batch)[self.rows(batch)]) * self.size / batch
 
     def broadcast(self, facts: dict[str, Any]) -> None:
-        """Let the others know, who wait for nothing else."""
+        """Send the decisions to the other processes, once."""
         if self.size > 1 and not self.store.check([DECISION_KEY]):
             self.store.set(DECISION_KEY, json.dumps(facts))
 
     def receive(self) -> dict[str, Any]:
-        """What the first one has decided."""
+        """Receive the decisions of the first process."""
         self.store.wait([DECISION_KEY], STARTUP_TIMEOUT)
         facts: dict[str, Any] = json.loads(self.store.get(DECISION_KEY))
         if "failed" in facts:
@@ -74,7 +74,7 @@ class World:
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """While this one decides; if it fails before, the others need not wait."""
+        """While the first process decides: if it fails, the others do not wait for it."""
         failed = 1
         try:
             yield
@@ -82,10 +82,10 @@ class World:
             failed = error.exit_code
             raise
         finally:
-            self.broadcast({"failed": failed})  # unless something else was told
+            self.broadcast({"failed": failed})  # ignored if decisions were already sent
 
     def connect(self, device: str) -> None:
-        """From here on they can compute together."""
+        """Start collective operations."""
         if self.joined:
             if device == "cuda":
                 torch.cuda.set_device(local_rank())
@@ -98,7 +98,7 @@ class World:
             )
 
     def agree(self, progress: float, *asked: bool) -> tuple[Any, ...]:
-        """How far the first one is, and what any of them asks for."""
+        """The progress of the first process, and each flag that any process has set."""
         if not self.joined:
             return (progress, *asked)
         mine = [progress if self.first else -math.inf, *map(float, asked)]
@@ -117,7 +117,7 @@ class World:
         self.all_reduce_max(0)
 
     def all_reduce_sum(self, *numbers: Tensor) -> None:
-        """Let each be the sum of what all of them have."""
+        """Replace each tensor by its sum over all processes."""
         for each in numbers if self.joined else ():
             dist.all_reduce(each)
 
@@ -131,7 +131,7 @@ ALONE = World()
 
 @contextmanager
 def join_world() -> Iterator[World]:
-    """The world that this process was started in; says so if another process of it is lost."""
+    """The group that this process was started in. Raises PeerLost if another process dies."""
     rank, size = process()
     if rank is None:
         yield ALONE
@@ -139,9 +139,9 @@ def join_world() -> Iterator[World]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=STARTUP_TIMEOUT))
     except (RuntimeError, ValueError) as error:
-        problem = f"RANK and WORLD_SIZE are set, but there is nobody to meet ({error})"
-        raise UsageError(f"{problem}; start all with torchrun, or unset them") from None
-    # A launcher that starts them again may have the same store: what is in there is old.
+        problem = f"RANK and WORLD_SIZE are set, but no other process answers ({error})"
+        raise UsageError(f"{problem}; start all with torchrun, or unset both") from None
+    # A launcher may reuse the store when it restarts the processes; ignore its old contents.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         yield World(rank, size, PrefixStore(f"nanolm {attempt}", store))
@@ -152,14 +152,14 @@ def join_world() -> Iterator[World]:
             raise
         first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
         problem = f"another of the {size} processes ended ({first})"
-        raise PeerLost(f"{problem}; the same command goes on from the last checkpoint") from None
+        raise PeerLost(f"{problem}; the same command resumes from the last checkpoint") from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def local_rank() -> int:
-    """Which GPU of this machine is this process's."""
+    """The index of this process's GPU on this machine."""
     count, there = local_processes(), torch.cuda.device_count()
     if count > there:
         hint = f"torchrun --nproc-per-node {there}, or --device cpu"
@@ -168,7 +168,7 @@ def local_rank() -> int:
 
 
 class LossModule(nn.Module):
-    """The loss as a module, so that DDP and FSDP find what it depends on."""
+    """The loss as a module, so that DDP and FSDP find its parameters."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         super().__init__()
@@ -179,12 +179,12 @@ class LossModule(nn.Module):
 
 
 def wrap_ddp(model: nn.Module, loss: Any) -> DistributedDataParallel:
-    """`loss`, with the mean of the gradients of all processes, and the first one's weights."""
+    """`loss`, with gradients averaged over all processes, and the first one's weights."""
     return DistributedDataParallel(LossModule(model, loss))
 
 
 def wrap_fsdp(model: Model, loss: Any) -> nn.Module:
-    """The same, each process keeping a share of every weight, gathered only while it is needed."""
+    """The same, with every weight sharded over the processes and gathered only when needed."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -198,7 +198,7 @@ def wrap_fsdp(model: Model, loss: Any) -> nn.Module:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """What of it is in this process, in the same memory."""
+    """This process's part of a tensor, sharing its memory."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
@@ -209,16 +209,16 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def gathered_copy(tensor: Tensor) -> Tensor:
-    """A copy of all of it; of what is sharded, only in the first process, and on the CPU."""
+    """A copy of the full tensor; if sharded, only in the first process, and on the CPU."""
     if not hasattr(tensor, "full_tensor"):
         return tensor.detach().clone()
     full = full_tensor(tensor.detach())
-    return full.cpu() if dist.get_rank() == 0 else full.to("meta")  # there is room for one
+    return full.cpu() if dist.get_rank() == 0 else full.to("meta")  # memory for one copy only
 
 
 @torch.no_grad()
 def copy_full_tensor(tensor: Tensor, full: Tensor) -> None:
-    """Let it be what `full` is, of which each process has a copy."""
+    """Copy `full`, which every process has, into a tensor that may be sharded."""
     if hasattr(tensor, "placements"):
         from torch.distributed.tensor import distribute_tensor
 

@@ -1,4 +1,4 @@
-"""What a training run tells whoever watches it: small records, passed to one callable."""
+"""The events of a training run: small records, passed to one callable."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,21 +26,21 @@ class Planned:
 
 @dataclass(frozen=True)
 class Preparing:
-    """How far the text has come before training can begin."""
+    """Progress before training starts."""
 
     what: str
     done: int
-    total: int  # 0 where it is not known
+    total: int  # 0 if unknown
 
 
 @dataclass(frozen=True)
 class Started:
-    """Preparation is over and the first step comes next."""
+    """Preparation is done; the first step is next."""
 
     run: Path
     parameters: int
-    data: str  # what is learned from
-    step: int  # more than 0: resumed there
+    data: str  # a description of the training data
+    step: int  # if more than 0, the run resumes at this step
 
     def __str__(self) -> str:
         resuming = f"resuming {self.run} at step {self.step:,}"
@@ -55,7 +55,7 @@ class Progressed:
     record: dict[str, Any]
     progress: float  # 0 to 1
     seconds_left: float
-    expected: float | None = None  # bits per byte, by the plan
+    expected: float | None = None  # bits per byte predicted for this point
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""How tokens come to the device, so that it never waits for them.
+"""Feeds batches of tokens to the device without making it wait.
 
     >>> feed = source(batches, "cuda")
     >>> feed.ids(feed.batch(0).to("cuda"))  # (batch, context + 1), on the device
 
-Where the whole text fits beside the model, it lies on the GPU, and a batch is where its windows
-begin. Otherwise threads prefetch batches from the disk.
+If the whole text fits on the GPU beside the model, it is kept there, and a batch is just the start
+offsets of its windows. Otherwise, threads prefetch batches from disk.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,31 +15,31 @@ from torch import Tensor
 
 from nanolm.text.tokens import Batches
 
-MAX_MEMORY_SHARE = 0.25  # of the free memory of a GPU that a text may take
-PREFETCH_BATCHES = 16  # batches
-READER_THREADS = 8  # threads; a disk answers several of them at once
-COPY_TOKENS = 1 << 24  # tokens at a time
+MAX_MEMORY_SHARE = 0.25  # of the free GPU memory that a text may use
+PREFETCH_BATCHES = 16
+READER_THREADS = 8  # a disk serves several reads at once
+COPY_TOKENS = 1 << 24  # at a time
 
 
 class Source:
-    """Batches from the disk, or the memory of the machine."""
+    """Batches from disk or main memory."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
-        self.signed = np.dtype(f"i{batches.tokens.dtype.itemsize}")  # which torch knows better
+        self.signed = np.dtype(f"i{batches.tokens.dtype.itemsize}")  # better supported by torch
         self.mask = np.iinfo(batches.tokens.dtype).max
 
     def batch(self, index: int) -> Tensor:
-        """What has to be brought to the device."""
+        """The data to copy to the device."""
         return torch.from_numpy(self.batches[index].view(self.signed))
 
     def ids(self, batch: Tensor) -> Tensor:
-        """The windows, each with the token that follows: (batch, context + 1)."""
+        """The windows, each with its next token: (batch, context + 1)."""
         return batch.long() & int(self.mask)
 
 
 class PrefetchSource(Source):
-    """The same, some batches before they are asked for."""
+    """The same, prefetching a few batches."""
 
     def __init__(self, batches: Batches) -> None:
         super().__init__(batches)
@@ -58,7 +58,7 @@ class PrefetchSource(Source):
 
 
 class DeviceSource(Source):
-    """All of the text beside the model."""
+    """The whole text in GPU memory."""
 
     def __init__(self, batches: Batches, device: str) -> None:
         super().__init__(batches)

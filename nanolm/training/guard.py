@@ -1,7 +1,7 @@
-"""What to do when training goes wrong: skipped steps, rollback, out of memory, warnings.
+"""Handles training problems: skipped steps, rollback, out of memory, warnings.
 
-A step without a finite gradient changes nothing (see `Step`). After too many of them in a row, the
-run rolls back to the last good checkpoint and continues with the batches behind them.
+A step with a non-finite gradient changes nothing (see `Step`). After too many in a row, the run
+rolls back to the last good checkpoint and continues with the batches that follow.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from nanolm.training.state import State
 from nanolm.training.step import Step, out_of_memory
 from nanolm.training.task import Task
 
-MAX_BAD_STEPS = 10  # in a row before rolling back,
-MAX_ROLLBACKS = 3  # so many times before giving up
-STUCK_PROGRESS, STUCK_STEPS = 0.2, 50  # so far into the run, the training loss should be below
-STUCK_RATIO = 0.98  # of the first
+MAX_BAD_STEPS = 10  # in a row before a rollback
+MAX_ROLLBACKS = 3  # before giving up
+STUCK_PROGRESS, STUCK_STEPS = 0.2, 50  # after both, the training loss should be below
+STUCK_RATIO = 0.98  # times its first value
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Guard:
 
     @contextmanager
     def out_of_memory(self, batch: tuple[Tensor, ...]) -> Iterator[None]:
-        """Around a step, which splits a batch that does not fit; where nothing fits, say what to
-        change."""
+        """Wraps a step, which splits a batch that does not fit. If a single sequence does not fit,
+        the error says what to change."""
         state, context = self.state, self.settings.context
         try:
             yield
@@ -48,7 +48,7 @@ class Guard:
             rows, hint = 1, f"--context {max(1, (context or 1) // 2)}, or a smaller model"
             if self.step.world.joined:
                 rows, hint = len(batch[0]), "more processes, --shard, or a smaller --batch"
-            problem = f"no room for {counted(rows, 'sequence')} of --context {context}"
+            problem = f"out of memory with {counted(rows, 'sequence')} of --context {context}"
             raise OutOfMemory(f"{problem}; try {hint}") from None
         if self.step.grad_accum_steps != state.grad_accum_steps:
             state.grad_accum_steps = self.step.grad_accum_steps
@@ -56,48 +56,48 @@ class Guard:
             self.notify(Note(f"not enough memory for a whole batch: {rows:,} sequences at a time"))
 
     def skip(self, step: int) -> bool:
-        """Count a step without a finite gradient; whether these are too many in a row."""
+        """Count a step with a non-finite gradient; returns whether there are too many in a row."""
         self.state.skipped += 1
         self.state.bad_steps += 1
-        if not self.step.scale:  # which is found by overflows
-            self.notify(Note(f"step {step:,} is left out: no finite gradient"))
+        if not self.step.scale:  # loss scaling overflows on purpose
+            self.notify(Note(f"step {step:,} skipped: non-finite gradient"))
         return self.state.bad_steps >= MAX_BAD_STEPS
 
     def rollback(self, step: int) -> None:
-        """After too many bad steps in a row, up to `step`: to the last checkpoint before them."""
+        """After too many bad steps in a row, up to `step`: restore the last good checkpoint."""
         state = self.state
         self.checkpointer.finish()
-        why = f"no finite gradient for {MAX_BAD_STEPS} steps, up to step {step:,}; all skipped"
+        why = f"{MAX_BAD_STEPS} non-finite gradients in a row, up to step {step:,}, all skipped"
         if state.rollbacks >= MAX_ROLLBACKS:
-            why += f", and going back {MAX_ROLLBACKS} times did not help"
+            why += f"; {MAX_ROLLBACKS} rollbacks did not help"
             raise Diverged(f"{why}. Start again with a smaller --lr than {self.settings.lr:g}.")
         kept = {"seconds": state.seconds, "warnings_shown": state.warnings_shown}
         kept |= {"grad_accum_steps": state.grad_accum_steps, "rollbacks": state.rollbacks + 1}
         next_batch = state.step + state.data_offset
-        self.step.world.barrier()  # until what is being saved is there
-        good = self.checkpointer.last_good()
-        if good:  # else the weights are still those from before: nothing bad was learned
+        self.step.world.barrier()  # until the checkpoint is on disk
+        good, action = self.checkpointer.last_good(), "continuing with the next batches"
+        if good:  # otherwise, keep the weights: skipped steps did not change them
             self.checkpointer.rewind(good)
-            why += f"; going back to step {state.step:,}"
+            action = f"rolling back to step {state.step:,} and {action}"
         vars(state).update(kept, bad_steps=0, data_offset=next_batch - state.step)
         self.step.grad_accum_steps = state.grad_accum_steps
-        self.notify(Note(f"{why}, and on with what comes after them"))
+        self.notify(Note(f"{why}; {action}"))
 
     def warn(self, task: Task, progress: float) -> None:
-        """Say what does not look right, once."""
+        """Warn about each problem once."""
         state = self.state
         warnings = {}
         if state.evals_without_gain:
             since = f"validation loss has been rising since step {state.best_step:,}"
             warnings["overfitting"] = f"{since}: {task.why_validation_rises()}"
         elif task.keeps_last and state.scores["val_loss"] > 1.1 * (state.lowest_loss or 0):
-            reason = "the model is memorizing the text, and its last weights are kept"
-            warnings["memorizing"] = f"validation loss is rising: {reason}; more text would help"
+            reason = "the model is memorizing the text, and the last weights are kept"
+            warnings["memorizing"] = f"validation loss is rising: {reason}. More text would help"
         first, now = state.first_loss, state.train_loss
         late = state.step >= STUCK_STEPS and progress >= STUCK_PROGRESS
         if late and first and now and now > STUCK_RATIO * first:
-            cure = "try a higher --lr, or look at the text with `nanolm data check`"
-            warnings["stuck"] = f"the loss does not move: {first:.3f}, now {now:.3f}; {cure}"
+            cure = "try a higher --lr, or inspect the text with `nanolm data check`"
+            warnings["stuck"] = f"the loss is not falling ({first:.3f}, now {now:.3f}); {cure}"
         for name in [name for name in warnings if name not in state.warnings_shown]:
             state.warnings_shown.append(name)
             self.notify(Note(warnings[name]))

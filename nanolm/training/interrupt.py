@@ -1,5 +1,5 @@
-"""Signals ask the loop to stop; the loop decides when. Ctrl-C and SIGTERM do, a terminal that is
-closed (SIGHUP), Slurm's warning before the time is over (SIGUSR1) and a CPU limit (SIGXCPU)."""
+"""Signals that ask the training loop to stop at its next opportunity: Ctrl-C, SIGTERM, a closed
+terminal (SIGHUP), Slurm's warning before the time limit (SIGUSR1), and a CPU limit (SIGXCPU)."""
 
 import signal
 import threading
@@ -8,21 +8,21 @@ from typing import ClassVar, Self
 
 from nanolm.machine import process
 
-# Not all systems have these. Whoever has a handler of their own keeps it, and what is ignored
-# stays so: that is what nohup does to SIGHUP.
+# Not all systems have these. Existing handlers are kept, and ignored signals stay ignored, as nohup
+# does with SIGHUP.
 _OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 WARNINGS = tuple(getattr(signal, name) for name in _OTHERS if hasattr(signal, name))
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C before there is anything to save. Python's own handler would do, but for compiled
-    modules that swallow the exception (numpy, while it is loaded) or raise another (torch)."""
+    """Ctrl-C before there is anything to save. Python's own handler is not enough, because some
+    compiled modules swallow the exception (numpy, during import) or raise another (torch)."""
     StopRequest.missed = True
     raise KeyboardInterrupt
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that end a process which has no other use for them."""
+    """The signals to handle: those that nothing else in the process uses."""
     unused = [number for number in WARNINGS if is_unused(signal.getsignal(number))]
     return [signal.SIGINT, signal.SIGTERM, *unused]
 
@@ -32,10 +32,10 @@ def is_unused(handler: object) -> bool:
 
 
 class StopRequest:
-    """While entered, the first signal only sets `requested`; a second Ctrl-C is immediate, except
-    where it comes from what started this process as one of several, after the first one."""
+    """While entered, the first signal only sets `requested`; a second Ctrl-C stops at once, except
+    under a launcher such as torchrun, which repeats the signal."""
 
-    missed: ClassVar[bool] = False  # a Ctrl-C came before, and nobody took notice
+    missed: ClassVar[bool] = False  # Ctrl-C came earlier and was not handled
     used: ClassVar[bool] = False  # there has been something to save
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class StopRequest:
     def _request(self, number: signal.Signals) -> None:
         self.requested = True
         outer = getattr(self._before.get(number), "__self__", None)
-        if isinstance(outer, StopRequest):  # what this is a part of has to stop as well
+        if isinstance(outer, StopRequest):  # the enclosing job has to stop as well
             outer._request(number)
-        elif number in WARNINGS:  # the shell, or the system every second, sends it again
+        elif number in WARNINGS:  # the shell or the system may send it again, even every second
             self._before[number] = signal.SIG_IGN

@@ -1,9 +1,9 @@
-"""The loss of a language model, without ever holding the logits of all tokens in float32.
+"""The loss of a language model, without storing the logits of all tokens in float32.
 
     >>> next_token_loss(model.head, model.hidden_states(x), y)
 
-With a vocabulary of 50,000, the logits of a batch are larger than the rest of the model. So it goes
-through the last layer in chunks, of which only the gradients stay: they are known with the logits.
+With a vocabulary of 50,000, the logits of a batch are larger than the rest of the model. So the
+last layer works in chunks and keeps only the gradients, which follow directly from the logits.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from nanolm.model.fast.training import training_kernels
 from nanolm.model.size import SCORES
 
-MIN_OWN_LOGITS = 1_024  # vocabulary; for a smaller one, no other products pay
-MAX_KEPT_LOGITS = 1 << 19  # so few are kept, which is simpler and as fast
-CPU_CHUNK_LOGITS = 1 << 21  # that a CPU computes together: they fit into its cache
+MIN_OWN_LOGITS = 1_024  # vocabulary size; below it, float8 products do not pay off
+MAX_KEPT_LOGITS = 1 << 19  # up to here, plain cross-entropy is simpler and as fast
+CPU_CHUNK_LOGITS = 1 << 21  # per chunk on a CPU, to fit into its cache
 
 
 def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
+    """Mean cross-entropy over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
     kernels = training_kernels() if x.is_cuda else None
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
@@ -39,19 +39,19 @@ def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
 
 
 class LogitProducts:
-    """The products around the logits of a last layer, x @ weight.T."""
+    """The matrix products of the last layer: logits = x @ weight.T, and back."""
 
     def __init__(self, x: Tensor, weight: Tensor, turn: Callable[..., Tensor]) -> None:
         self.x, self.weight, self.turn = x, weight.to(x.dtype), turn
-        if x.is_cuda and len(weight) % 8:  # a GPU is slow with others
+        if x.is_cuda and len(weight) % 8:  # a GPU needs multiples of 8 to be fast
             self.weight = F.pad(self.weight, (0, 0, 0, -len(weight) % 8))
 
     def of(self, part: slice) -> Tensor:
-        """Of some rows of x: (rows, vocabulary), or a little more."""
+        """The logits of some rows of x: (rows, vocabulary), possibly padded."""
         return self.x[part] @ self.weight.T
 
     def back(self, scores: Tensor, out: Tensor) -> None:
-        """From the gradients of the logits to those of the rows."""
+        """The gradients of the rows, from those of the logits."""
         torch.mm(scores, self.weight, out=out)
 
 
@@ -73,7 +73,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             losses.append(products.turn(logits, targets[part], columns).sum())
             products.back(logits, to_x[part])
             to_weight = plus_product(to_weight, logits.T, x[part], weight.dtype)
-            del logits  # or there would be two of them
+            del logits  # before the next chunk is allocated
         assert to_weight is not None
         ctx.save_for_backward(to_x, to_weight[:columns])
         ctx.count = count
@@ -82,14 +82,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
-        share = gradient / ctx.count  # only now: in float16 it would have vanished before
+        share = gradient / ctx.count  # only now: earlier, it would underflow in float16
         kernels = training_kernels() if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
         return to_x, to_weight.mul_(share), None, None
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
-    """The loss of each row; `logits` become the gradient of their sum."""
+    """The loss of each row; overwrites `logits` with the gradient of the sum."""
     rows = max(1, (1 << 24) // columns)
     losses = []
     for some, right in zip(logits.split(rows), targets[:, None].split(rows), strict=True):

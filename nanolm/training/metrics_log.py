@@ -1,7 +1,7 @@
-"""What a run writes down as it goes: metrics.jsonl, log.txt, and its result in run.json.
+"""The records of a run: metrics.jsonl, log.txt, and the result in run.json.
 
-A GPU may be several steps behind what it was told to do. To wait for the loss of each step would
-leave it idle, so the results are read back a few steps late.
+A GPU runs several steps behind the loop that launches them. Waiting for the loss of each step would
+leave it idle, so results are read back a few steps late.
 """
 
 import json
@@ -24,26 +24,26 @@ from nanolm.training.events import Event, Note, Notify, Preparing, Progressed, W
 from nanolm.training.task import Task
 
 LOG_EVERY = 10  # steps
-MAX_PENDING = 10  # steps that a GPU may be behind,
-MAX_PENDING_SECONDS = 0.25  # and for how long;
-MAX_PENDING_DISTRIBUTED = 4  # where other processes have to be as far behind
+MAX_PENDING = 10  # launched steps that a GPU may still be computing
+MAX_PENDING_SECONDS = 0.25  # of work in them
+MAX_PENDING_DISTRIBUTED = 4  # the same for all processes
 
 
 @dataclass
 class LaunchedStep:
-    """A step that was launched on the device, which may still be computing it."""
+    """A step launched on the device, which may still be computing it."""
 
     step: int
     tokens: int
     lr: float
     names: list[str]
-    numbers: Tensor  # the norm of the gradient, the loss and what else is recorded
-    done: torch.cuda.Event | None  # when they can be read
+    metrics: Tensor  # the gradient norm, the loss and other metrics
+    done: torch.cuda.Event | None  # set when they can be read
 
     def read_back(self) -> None:
         if self.done:
             self.done.synchronize()
-        self.grad_norm, *values = self.numbers.tolist()
+        self.grad_norm, *values = self.metrics.tolist()
         self.values = dict(zip(self.names, values, strict=True))
 
     def is_finite(self) -> bool:
@@ -51,13 +51,13 @@ class LaunchedStep:
 
 
 class MetricsLog:
-    """Reads back the results of steps, adds them up, and writes a line every few steps."""
+    """Reads back and averages the results of steps, and writes a line every few steps."""
 
     def __init__(self, run: Run, task: Task, budget: Budget, notify: Notify, world: World) -> None:
         self.run, self.task, self.state, self.budget = run, task, budget.state, budget
         self.notify, self.world = notify, world
         self.pending: deque[LaunchedStep] = deque()
-        self.max_pending = 0  # until it is known how long a step takes
+        self.max_pending = 0  # until the first steps are timed
         if world.joined and next(iter(task.parameters().values())).is_cuda:
             self.max_pending = MAX_PENDING_DISTRIBUTED
         self.tokens_per_second = 0
@@ -66,21 +66,21 @@ class MetricsLog:
     def measure_speed_from_here(self) -> None:
         self.last_log = (self.state.tokens, self.state.seconds)
 
-    def leave_out_since(self, seconds: float) -> None:
-        """Let the time since then not count as time for steps, when speed is measured."""
+    def exclude_since(self, seconds: float) -> None:
+        """Exclude the time since `seconds` from the measured training speed."""
         self.last_log = (self.last_log[0], self.last_log[1] + self.state.seconds - seconds)
 
-    def record_launch(self, lr: float, names: list[str], numbers: Tensor) -> None:
-        """The step that was just launched; its numbers are copied to where they can be read."""
+    def record_launch(self, lr: float, names: list[str], metrics: Tensor) -> None:
+        """Record the step just launched, and start copying its metrics to the CPU."""
         done = None
-        if numbers.is_cuda:
-            numbers = torch.empty(numbers.shape, pin_memory=True).copy_(numbers, non_blocking=True)
+        if metrics.is_cuda:
+            metrics = torch.empty(metrics.shape, pin_memory=True).copy_(metrics, non_blocking=True)
             done = torch.cuda.current_stream().record_event()
         state = self.state
-        self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, numbers, done))
+        self.pending.append(LaunchedStep(state.step, state.tokens, lr, names, metrics, done))
 
     def read_back(self, keep: int) -> Iterator[LaunchedStep]:
-        """The results of the steps that were launched, but for the last `keep` of them."""
+        """The results of launched steps, except for the last `keep`."""
         before, count = self.state.seconds, 0
         while len(self.pending) > keep:
             step, count = self.pending.popleft(), count + 1
@@ -93,7 +93,7 @@ class MetricsLog:
                 self.max_pending = max(1, min(MAX_PENDING, fitting))
 
     def add(self, step: LaunchedStep) -> None:
-        """To the sums for the next line of metrics, and for the next evaluation."""
+        """Add a step to the sums for the next line of metrics and for the next evaluation."""
         state = self.state
         for name, value in step.values.items():
             for sums in (state.sums, state.evaluation_sums):
@@ -102,12 +102,12 @@ class MetricsLog:
         state.evaluation_steps += 1
 
     def log(self, step: LaunchedStep) -> None:
-        """Write a line of metrics where one is due: the means since the last one."""
+        """Write a line of metrics if one is due: the means since the last line."""
         if step.step % LOG_EVERY:
             return
         state = self.state
         seconds = state.seconds - self.last_log[1]
-        if seconds >= MAX_PENDING_SECONDS or not self.tokens_per_second:  # less is inexact
+        if seconds >= MAX_PENDING_SECONDS or not self.tokens_per_second:  # too short to be exact
             self.tokens_per_second = round((step.tokens - self.last_log[0]) / max(seconds, 1e-9))
             self.last_log = (step.tokens, state.seconds)
         means = {name: value / state.summed for name, value in state.sums.items()}
@@ -146,24 +146,24 @@ class MetricsLog:
 
 
 def also_to_log(run: Run, notify: Notify) -> Notify:
-    """`notify`, and a line of log.txt for everything but the metrics, which have their own file."""
+    """`notify`, plus a line of log.txt for all events except metrics, which have their own file."""
 
     def both(event: Event) -> None:
         if not isinstance(event, Preparing | Progressed | Wrote):
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(str(event))}\n"
             try:
                 append(run, run.log.name, line)
-            except OSError as error:  # the run is whole without it
-                notify(Note(f"{run.log} lacks a line: {error.strerror}"))
+            except OSError as error:  # the run is complete without it
+                notify(Note(f"could not write to {run.log}: {error.strerror}"))
         notify(event)
 
     return both
 
 
 def write_result(run: Run, result: dict[str, Any], notify: Notify) -> None:
-    """The report, which the run is whole without, and run.json last: that makes it finished."""
+    """Write the report, which is optional, and then run.json, which marks the run as finished."""
     try:
         write_report(run, result=result)
     except Exception as error:
-        notify(Note(f"there is no report ({error!r}); try `nanolm report {run.path}`"))
+        notify(Note(f"could not write the report ({error!r}); try `nanolm report {run.path}`"))
     run.update({**run.facts(), "result": result})

@@ -1,11 +1,11 @@
-"""Muon: the momentum of a matrix with all its singular values made equal, as its update.
+"""Muon: updates each matrix by its momentum, with all singular values made equal.
 
     >>> orthogonalize(torch.randn(24, 384, 384))  # 24 matrices at a time
 
-A gradient is large along a few directions, and what it says along the others drowns; an update that
-is as large along all of them learns more. Newton and Schulz's iteration finds it, for all matrices
-of a shape together: one by one, launching the products would take longer than they do. A parameter
-can hold several matrices, stacked (queries, keys and values; gate and up); each has its own update.
+A gradient is large along a few directions that drown out the others; an update that is equally
+large along all of them learns more. The Newton-Schulz iteration computes it for all matrices of a
+shape at once, because one by one, launches would dominate. A parameter can hold several stacked
+matrices (queries, keys and values; gate and up), and each gets its own update.
 """
 
 import math
@@ -21,16 +21,16 @@ from torch import Tensor
 from nanolm.training.optim import BaseOptimizer, split_evenly
 
 MOMENTUM = 0.9
-ITERATIONS = 4  # of Newton and Schulz's: a fifth one was no better
-A, B, C = 3.4445, -4.7750, 2.0315  # of its polynomial, steepest at zero (Keller Jordan)
+ITERATIONS = 4  # of Newton-Schulz; a fifth was no better
+A, B, C = 3.4445, -4.7750, 2.0315  # polynomial coefficients, steepest at zero (Keller Jordan)
 EPSILON = 1e-7
-ADAM_RMS = 0.2  # the usual size of an entry of Adam's update, so that one rate serves both
+ADAM_RMS = 0.2  # the typical RMS of Adam's updates, so that both can share one learning rate
 Tensors = Sequence[Tensor]
 
 
 class Muon(BaseOptimizer):
-    """Momentum, made orthogonal. The "rows" of a group are those of the matrices in each parameter.
-    It works in the gradients, which nobody needs any more."""
+    """Orthogonalized momentum. The "rows" of a group are those of the matrices in each parameter.
+    Overwrites the gradients, which are no longer needed."""
 
     moments = ("momentum",)
 
@@ -47,7 +47,7 @@ class Muon(BaseOptimizer):
             if not gradients:
                 continue
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-            torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # one step ahead, after Nesterov
+            torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # Nesterov momentum
             if group["weight_decay"]:
                 torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
             batch.add_updates(parameters, gradients, lr)
@@ -57,7 +57,7 @@ class Muon(BaseOptimizer):
 class MatrixView:
     parameter: int
     rows: slice
-    tall: bool  # more rows than columns; its transpose needs less
+    tall: bool  # more rows than columns; the transpose is cheaper
 
     def of(self, tensors: Tensors) -> Tensor:
         matrix = tensors[self.parameter][self.rows]
@@ -65,7 +65,7 @@ class MatrixView:
 
 
 class MatrixBatch:
-    """The matrices of some parameters, those of the same shape together."""
+    """The matrices of some parameters, grouped by shape."""
 
     def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
@@ -78,20 +78,20 @@ class MatrixBatch:
                 first += count
 
     def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
-        """Move the parameters against their directions, made orthogonal."""
+        """Move the parameters against the orthogonalized directions."""
         for views, updates in self.updates(directions, lr):
             torch._foreach_add_([view.of(parameters) for view in views], updates.unbind())
 
     def updates(self, directions: Tensors, lr: Any) -> Iterator[tuple[list[MatrixView], Tensor]]:
-        """What to add, all of a shape at a time."""
+        """The updates to add, one shape at a time."""
         for (_, longer), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
             yield views, update.to(directions[0].dtype) * (-ADAM_RMS * math.sqrt(longer) * lr)
 
 
 class DistributedMatrixBatch:
-    """The same where many processes train: each makes the updates of some parameters, for all. Of
-    what is sharded, each has some rows, which first come together where the update is made."""
+    """The same for several processes: each one computes the updates of some parameters for all. The
+    rows of sharded parameters are first gathered by the process that computes their update."""
 
     def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
@@ -103,7 +103,7 @@ class DistributedMatrixBatch:
         self.batch = MatrixBatch([parameters[n] for n in self.mine], [rows[n] for n in self.mine])
 
     def rows(self, number: int, rank: int) -> int:
-        """How many of a parameter's rows are there."""
+        """The number of a parameter's rows that a process holds."""
         rows = self.shapes[number][0]
         each = -(-rows // len(self.ranks))
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
@@ -118,7 +118,7 @@ class DistributedMatrixBatch:
             parameters[number].add_(update)
 
     def gather_rows(self, directions: Tensors) -> list[Tensor]:
-        """All rows of the parameters that are this process's."""
+        """All rows of the parameters that this process updates."""
         like = directions[0]
         sent = [flatten([directions[number] for number in owned], like) for owned in self.owned]
         columns = [self.shapes[number][1] for number in self.mine]
@@ -130,7 +130,7 @@ class DistributedMatrixBatch:
         return [each.view(-1, width) for each, width in zip(full, columns, strict=True)]
 
     def spread(self, updates: list[Tensor], like: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """What is here of every parameter's update, from the process that made it."""
+        """This process's rows of every update, from the process that computed it."""
         here = [(self.rows(n, self.rank), shape[1]) for n, shape in enumerate(self.shapes)]
         shapes = [[here[number] for number in owned] for owned in self.owned]
         sizes = [[math.prod(shape) for shape in some] for some in shapes]
@@ -158,14 +158,14 @@ def flatten(tensors: Tensors, like: Tensor) -> Tensor:
 
 
 def all_to_all(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
-    """What each process has sent to this one: so many numbers."""
+    """The tensors that each process has sent to this one, of the given sizes."""
     got = sent[0].new_empty(sum(sizes))
     dist.all_to_all_single(got, torch.cat(sent), sizes, [len(part) for part in sent])
     return tuple(got.split(sizes))
 
 
 def orthogonalize(matrices: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """(count, rows, columns), wide rather than tall: their singular values brought to about 1."""
+    """Bring all singular values of (count, rows, columns) to about 1; with rows <= columns."""
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
     sizes = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
     x = x / (sizes + EPSILON).to(x.dtype)

@@ -1,10 +1,10 @@
-"""Optimizers of PyTorch's kind, and all those that a model needs.
+"""Optimizers with PyTorch's interface, and `Optimizers`, which holds all those of a model.
 
     >>> optimizers = Optimizers(dict(model.named_parameters()), "adamw", weight_decay=0.1)
     >>> optimizers.set_lr(1e-3)
 
-Weight decay is for matrices alone: pulling norms and biases towards zero helps nothing. Parameters
-can be split between worker threads, each with optimizers of its own.
+Weight decay applies to matrices only; on norms and biases it does not help. Parameters can be split
+among worker threads, each with its own optimizers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ K = TypeVar("K")
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """As in torch's fused optimizers, `step` divides gradients by `grad_scale`, and where
-    `found_inf` is 1, nothing changes. On a GPU the learning rate of a group is a tensor: a step
-    that was captured into a CUDA graph finds the current one there."""
+    """As in torch's fused optimizers, `step` divides gradients by `grad_scale` and changes nothing
+    if `found_inf` is 1. On a GPU, the learning rate of a group is a tensor, so that a step captured
+    into a CUDA graph reads its current value."""
 
     moments: tuple[str, ...]  # names of the state of each parameter, of the parameter's shape
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
-    # As it is without its decorator, which would import torch._dynamo: that takes seconds.
+    # Without its decorator, which would import torch._dynamo and take seconds.
     add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__  # type: ignore[attr-defined]
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -40,9 +40,9 @@ class BaseOptimizer(torch.optim.Optimizer):
                 self.state[parameter] = {n: torch.zeros_like(parameter) for n in self.moments}
 
     def momentum_inputs(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Parameters with gradients, these (divided by `grad_scale`), momenta, learning rate; none
-        if `found_inf`. A GPU is not asked: gradients are then the momenta and the rate is 0, and
-        nothing changes."""
+        """Parameters with gradients, their gradients divided by `grad_scale`, momenta, learning
+        rate; empty lists if `found_inf`. To avoid waiting for a GPU, gradients are then set to the
+        momenta and the learning rate to 0, so that nothing changes."""
         params, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
         gradients = [local_tensor(p.grad) for p in params]
         momenta = [local_tensor(self.state[p][self.moments[0]]) for p in params]
@@ -69,8 +69,8 @@ class Optimizers:
         lr_scale: Callable[[str], float] = lambda name: 1.0,
         workers: int = 1,
     ) -> None:
-        """`muon_parameters` are those for Muon, each with the rows of the matrices stacked in it;
-        `lr_scale` is what to multiply the learning rate of each parameter by."""
+        """`muon_parameters` maps the parameters for Muon to the rows of the matrices stacked in
+        them; `lr_scale` returns the learning rate multiplier of a parameter."""
         self.parameters = parameters
         self.by_worker: list[list[BaseOptimizer]] = []
         self.worker_parameters: list[list[nn.Parameter]] = []
@@ -128,7 +128,7 @@ class Optimizers:
             parameter.grad = None
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The whole state by name: `NAME.exp_avg` and so on, and the one `step` of all."""
+        """The whole state by name: `NAME.exp_avg` etc., and the `step` that all share."""
         self.init_state()
         names: dict[Tensor, str] = {value: name for name, value in self.parameters.items()}
         tensors: dict[str, Tensor] = {}
@@ -148,7 +148,7 @@ class Optimizers:
 
 
 def split_evenly(sizes: Mapping[K, int], parts: int) -> list[list[K]]:
-    """The keys in so many parts of about the same size."""
+    """Split the keys into `parts` lists of about the same total size."""
     split: list[list[K]] = [[] for _ in range(parts)]
     totals = [0] * parts
     for key in sorted(sizes, key=lambda key: -sizes[key]):

@@ -1,4 +1,4 @@
-"""The optimizers by name. A new one is a class in a file of its own, and a line here.
+"""The optimizers by name. To add one, write a class in its own file and a line here.
 
 >>> OPTIMIZERS["muon"].load()([{"params": matrices, "lr": 1e-3, ...}])
 
@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Where an optimizer is, the parameters it is for, and its usual learning rates."""
+    """The location of an optimizer, the parameters it handles, and its default learning rates."""
 
     path: str  # module:class; a subclass of nanolm.training.optim.BaseOptimizer
-    lr: float  # of `nanolm train`, for a width of 384; wider models want less
-    fresh_lr: float  # of `nanolm finetune`, for fresh weights,
-    distill_lr: float  # and for distillation
+    lr: float  # for `nanolm train` at width 384; wider models need less
+    fresh_lr: float  # for `nanolm finetune` from random weights
+    distill_lr: float  # for distillation
     takes: Literal["all", "matrices"] = "all"  # "matrices": AdamW updates everything else
 
     def load(self) -> Any:

@@ -1,7 +1,7 @@
 """Every setting of a training run, in one frozen dataclass for each kind of run.
 
-None (or "auto") means: chosen automatically, and explained. A resolved run has nothing left to
-choose, and its config.toml holds every field, so that the file alone repeats the run.
+None (or "auto") means that the setting is chosen automatically, with a reason. The config.toml of a
+run holds every resolved setting, so the file alone is enough to repeat the run.
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
@@ -22,7 +22,7 @@ DEFAULT_FAMILY = "modern"
 DEFAULT_SPLIT = "spread"
 NO_FLOAT8 = "--dtype float8: only for Transformers with pre-norm layers; try --dtype bfloat16"
 
-CHOICES = {  # what a setting may be; besides, it may be left open
+CHOICES = {  # the values of a setting, besides None
     "family": tuple(FAMILIES),
     "preset": tuple(PRESETS),
     "positions": get_args(config.Positions),
@@ -33,17 +33,17 @@ CHOICES = {  # what a setting may be; besides, it may be left open
     "dtype": (*DTYPES, "float8"),
     "attention": ("cudnn", "flash", "efficient", "math"),  # kernels on a GPU
     "optimizer": tuple(OPTIMIZERS),
-    "val_split": ("spread", "end"),  # held out all over the text, or at its end
+    "val_split": ("spread", "end"),  # hold out passages from the whole text, or its end
 }
 SIZES = ("layers", "heads", "kv_heads", "dim", "hidden")
 SWITCHES = (
     *("positions", "rope_base", "norm", "norm_place"),
     *("qk_norm", "feed_forward", "bias", "tied"),
 )
-ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # what a model to start from has already
-ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # what a recurrent model has not
+ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # fixed by a model to start from
+ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # only for Transformers
 
-RANGES = {  # what is possible; what is sensible is for the user to say
+RANGES = {  # possible values, sensible or not
     "max_bytes": (1_000, 10**15),
     **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
     **dict.fromkeys(("dim", "evaluations"), (1, 100_000)),
@@ -60,8 +60,8 @@ RANGES = {  # what is possible; what is sensible is for the user to say
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    texts: ClassVar[str]  # the setting that names what is learned from
-    files: ClassVar[tuple[str, ...]] = ("val",)  # those that name a file
+    texts: ClassVar[str]  # the setting that names the training data
+    files: ClassVar[tuple[str, ...]] = ("val",)  # settings that name a file
 
     encoding: str = "utf-8"
     text_column: str | None = None
@@ -88,7 +88,7 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """From names and values, such as those of a config.toml."""
+        """Settings from names and values, such as those in a config.toml."""
         texts = values.get(cls.texts, ())
         if not isinstance(texts, (str, list, tuple)):
             raise UsageError(f"{cls.texts} = {texts!r}: must be a list of files")
@@ -109,22 +109,22 @@ class Settings:
         return cls(**{**values, cls.texts: texts})
 
     def to_dict(self) -> dict[str, Any]:
-        """What has a value, as config.toml holds it."""
+        """The settings that have a value, as in config.toml."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return {**values, self.texts: list(getattr(self, self.texts))}
 
     def check(self) -> None:
-        """Raise one UsageError that names everything that is wrong, with what to type instead."""
+        """Raise one UsageError that lists every problem, with what to type instead."""
         refuse(self.problems())
 
     def problems(self) -> list[str]:
-        """Those that all kinds of training can have."""
+        """Problems that any kind of training can have."""
         problems = []
         for name, known in CHOICES.items():
             value = getattr(self, name, None)
             if value is not None and value not in known:
                 hint = did_you_mean(value, list(known))
-                problems.append(f"{option(name)} {value}: there is {', '.join(known)}{hint}")
+                problems.append(f"{option(name)} {value}: choose from {', '.join(known)}{hint}")
         for name, (least, most) in RANGES.items():
             value = getattr(self, name, None)
             if value is not None and not least <= value <= most:
@@ -141,10 +141,10 @@ class Settings:
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
             bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
             problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
-        # Minutes can stand beside the others: what is used up first ends the run.
+        # Minutes can be combined with the others: whichever is used up first ends the run.
         budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"give one of {' and '.join(budgets)}")
+            problems.append(f"use only one of {' and '.join(budgets)}")
         if self.deterministic and self.minutes:
             problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems
@@ -188,15 +188,15 @@ class TrainSettings(Settings):
     def problems(self) -> list[str]:
         problems = super().problems()
         if len(set(self.corpus)) < len(self.corpus):
-            problems.append("a file of the corpus is named twice")
+            problems.append("a file of the corpus is given twice")
         if self.val in self.corpus:
-            problems.append(f"--val {self.val} is trained on too; name another file")
+            problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
         if self.val is None and fraction is not None and not 0 <= fraction <= 0.5:
-            hint = "must be from 0 (train on everything) to 0.5; or name a file with --val"
+            hint = "must be from 0 (train on everything) to 0.5; or give a file with --val"
             problems.append(f"--val-fraction {fraction}: {hint}")
-        if self.dropout and (self.workers or 1) > 1:  # its random numbers are one sequence
-            clash = f"--workers {self.workers} cannot be with --dropout {self.dropout}"
+        if self.dropout and (self.workers or 1) > 1:  # it draws one sequence of random numbers
+            clash = f"--workers {self.workers} cannot be used with --dropout {self.dropout}"
             problems.append(f"{clash}; try --workers 1")
         compiled = {"--compile": bool(self.compile)}
         float8 = {"--dtype float8": self.dtype == "float8"}
@@ -219,7 +219,7 @@ class TrainSettings(Settings):
         return problems
 
     def model_problems(self) -> list[str]:
-        """What keeps the given sizes from being a model; those left open are chosen to fit."""
+        """Conflicts between the given sizes; open ones are chosen to fit."""
         family = self.family or DEFAULT_FAMILY
         if self.start_from is not None or family in RECURRENT:
             return []
@@ -242,26 +242,26 @@ class TrainSettings(Settings):
         return problems
 
     def _clashes(self) -> list[str]:
-        """Settings of the model that cannot stand together."""
+        """Model settings that cannot be combined."""
         names = (*ARCHITECTURE, "tokenizer", "vocab_size")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            clash = f"cannot be given with --from: {self.start_from} has its own"
+            clash = f"cannot be used with --from: {self.start_from} has its own"
             return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
-            clash = f"is for Transformers; --family {self.family} has no such thing"
+            clash = f"applies to Transformers only, not to --family {self.family}"
             return [f"{option(name)} {clash}" for name in given if name in ATTENTION]
         switches = FAMILIES.get(self.family or DEFAULT_FAMILY, {})
         positions = self.positions or switches.get("positions")
         if self.rope_base is not None and positions != "rope":
-            return [f"--rope-base is for --positions rope; here they are {positions}"]
+            return [f"--rope-base applies to --positions rope only, not to {positions}"]
         return []
 
 
 def exclusive(option: str, others: dict[str, bool]) -> list[str]:
-    """What to say of those of the others that are given too."""
+    """A problem for each of the others that is given too."""
     both = [other for other, given in others.items() if given]
-    return [f"{option} and {other} cannot be together: leave out one" for other in both]
+    return [f"{option} and {other} cannot be combined; use one of them" for other in both]
 
 
 def option(name: str) -> str:

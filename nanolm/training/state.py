@@ -1,4 +1,4 @@
-"""Everything that the training loop changes besides weights and optimizer state: state.json."""
+"""The state of the training loop besides weights and optimizer state: state.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 from nanolm import files
 from nanolm.errors import ModelError
 
-NAMES_ON_DISK = {  # where they are not those of the fields: as version 0.1.0 wrote them
+NAMES_ON_DISK = {  # where they differ from the fields: the names of version 0.1.0
     "data_offset": "passed_over",
     "grad_accum_steps": "parts",
     "rollbacks": "returns",
@@ -18,41 +18,41 @@ NAMES_ON_DISK = {  # where they are not those of the fields: as version 0.1.0 wr
 
 @dataclass
 class State:
-    # How far the run is, and what it has cost.
+    # Progress and time.
     step: int = 0
-    seconds: float = 0.0  # spent in the loop, evaluating and saving included
-    setup: float = 0.0  # seconds of the budget that went into preparing, not into steps
-    reserve: float = 0.0  # seconds that evaluating takes when the steps are done
-    decay_step: int | None = None  # where the learning rate began to fall
-    begun: float = 0.0  # of runs of 0.1.0: how much of the budget was used before the first step
+    seconds: float = 0.0  # spent so far, including evaluation and saving
+    setup: float = 0.0  # seconds of the budget spent on preparation
+    reserve: float = 0.0  # seconds to keep for the final evaluation
+    decay_step: int | None = None  # where the learning rate started to decay
+    begun: float = 0.0  # in runs of 0.1.0: the share of the budget used before the first step
 
-    # What was measured since the last line of metrics, and what that line said.
+    # Metrics since the last line of metrics.jsonl.
     tokens: int = 0  # trained on
-    sums: dict[str, float] = field(default_factory=dict)  # of loss and the like, since the
-    summed: int = 0  # last line of metrics, over so many steps
-    skipped: int = 0  # steps since then without a finite gradient
-    evaluation_sums: dict[str, float] = field(default_factory=dict)  # of the same values since the
-    evaluation_steps: int = 0  # last evaluation, and the number of steps
+    sums: dict[str, float] = field(default_factory=dict)  # of loss etc., since the last line
+    summed: int = 0  # steps in these sums
+    skipped: int = 0  # steps since then with a non-finite gradient
+    evaluation_sums: dict[str, float] = field(default_factory=dict)  # since the last evaluation
+    evaluation_steps: int = 0  # steps in these sums
     first_loss: float | None = None  # in the first line of metrics
     train_loss: float | None = None  # in the last one
     lengths: dict[str, int] = field(default_factory=dict)  # of metrics.jsonl and samples.md
 
-    # How good the model was on held-out data.
+    # Validation.
     evaluations: int = 0
-    evaluated_tokens: int | None = None  # how much held-out text is evaluated on the way
+    evaluated_tokens: int | None = None  # validation tokens per evaluation during training
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: list[float] | None = None  # lower is better, the first number deciding first
+    best: list[float] | None = None  # lower is better, compared from the first number on
     best_step: int = 0
-    lowest_loss: float | None = None  # on held-out data
-    evals_without_gain: int = 0  # since the best, those that were clearly worse
+    lowest_loss: float | None = None  # validation loss
+    evals_without_gain: int = 0  # evaluations since the best that were clearly worse
     warnings_shown: list[str] = field(default_factory=list)
 
-    # What went wrong, and what was done about it.
-    data_offset: int = 0  # batches left out; the index of a batch is step + data_offset
-    bad_steps: int = 0  # in a row without a finite gradient
-    rollbacks: int = 0  # to a checkpoint, after too many of them
-    good_step: int = 0  # of the last checkpoint that was not saved between them
-    grad_accum_steps: int = 1  # micro-batches of a batch, so that it fits into memory
+    # Problems and remedies.
+    data_offset: int = 0  # skipped batches; the index of a batch is step + data_offset
+    bad_steps: int = 0  # in a row, with a non-finite gradient
+    rollbacks: int = 0  # to a checkpoint, after too many bad steps
+    good_step: int = 0  # of the last checkpoint not saved during bad steps
+    grad_accum_steps: int = 1  # micro-batches per batch, to fit into memory
 
     def to_json(self) -> str:
         values = {NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}

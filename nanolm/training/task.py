@@ -1,4 +1,4 @@
-"""What the training loop works on: how a batch becomes a loss, and how good the model is."""
+"""The interface between the training loop and a task: model, batches, loss and evaluation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,37 +14,37 @@ class Task(ABC):
     model: nn.Module
     weight_decay: float
     evaluations: int  # in the whole run
-    evaluate_first = False  # what training starts from may be the best already
-    patience: int | None = None  # evaluations clearly beyond the best before it is enough
-    compile_seconds: float | None = None  # what compiling takes, about; None: it cannot be
-    keeps_last: bool = False  # whatever validation says: there is too little of it to choose by
-    sharded: nn.Module | None = None  # the loss, where each process has a share of the weights
+    evaluate_first = False  # the initial weights may already be the best
+    patience: int | None = None  # evaluations clearly worse than the best before stopping
+    compile_seconds: float | None = None  # approximate time to compile; None if not supported
+    keeps_last: bool = False  # keep the last weights: the validation set is too small to choose by
+    sharded: nn.Module | None = None  # the loss, if the weights are sharded
 
     @abstractmethod
     def start_event(self, run: Path, step: int) -> Started:
-        """What to tell before the first step."""
+        """The event to report before the first step."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
 
     def lr_scale(self, name: str) -> float:
-        """What to multiply the learning rate of a parameter by."""
+        """The learning rate multiplier of a parameter."""
         return 1.0
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """Those for Muon, each with the rows of the matrices stacked in it."""
+        """The parameters for Muon, with the rows of the matrices stacked in each."""
         return {}
 
     def expected(self, learned: float) -> float | None:
-        """The bits per byte that a plan foretold for when so much of all learning is done."""
+        """The bits per byte predicted for this share of the training, if any."""
         return None
 
     def seconds_after_training(self) -> float:
-        """What is done when the steps are done, and not by the loop, takes."""
+        """Seconds of work after the last step, outside the training loop."""
         return 0.0
 
     def why_validation_rises(self) -> str:
-        """What it means that validation loss rises, and what to do about it."""
+        """Why validation loss is rising, and what to do about it."""
         return "the model is overfitting; try more --dropout, more --weight-decay, or more data"
 
     @abstractmethod
@@ -60,32 +60,32 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to minimise, and what to record besides, or instead as "loss": on the device."""
+        """The loss to minimize, and metrics to record; one named "loss" is recorded instead."""
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        """How good the model is, lower is better, and what to keep a record of: `val_loss`, ..."""
+        """A score to rank checkpoints by (lower is better), and metrics: `val_loss`, ..."""
 
     def compile(self, wanted: bool) -> None:
-        """From the next use on; asked only of tasks that say how long it takes."""
+        """Turn compiling on or off; called only for tasks with `compile_seconds`."""
         raise NotImplementedError
 
     def save_memory(self) -> bool:
-        """Do something that is slower but takes less, unless there is nothing left to do."""
+        """Trade speed for memory; returns False if nothing is left to try."""
         return False
 
     def saved_bytes(self) -> int:
-        """The size of the weights in a checkpoint, about."""
+        """The approximate size of the weights in a checkpoint."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     @abstractmethod
     def snapshot(self) -> Callable[[Path], None]:
-        """What writes the model as it is now, and what only this task needs to go on."""
+        """A function that writes the current model, and whatever else this task needs to resume."""
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None:
-        """Let the model be the one that was saved in `folder`."""
+        """Load the model saved in `folder`."""
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Let all that is trained be as it was saved in `folder`, to go on from there."""
+        """Load everything that is trained from `folder`, to resume from there."""
         self.load_weights(folder)

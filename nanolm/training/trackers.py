@@ -1,9 +1,9 @@
-"""Other places that a run's metrics can go to: TensorBoard, Weights & Biases, Trackio.
+"""Sends the metrics of a run to experiment trackers: TensorBoard, Weights & Biases, Trackio.
 
     >>> with Trackers(["tensorboard"], notify) as notify:
     ...     train(settings, notify=notify)
 
-They get what metrics.jsonl gets. None is needed, and a run does not end because one of them fails.
+They receive the contents of metrics.jsonl. All are optional, and if one fails, training continues.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanolm.errors import UsageError
 
-# Events and run folders are imported where they are needed: the help names the trackers.
+# Events and run folders are imported only when needed, because the help imports this module.
 if TYPE_CHECKING:
     from nanolm.training.events import Event, Notify, Started
 
@@ -31,7 +31,7 @@ class Tracker(NamedTuple):
 
 def tensorboard(run: Path, settings: dict[str, Any], step: int) -> Tracker:
     library: Any = importlib.import_module("torch.utils.tensorboard")
-    # What was logged after the step that is gone on from is not shown.
+    # Hide what was logged after the step that the run resumes from.
     writer = library.SummaryWriter(str(run / "tensorboard"), purge_step=step or None)
     writer.add_text("settings", "\n".join(f"    {key} = {settings[key]}" for key in settings), step)
 
@@ -58,18 +58,18 @@ TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 
 
 def known(names: str) -> list[str]:
-    """Those in "wandb,trackio"; what is wrong with them is told before any work is done."""
+    """The names in "wandb,trackio". Problems are reported before any work is done."""
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in TRACKERS:
-            raise UsageError(f"--report-to {name}: there is {', '.join(TRACKERS)}")
+            raise UsageError(f"--report-to {name}: choose from {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"--report-to {name}: not installed; try `pip install {name}`")
     return chosen
 
 
 class Trackers(contextlib.AbstractContextManager["Trackers"]):
-    """Passes every event on, and the numbers among them to trackers too."""
+    """Forwards every event, and sends metrics to the trackers."""
 
     def __init__(self, names: Sequence[str], notify: "Notify") -> None:
         self.names, self.notify = names, notify
@@ -80,7 +80,7 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
 
         self.notify(event)
         if isinstance(event, Started):
-            self.close()  # those of the run before this one
+            self.close()  # the previous run's trackers
             for name in self.names:
                 self.attempt(name, lambda name=name: self.begin(name, event))  # type: ignore[misc]
         elif isinstance(event, Progressed):
@@ -95,7 +95,7 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
         self.open[name] = TRACKERS[name](event.run, Run(event.run).settings(), event.step)
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """Whatever others' code may do, training goes on; what it prints is no result of ours."""
+        """Call a tracker. If it fails, training continues; its output becomes notes."""
         from nanolm.training.events import Note
 
         said = io.StringIO()
@@ -104,7 +104,7 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
                 work()
         except Exception as error:
             self.open.pop(name, None)
-            self.notify(Note(f"{name} is told nothing more: {error!r}"))
+            self.notify(Note(f"{name} failed and gets no more metrics: {error!r}"))
         if text := said.getvalue().strip():
             self.notify(Note(text))
 

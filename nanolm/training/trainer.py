@@ -68,7 +68,7 @@ class Trainer:
             task.lr_scale,
             workers=getattr(settings, "workers", None) or 1,
         )
-        optimizers.init_state()  # now, so that the memory that is left is known to be for batches
+        optimizers.init_state()  # now, so that all remaining memory is for batches
         how = (settings.dtype, task.tokens, task.save_memory, world)
         self.step = Step(loss, optimizers, *how, world.weight(settings.batch or 1))
         self.ema = EMA(task.parameters(), settings.average) if settings.average else None
@@ -86,7 +86,7 @@ class Trainer:
             self.checkpointer.link("last", saved)  # the process may have died before updating it
             self.step.grad_accum_steps = state.grad_accum_steps
         progress = self.budget.spend(spent)
-        # Preparing may have used much of the time, and extending a run lowers its progress.
+        # Preparation may have used much of the time, and extending a run lowers its progress.
         due = int(min(1, progress) * task.evaluations + 1e-9)
         state.evaluations = min(state.evaluations, due) if saved else due
         if world.first:
@@ -128,7 +128,7 @@ class Trainer:
                 return budget.used_up_by()
 
             assert self.settings.lr
-            lr = self.settings.lr * lr_factor(progress)  # warm-up, constant, linear decay
+            lr = self.settings.lr * lr_factor(progress)  # warmup, constant, linear decay
             begin = time.monotonic()
             metrics = self.train_step(lr)
             if self.compile_choice.open:
@@ -193,13 +193,13 @@ class Trainer:
         return every is not None and step > 0 and step % every == 0
 
     def evaluate(self, progress: float) -> None:
-        """Evaluate the model (its EMA, if there is one) on held-out data, and track the best."""
+        """Evaluate the model (its EMA, if any) on validation data, and track the best."""
         state, task = self.state, self.task
         before = state.seconds  # training time so far
         with averaged(self.ema):
             score, state.scores = task.evaluate(state, progress)
         state.evaluations = int(progress * task.evaluations + 1e-9)
-        loss = state.scores.get("val_loss", math.nan)  # there may be no held-out data
+        loss = state.scores.get("val_loss", math.nan)  # there may be no validation data
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)
         if state.best is None or score < state.best:
             state.best, state.best_step, state.evals_without_gain = score, state.step, 0
@@ -207,7 +207,7 @@ class Trainer:
         elif loss > OVERFITTING * state.lowest_loss:
             state.evals_without_gain += 1
         self.metrics.log_evaluation()
-        self.metrics.leave_out_since(before)
+        self.metrics.exclude_since(before)
         self.guard.warn(task, progress)
 
     def choose_compile(self) -> None:
@@ -216,4 +216,4 @@ class Trainer:
         before = self.state.seconds
         self.compile_choice.decide(self.budget)
         self.budget.tick()
-        self.metrics.leave_out_since(before)
+        self.metrics.exclude_since(before)

@@ -1,4 +1,4 @@
-"""What a machine is said to be able to do."""
+"""The peak performance of known GPUs."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ PEAKS = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "Tesla V100-SXM2-16GB": 125e12,
     "Tesla T4": 65e12,
-    # Close to one that is known is another GPU.
+    # A similar name is a different GPU.
     "NVIDIA L40": None,
     "NVIDIA H100 NVL": None,
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,

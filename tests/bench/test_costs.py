@@ -1,4 +1,4 @@
-"""What an update computes and moves, counted by hand."""
+"""The arithmetic and memory traffic of a step, counted by hand."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ IDS = torch.tensor([1, 5, 5])
 HEADS = torch.randn(2, 3, 8, 4)  # (batch, heads, time, head_dim)
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
-# An operator's name, a call of it, its operations, and the numbers of 4 bytes that it moves.
+# An operator's name, a call, its operations, and the number of 4-byte values it moves.
 COUNTED: dict[str, tuple[Callable[[], object], int, float]] = {
     "mm": (lambda: A @ B, 2 * 10 * 20 * 30, 200 + 600 + 300),
     "mul": (lambda: A * A[0], 0, 200 + 20 + 200),
@@ -26,10 +26,10 @@ COUNTED: dict[str, tuple[Callable[[], object], int, float]] = {
     "copy": (lambda: A.clone().copy_(A), 0, 200 + 200),
     "view": (lambda: A.view(-1), 0, 0),
     "sum": (lambda: A[:1].expand(1000, 20).sum(), 0, 20 + 1),
-    # Ids are of 8 bytes; the rows that are looked up are read and written.
+    # Ids have 8 bytes; the rows that are looked up are read and written.
     "embedding": (lambda: F.embedding(IDS, A), 0, 2 * 3 + 60 + 60),
-    # Two products of (8, 4) by (4, 8) in six heads, half of each; besides the three inputs and the
-    # output, one number of float32 a row.
+    # Two products of (8, 4) by (4, 8) in six heads, half of each; besides three inputs and the
+    # output, one float32 value per row.
     ATTENTION: (
         lambda: F.scaled_dot_product_attention(HEADS, HEADS, HEADS, is_causal=True),
         2 * 6 * 8 * 8 * 4,
@@ -57,7 +57,7 @@ FLOAT = torch.float32
     [
         (ADDED.default, (BIAS, A, B), {}, (10, 30)),
         (ADDED.default, (BIAS, A, B), {"beta": 1, "alpha": 1}, (10, 30)),
-        # What a GPU is asked for, with the type of the output as another argument.
+        # The overload used on a GPU, with the output dtype as another argument.
         (ADDED.dtype, (BIAS, A, B, FLOAT), {}, (10, 30)),
         (torch.ops.aten.mm.dtype, (A, B, FLOAT), {}, (10, 30)),
         (torch.ops.aten.bmm.default, (BATCH, B.expand(4, 20, 30)), {}, (4, 10, 30)),
@@ -73,7 +73,7 @@ def test_operations_of_every_overload(
 
 
 def test_adamw_reads_and_writes_four() -> None:
-    """Weights, moments, and gradients, which it scales."""
+    """It moves weights, moments, and gradients, which it scales."""
     weight = torch.zeros(1000, requires_grad=True)
     weight.grad = torch.ones(1000)
     optimizer = torch.optim.AdamW([weight], fused=True)
@@ -106,9 +106,9 @@ def test_costs_of_an_update() -> None:
     times = [cost.milliseconds for cost in found.costs]
     assert times == sorted(times, reverse=True)
     assert sum(cost.share for cost in found.costs) <= 1
-    assert by_name["mm"].calls == 2  # there, and the gradient of the weight
+    assert by_name["mm"].calls == 2  # forward, and the gradient of the weight
     assert by_name["mm"].limit == pytest.approx(1000 * 2 * 2 * 64 * 256 * 128 / products)
     assert by_name["mm"].times_limit == pytest.approx(by_name["mm"].milliseconds / 8.388608)
-    # What happens inside a conversion is not told a second time.
+    # Operators inside a conversion are not listed again.
     assert by_name["_to_copy"].limit == pytest.approx(1000 * 64 * 256 * (8 + 4) / copies)
     assert "empty_strided" not in by_name

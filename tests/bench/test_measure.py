@@ -1,4 +1,4 @@
-"""What is measured, and in what it is expressed."""
+"""The measurements and their units."""
 
 import sys
 
@@ -11,7 +11,7 @@ from nanolm.bench.settings import BenchSettings
 from nanolm.errors import UsageError
 from nanolm.model.config import configure
 
-# Of models with 40 tokens, 2 layers, 4 heads, a width of 16, a context of 8 and 64 hidden units:
+# Models with 40 tokens, 2 layers, 4 heads, width 16, context 8 and 64 hidden units:
 # attention, feed-forward layer, norms (times two), the last norm and the output layer.
 WEIGHTS = {
     "modern": 2 * (768 + 256 + 3 * 1024 + 2 * 16 + 2 * 4) + 16 + 640,

@@ -1,4 +1,4 @@
-"""Timing by turns."""
+"""Timing in turns."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from nanolm.bench.turns import FEWEST_ROUNDS, OnThreads, fastest, medians
 
 @dataclass
 class Sleeper:
-    """Does its work when it is waited for, as a GPU does."""
+    """Works only when waited for, like a GPU."""
 
     name: str
     seconds: float
@@ -31,7 +31,7 @@ def test_each_gets_its_own_time_in_turn() -> None:
     short, long = Sleeper("short", 0.004, log), Sleeper("long", 0.016, log)
     taken = medians({"short": short, "long": long}, seconds=0.2)
     assert 0.004 <= taken["short"] < 0.016 <= taken["long"]
-    rounds = log[4:]  # both were warmed up, and tried once for the number of steps
+    rounds = log[4:]  # both were warmed up, and tried once to choose the number of steps
     assert rounds == ["short", "long"] * (len(rounds) // 2)
     assert len(rounds) // 2 >= FEWEST_ROUNDS
 
@@ -39,7 +39,7 @@ def test_each_gets_its_own_time_in_turn() -> None:
 def test_what_outlasts_the_time_still_gets_its_rounds() -> None:
     log: list[str] = []
     medians({"long": Sleeper("long", 0.002, log)}, seconds=0)
-    assert len(log) == 2 + FEWEST_ROUNDS  # waits: after warming up, after trying, after each round
+    assert len(log) == 2 + FEWEST_ROUNDS  # waits after warmup, trial, and each round
 
 
 def test_the_fastest_is_found() -> None:

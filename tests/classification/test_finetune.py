@@ -329,7 +329,7 @@ def test_a_changed_file_or_model_is_refused(data: Path, base: Path, tmp_path: Pa
     run(file, tmp_path / "run", stop_at(10), **how)
     before = file.read_text()
     file.write_text(before.replace("the film was bad", "the film was mad"))
-    with pytest.raises(DataError, match="the data is not the one"):
+    with pytest.raises(DataError, match="the data has changed"):
         run(file, tmp_path / "run", **how)
     file.write_text(before)
     nanolm.train(
@@ -337,7 +337,7 @@ def test_a_changed_file_or_model_is_refused(data: Path, base: Path, tmp_path: Pa
     )
     shutil.rmtree(start)
     (tmp_path / "x").rename(start)
-    with pytest.raises(DataError, match=r"the (tokenizer|model to start from) is not the one"):
+    with pytest.raises(DataError, match=r"the (tokenizer|model to start from) has changed"):
         run(file, tmp_path / "run", **how)
 
 

@@ -172,7 +172,7 @@ def test_a_base_that_moved_or_changed_is_named(data: Path, base: Path, tmp_path:
     out = tmp_path / "run"
     run(data, mine, out, stop_at(10), train="last-1", steps=30)
     mine.rename(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=r"which is not there any more.*Put it back"):
+    with pytest.raises(ModelError, match=r"which no longer exists.*Restore it"):
         load(out, print)
     (tmp_path / "elsewhere").rename(mine)
     load(out, print)
@@ -180,7 +180,7 @@ def test_a_base_that_moved_or_changed_is_named(data: Path, base: Path, tmp_path:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ModelError, match="has other weights now"):
+    with pytest.raises(ModelError, match="now has different weights"):
         load(out, print)
 
 

@@ -23,8 +23,8 @@ def test_a_table_of_results_and_costs(cli: Cli) -> None:
     assert first[3] == "tokens/s"
     assert first[4].endswith("%")
     told = shown.stderr.splitlines()
-    assert told[0] == "nano: training, 16 x 64 tokens a step"
-    assert told[-2:] == ["nano: writing", "nano: profiling one update"]
+    assert told[0] == "nano: training, 16 x 64 tokens per step"
+    assert told[-2:] == ["nano: sampling", "nano: profiling one step"]
     assert all(line.startswith("nano: ") for line in told)
     begin = next(number for number, line in enumerate(lines) if line.startswith("operator"))
     costs = [line.split() for line in lines[begin + 1 :]]
@@ -68,9 +68,9 @@ def test_an_object_for_programs(cli: Cli) -> None:
 def test_mistakes_are_told_together(cli: Cli) -> None:
     shown = cli("bench", "--preset", "nanno", "--against", "torch", "--seconds", "-1")
     assert shown.returncode == 2
-    assert "--preset nanno: there is nano, micro, mini" in shown.stderr
+    assert "--preset nanno: choose from nano, micro, mini" in shown.stderr
     assert "did you mean nano?" in shown.stderr
-    assert "--against torch: there is transformers" in shown.stderr
+    assert "--against torch: choose from transformers" in shown.stderr
     assert "--seconds -1: must be from" in shown.stderr
 
 

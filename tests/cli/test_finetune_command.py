@@ -121,7 +121,7 @@ def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli
     assert "the model has 1 layer; try --train all" in shown.stderr
     shown = cli(*start, "--context", 99)
     assert shown.returncode == 2
-    assert "looks back on 16 tokens at most" in shown.stderr
+    assert "at most 16 tokens" in shown.stderr
     shown = cli(*start, "--train", "head", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["labels"] == ["0", "1"]

@@ -67,7 +67,7 @@ ERRORS = {
     "no model there": (["sample", "."], 4, "holds no model"),
     "a knob out of range": (["sample", "--top-p", "7"], 2, "--top-p 7.0: must be above 0"),
     "no samples": (["sample", "-n", "0"], 2, "-n 0"),
-    "no device": (["sample", "--device", "tpu"], 2, "there is auto, cpu, cuda, mps"),
+    "no device": (["sample", "--device", "tpu"], 2, "auto, cpu, cuda, mps"),
     "no folder": (["train", "latin-1.txt", "--out", "empty.txt/x"], 3, "empty.txt/x"),
 }
 

@@ -152,10 +152,9 @@ def test_a_finished_run_is_named_when_it_is_trained_again(cli: Cli, corpus: Path
     first = cli("train", corpus, *SMALL, "--steps", 2)
     assert "finished" not in first.stderr
     again = cli("train", corpus, *SMALL, "--steps", 2)
-    assert (
-        "runs/mine is finished: training again from the start, as runs/mine-2 (to train that one "
-        "further: nanolm train --extend runs/mine --minutes 5)"
-    ) in again.stderr
+    assert "runs/mine is finished" in again.stderr
+    assert "as runs/mine-2" in again.stderr
+    assert "nanolm train --extend runs/mine --minutes 5)" in again.stderr
     other = cli("train", corpus, *SMALL, "--steps", 3)
     assert "is finished" not in other.stderr
 

@@ -1,4 +1,4 @@
-"""A classifier on disk and in memory: what transformers reads and computes is what we do."""
+"""A classifier on disk and in memory: transformers reads and computes the same as we do."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_saved_and_loaded(family: str, pool: Pool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool", ["last", "mean", "max"])
 @pytest.mark.parametrize("family", ["modern", "gpt2", "lstm"])
-def test_what_fills_up_a_row_is_never_seen(family: str, pool: Pool) -> None:
+def test_padding_is_never_seen(family: str, pool: Pool) -> None:
     model = make(family, pool)
     ids, lengths = batch()
     alone = torch.cat(
@@ -97,7 +97,7 @@ def test_transformers_has_the_same_logits_and_gradients(family: str, tmp_path: P
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_of_theirs_is_read(family: str, tmp_path: Path) -> None:
-    """As they write it: without our words, two labels without names left out."""
+    """As transformers writes it: without our fields, and without default labels."""
     model = make(family, labels=("LABEL_0", "LABEL_1"))
     (tmp_path / "ours").mkdir()
     save_model(model, tmp_path / "ours", TOKENIZER)
@@ -121,7 +121,7 @@ def test_the_one_is_not_taken_for_the_other(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is a classifier, .*`nanolm classify"):
         load_model(tmp_path)
     base = make("modern").base.config
-    language = transformers.Qwen3ForCausalLM  # what a language model's folder says of itself
+    language = transformers.Qwen3ForCausalLM  # fields of a language model's folder
     values = json.loads((tmp_path / "config.json").read_text())
     values["architectures"] = [language.__name__]
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -133,21 +133,21 @@ def test_the_one_is_not_taken_for_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"id2label": {"0": "only"}}, "two labels or more"),
-        ({"id2label": {"0": "a", "2": "b"}}, "two labels or more"),
-        ({"id2label": {"0": "a", "1": "a"}}, "two labels or more"),
-        ({"id2label": {"0": "a", "1": 2}}, "two labels or more"),
-        ({"id2label": ["a", "b"]}, "two labels or more"),
+        ({"id2label": {"0": "only"}}, "at least two labels"),
+        ({"id2label": {"0": "a", "2": "b"}}, "at least two labels"),
+        ({"id2label": {"0": "a", "1": "a"}}, "at least two labels"),
+        ({"id2label": {"0": "a", "1": 2}}, "at least two labels"),
+        ({"id2label": ["a", "b"]}, "at least two labels"),
         ({"id2label": {"0": "a", "1": "b"}}, "score.weight"),
         ({"problem_type": "regression"}, "regression"),
-        ({"window": 0}, "whole number"),
+        ({"window": 0}, "integer"),
         ({"window": 99}, "must be from 1 to 8"),
-        ({"long_texts": "sideways"}, "a rule for long texts"),
+        ({"long_texts": "sideways"}, "strategy for long texts"),
         ({"architectures": ["Qwen3ForTokenClassification"]}, "neither"),
     ],
     ids=str,
 )
-def test_a_config_that_is_wrong_is_told(
+def test_an_invalid_config_is_reported(
     changes: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     save_model(make("modern"), tmp_path, TOKENIZER)
@@ -160,16 +160,16 @@ def test_a_config_that_is_wrong_is_told(
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"labels": ["one"]}, "two labels or more"),
-        ({"pool": "median"}, "a pooling"),
-        ({"more": 1}, "no such switch"),
+        ({"labels": ["one"]}, "at least two labels"),
+        ({"pool": "median"}, "pooling"),
+        ({"more": 1}, "more is 1: this version"),
         ({"base": 3}, "must be an object"),
         ({"base": {"kind": "classifier"}}, "must"),
         ({"base": {"kind": "transformer"}}, "must be"),
     ],
     ids=str,
 )
-def test_a_config_of_our_own_that_is_wrong_is_told(
+def test_an_invalid_config_of_ours_is_reported(
     changes: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     save_model(make("modern", "mean"), tmp_path, TOKENIZER)

@@ -1,4 +1,4 @@
-"""What trains and decodes fast: put on and taken off, and only where it knows what it does."""
+"""Speedups for training and decoding: added, removed, and only for supported switches."""
 
 import copy
 from dataclasses import replace

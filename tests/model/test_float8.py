@@ -1,4 +1,4 @@
-"""Products in float8: what kernels round, and what comes out of the products."""
+"""Products in float8: rounding in kernels, and the results."""
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ def some(*shape: int) -> Tensor:
 
 
 def check_rounded(x: Tensor, found: tuple[Tensor, Tensor]) -> None:
-    """Every row, its largest number scaled to the largest there is, to three bits."""
+    """Every row to three bits, with its largest value scaled to the largest float8."""
     low, scales = found
     assert low.shape == x.shape and low.dtype == torch.float8_e4m3fn
     again = low.float() * scales.unsqueeze(-1)
     most = x.float().abs().amax(-1)
     torch.testing.assert_close(scales, most / 448, rtol=0.01, atol=1e-30)
-    # Half a step of the last bit, and of the smallest numbers.
+    # Half a step of the last bit, and of the smallest value.
     error = (again - x.float()).abs()
     right = (error <= x.float().abs() * 0.07 + most.unsqueeze(-1) * 2e-5).float().mean()
     assert float(right) >= (1.0 if GPU else 0.9)  # the interpreter forgets to carry
@@ -62,7 +62,7 @@ def test_nonlinearities_round_both_ways(kind: str, wide: int) -> None:
     check_rounded(seen[0], seen[0].rounded)  # type: ignore[attr-defined]
 
 
-def test_split_rounds_on_the_way_back() -> None:
+def test_split_rounds_in_the_backward_pass() -> None:
     qkv = some(2, 3, 8 * 16).requires_grad_()
     q, k, v = float8.split(qkv, 4, 2)
     assert torch.equal(torch.cat([q, k, v], dim=2).flatten(2), qkv)
@@ -82,7 +82,7 @@ def test_a_row_of_zeros_and_one_that_is_not_finite() -> None:
     check_rounded(x[2:], (low[2:], scales[2:, 0]))
 
 
-def test_weights_are_rounded_and_laid_on_their_side() -> None:
+def test_weights_are_rounded_and_transposed() -> None:
     weight = some(70, 48).float()
     (found,) = float8.rounded_weights([weight], [None])
     again = found.weight.float() * found.scale

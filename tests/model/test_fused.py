@@ -1,4 +1,4 @@
-"""The kernels for training against their plain twins; without a GPU under TRITON_INTERPRET=1."""
+"""Training kernels against the plain functions; without a GPU under TRITON_INTERPRET=1."""
 
 import random
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def close(found: Tensor, wanted: Tensor, dtype: torch.dtype, part: float = 1e-5) -> None:
-    """To what the precision allows, of each number or of the largest one."""
+    """Within the precision, relative to each value or to the largest one."""
     part = part if dtype == torch.float32 else 0.02
     most = part * max(1.0, float(wanted.detach().abs().max()))
     torch.testing.assert_close(found.float(), wanted.float(), rtol=part, atol=most)
@@ -40,7 +40,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype, part: float = 1e-5)
 def alike(
     ours: Callable[..., Any], plain: Callable[..., Any], inputs: list[Tensor], part: float = 1e-5
 ) -> None:
-    """The same results and the same gradients; those of the plain one are computed in float32."""
+    """The same results and the same gradients; the plain ones are computed in float32."""
     exact = [x.detach().float().requires_grad_() for x in inputs]
     found, wanted = ours(*inputs), plain(*exact)
     if isinstance(found, Tensor):
@@ -67,7 +67,9 @@ def test_swiglu(hidden: int, dtype: torch.dtype) -> None:
 @every_dtype
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 3, 10), (3, 1, 64)])
-def test_turned(heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype) -> None:
+def test_qk_norm_rope(
+    heads: int, kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype
+) -> None:
     config = gpt_config(heads=heads, kv_heads=kv_heads, dim=heads * head_dim)
     cosines, sines = (table.to(DEVICE) for table in rotation_table(9, config))
     batch, time = 2, 5
@@ -136,7 +138,7 @@ def test_norms(
     alike(ours, plain, [*xs, some(dim), *bias])
 
 
-def test_a_sum_or_a_norm_that_nobody_needs() -> None:
+def test_an_unused_sum_or_norm() -> None:
     x, y, weight = some(3, 48), some(3, 48), some(48)
     total, out = fused.add_norm(x, y, weight, None, EPSILON, False)
     dx, dy = torch.autograd.grad(out.square().sum(), [x, y], retain_graph=True)
@@ -195,7 +197,7 @@ def test_products(bias: bool) -> None:
 @pytest.mark.parametrize("config", random.Random(0).sample(every_gpt(), 40), ids=str)
 @pytest.mark.parametrize("low", [False, True] if GPU else [False])
 def test_whole_models(config: GPTConfig, low: bool) -> None:
-    """Loss and every gradient, through the kernels and without them."""
+    """Loss and all gradients, with and without the kernels."""
     model = lively(config).to(DEVICE).train()
     ids = torch.randint(config.vocab_size, (3, config.context), device=DEVICE)
 

@@ -29,7 +29,7 @@ TIME = SHAPE["context"]
 
 
 def watched(model: Model, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits, and the embedded tokens with a gradient to ask for."""
+    """The logits, and the embedded tokens, which require a gradient."""
     embedded = model.token_embedding(ids).detach().requires_grad_()
     hook = model.token_embedding.register_forward_hook(lambda *_: embedded)
     logits = model(ids)
@@ -82,7 +82,7 @@ def test_written_out_attention_is_the_fused_one(positions: str, norm: str) -> No
 
 
 @pytest.mark.parametrize("past", [0, 1, 5])
-def test_both_forms_agree_on_what_is_behind(past: int) -> None:
+def test_both_forms_agree_with_a_cache(past: int) -> None:
     q, k, v = (
         torch.randn(2, 4, 3, 8),
         torch.randn(2, 2, 3 + past, 8),
@@ -116,7 +116,7 @@ def test_attention_is_that_of_torch(bias: bool) -> None:
 
 @given(configs())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_memory_changes_nothing(config: ModelConfig) -> None:
+def test_the_cache_changes_nothing(config: ModelConfig) -> None:
     model = lively(config)
     ids = torch.randint(SHAPE["vocab_size"], (2, TIME))
     memory = model.init_cache(batch=2, length=TIME)
@@ -128,7 +128,7 @@ def test_the_memory_changes_nothing(config: ModelConfig) -> None:
 
 @given(configs(), st.booleans())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_rows_of_a_memory_may_be_of_different_lengths(config: ModelConfig, fixed: bool) -> None:
+def test_rows_of_a_cache_may_differ_in_length(config: ModelConfig, fixed: bool) -> None:
     model = lively(config)
     ids = torch.randint(SHAPE["vocab_size"], (3, TIME))
     memory = model.init_cache(batch=3, length=TIME, fixed=fixed)
@@ -151,7 +151,7 @@ def test_rows_of_a_memory_may_be_of_different_lengths(config: ModelConfig, fixed
 def test_positions_tell_one_order_from_another(positions: str) -> None:
     model = lively(gpt_config(positions=positions, layers=1))
     one, other = model(torch.tensor([[1, 2, 3]])), model(torch.tensor([[2, 1, 3]]))
-    # Without them, one layer sees behind each token a bag of words.
+    # Without positions, one layer sees a bag of earlier words.
     assert torch.allclose(one[0, -1], other[0, -1], atol=1e-5) == (positions == "none")
 
 
@@ -178,7 +178,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 
 def test_alibi_is_that_of_the_paper() -> None:
     torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
-    # Six heads: the four of a model with four, and the first two that eight would have between.
+    # Six heads: the slopes of four heads, and the first two that eight heads would add.
     torch.testing.assert_close(
         alibi_slopes(6), torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
     )
@@ -201,7 +201,7 @@ def test_computed_positions_have_no_end_and_can_be_trained_after_sampling() -> N
 
 
 def check_that_it_learns(config: ModelConfig) -> None:
-    """One batch by heart."""
+    """Memorize one batch."""
     torch.manual_seed(1)
     model = build_model(config).train()
     ids = torch.randint(SHAPE["vocab_size"], (2, TIME + 1))
@@ -218,7 +218,7 @@ def check_that_it_learns(config: ModelConfig) -> None:
 
 @given(configs())
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_one_batch_can_be_learned_by_heart(config: ModelConfig) -> None:
+def test_one_batch_can_be_memorized(config: ModelConfig) -> None:
     check_that_it_learns(config)
 
 
@@ -236,7 +236,7 @@ def test_a_fresh_model_knows_nothing(family: str) -> None:
         shape = {"vocab_size": 300, "layers": 2, "heads": 2, "dim": 32, "context": 16}
         model = build_model(configure(family, tied=tied, **shape))
         chances = model(torch.randint(300, (4, 16))).softmax(dim=-1)
-        # A token that is its own output looks likely to itself.
+        # With tied weights, a token predicts itself.
         assert chances.median() < 0.005
         assert chances.max() < (0.05 if not tied else 0.6)
 
@@ -273,7 +273,7 @@ def test_the_course_model() -> None:
         ({"kv_heads": 2}, "--heads 3 is not a multiple of --kv-heads 2; try --kv-heads 1"),
         ({"dropout": 1.0}, "--dropout 1.0"),
         ({"rope_base": 1.0}, "--rope-base 1.0"),
-        ({"rope_scaling": RopeScaling("llama3", 8.0, 64, 4.0, 1.0)}, "no sense"),
+        ({"rope_scaling": RopeScaling("llama3", 8.0, 64, 4.0, 1.0)}, "invalid"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -1,4 +1,4 @@
-"""Nothing in a stranger's folder runs, little is allocated for it, and every fault is named.
+"""An untrusted folder cannot run code or allocate much, and every fault is reported.
 
 Run as a program, this file loads hostile folders and watches itself do it.
 """
@@ -36,8 +36,8 @@ from nanolm.model.huggingface import save_model
 from nanolm.model.stored import WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
-SPARE = 64_000_000  # bytes that a load may take besides twice what is on the disk: for small JSON
-ROOM = 1 << 30  # bytes of addresses; what asks for more at once fails
+SPARE = 64_000_000  # bytes that a load may use besides twice the size on disk, for small JSON
+ROOM = 1 << 30  # bytes of address space; larger allocations fail
 PATIENCE = 20  # seconds
 
 
@@ -51,7 +51,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def root(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all of them in it, and what the way out would lead to."""
+    """A folder with all of them, and the file that an escape would reach."""
     root = tmp_path_factory.mktemp("hostile")
     shutil.copy(good["qwen3"] / WEIGHTS, root / "outside.safetensors")
     for name, damage in [*HARMLESS.items(), *((name, case[0]) for name, case in CASES.items())]:
@@ -65,33 +65,32 @@ def root(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of loading a folder."""
+    """The result of loading a folder."""
 
-    kind: str  # of the error, if one was raised
+    kind: str  # of the error, if any
     message: str
-    seen: list[str]  # what must never happen
-    grown: int  # bytes of memory, at the peak
+    seen: list[str]  # events that must never happen
+    grown: int  # peak memory in bytes
     seconds: float
 
 
 class Hung(BaseException):
-    """Nothing in nanolm catches it."""
+    """Not caught anywhere in nanolm."""
 
 
 def peak() -> int:
-    """The most memory since it was last forgotten. (What `getrusage` says begins with that of the
-    process that started this one.)"""
+    """Peak memory since the last reset. (`getrusage` starts with that of the parent process.)"""
     status = Path("/proc/self/status").read_text()
     return int(re.findall(r"VmHWM:\s*(\d+)", status)[0]) * 1024
 
 
 def watch(root: Path) -> None:
-    """Load each folder in `root`, then do what is forbidden; print what came of each."""
+    """Load each folder in `root`, then do what is forbidden; print each result."""
     seen: list[str] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         ran = event in ("pickle.find_class", "os.system", "os.exec", "subprocess.Popen")
-        if event in ("exec", "compile", "import"):  # what comes from a folder or a string
+        if event in ("exec", "compile", "import"):  # from a folder or a string
             foreign = f"{re.escape(str(root))}|{EVIL}|<string>"
             ran = re.search(foreign, str(arguments[:2])) is not None
         if ran or (event == "open" and "outside" in str(arguments[0])):
@@ -103,7 +102,7 @@ def watch(root: Path) -> None:
     def watched(name: str, action: Callable[[], object]) -> None:
         seen.clear()
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before, started = peak(), time.monotonic()
         signal.alarm(PATIENCE)
         kind, message = "", ""
@@ -147,7 +146,7 @@ def outcomes(root: Path) -> dict[str, Outcome]:
         encoding="utf-8",
         timeout=240,
     )
-    lines = map(json.loads, process.stdout.splitlines())  # as far as it came
+    lines = map(json.loads, process.stdout.splitlines())  # up to the failure
     return {name: Outcome(**values) for line in lines for name, values in line.items()}
 
 
@@ -166,7 +165,7 @@ def test_a_hostile_folder_is_refused(name: str, root: Path, outcomes: dict[str, 
     assert outcome.grown < 2 * on_disk + SPARE
 
 
-def test_how_many_hostile_folders_were_survived(outcomes: dict[str, Outcome], tally: Tally) -> None:
+def test_the_number_of_hostile_folders(outcomes: dict[str, Outcome], tally: Tally) -> None:
     tried = [outcome for name, outcome in outcomes.items() if name in CASES]
     refused = [each for each in tried if each.kind == "ModelError" and not each.seen]
     readable = os.geteuid() == 0  # by root: one of them is not hostile then
@@ -185,7 +184,7 @@ def test_the_watch_sees_what_is_forbidden(outcomes: dict[str, Outcome]) -> None:
 @pytest.mark.parametrize(
     "name", ["a pickle as weights", "a tensor too few", "a link to itself as config.json"]
 )
-def test_the_command_line_says_it_once(name: str, verb: str, root: Path, cli: Cli) -> None:
+def test_the_command_line_reports_it_once(name: str, verb: str, root: Path, cli: Cli) -> None:
     done = cli(verb, root / name)
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith(f"error: {root / name}")
@@ -197,13 +196,13 @@ def test_the_command_line_says_it_once(name: str, verb: str, root: Path, cli: Cl
 
 @pytest.fixture(scope="module")
 def scratch(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Copies to be damaged again and again."""
+    """Copies to be damaged repeatedly."""
     place = tmp_path_factory.mktemp("scratch")
     return {name: shutil.copytree(folder, place / name) for name, folder in good.items()}
 
 
 def refusal(folder: Path) -> str:
-    """Why a folder does not load; nothing if it does, and writes. All else is an error."""
+    """The reason why a folder does not load, or "" if it loads and generates text."""
     try:
         nanolm.load(folder).generate("a", tokens=2, greedy=True)
     except ModelError as error:
@@ -225,7 +224,7 @@ def test_no_field_takes_a_wrong_value(
         for wrong in (*WRONG, 0, 1.5, True) if type(values[name]) is int else WRONG:
             shutil.copy(good[family] / CONFIG, scratch[family])
             config(**{name: wrong})(scratch[family])
-            # Ours are called as the options are, and both spellings of RoPE are taken together.
+            # Our names are those of the options; both RoPE formats count as one.
             named = "rope" if "rope" in name else name.split("_")[-1]
             assert re.search(f"config.json: .*{named}", refusal(scratch[family])), (name, wrong)
 

@@ -1,4 +1,4 @@
-"""The folder on disk, held to what `transformers` makes of it."""
+"""Model folders, compared with what `transformers` reads and writes."""
 
 import json
 import os
@@ -55,7 +55,7 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
-# What transformers might write: a model type and its config.
+# Model types and configs that transformers might write.
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2, another nonlinearity": ("gpt2", {**GPT2, "activation_function": "gelu", "n_inner": 50}),
@@ -107,7 +107,7 @@ def check_parity(ours: Model, theirs: Any) -> None:
         ids = torch.randint(size, (batch, length))
         with torch.no_grad():
             torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-4, rtol=0)
-    # Rows of different lengths, filled up: what is real must not see what is not.
+    # Rows of different lengths, padded: real tokens must not see padding.
     ids, lengths = torch.randint(size, (3, 40)), torch.tensor([40, 17, 1])
     real = torch.arange(40) < lengths[:, None]
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_the_real_model_writes_the_same_text() -> None:
 
 @given(configs())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_any_model_is_saved_and_loaded_and_goes_on(config: ModelConfig) -> None:
+def test_any_model_is_saved_loaded_and_trained_further(config: ModelConfig) -> None:
     """Three steps, saved, loaded, three more: bit for bit six steps."""
     tokenizer = train_tokenizer([], "byte")
 
@@ -273,7 +273,7 @@ def test_older_and_newer_spellings_mean_the_same(folder: Path, scaling: dict[str
 
 @pytest.mark.parametrize("folder", ["gpt2"], indirect=True)
 def test_folders_as_they_were_years_ago(folder: Path) -> None:
-    """No prefix, the masks saved along, the tied head twice, few words in config.json."""
+    """No prefix, masks saved too, the tied head twice, few fields in config.json."""
     model = load_model(folder)
     tensors = load_file(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): value for name, value in tensors.items()}
@@ -332,14 +332,14 @@ def test_faults_in_the_weights_are_named(folder: Path) -> None:
         load_model(folder)
     message = str(caught.value)
     short = [name.removeprefix("transformer.").removeprefix("model.") for name in (one, missing)]
-    assert f"{short[0]}: (7,) where config.json says {shape}" in message
+    assert f"{short[0]}: shape (7,), but config.json implies {shape}" in message
     assert "surplus: not part of this model" in message
     assert f"{short[1]}: missing" in message
 
 
 def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
     rewrite(folder, vocab_size=10**12)
-    with pytest.raises(ModelError, match="where config"):
+    with pytest.raises(ModelError, match=r"config\.json implies"):
         load_model(folder)
 
 
@@ -352,20 +352,20 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
         ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
         ("llama", {"tie_word_embeddings": "maybe"}, "tie_word_embeddings is 'maybe'"),
         ("gpt2", {"n_positions": 0}, "n_positions is 0"),
-        ("gpt2", {"activation_function": "silu"}, "a nonlinearity of its own"),
+        ("gpt2", {"activation_function": "silu"}, "another activation function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention scaled by layer"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention"),
-        ("llama", {"hidden_act": "gelu"}, "a nonlinearity of its own"),
+        ("llama", {"hidden_act": "gelu"}, "another activation function"),
         ("gpt2", {"architectures": ["GPT2ForTokenClassification"]}, "architectures"),
-        ("llama", {"attention_bias": True}, "biases in some layers"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantised weights"),
+        ("llama", {"attention_bias": True}, "biases in only some layers"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantized weights"),
         (
             "llama",
             {"rope_parameters": "gone", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "dynamic",
         ),
         ("llama", {"rope_parameters": {**YARN, "mscale": 1.0}, "rope_theta": "gone"}, "mscale"),
-        ("llama", {"rope_theta": 5e5}, "older spelling"),
+        ("llama", {"rope_theta": 5e5}, "older fields"),
         ("modern", {"use_sliding_window": True}, "a sliding window"),
         ("modern", {"layer_types": ["sliding_attention"]}, "a sliding window"),
         ("lstm", {"cell": "gru"}, "cell is 'gru': must be rnn or lstm"),

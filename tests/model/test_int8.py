@@ -15,7 +15,7 @@ def test_nearly_what_the_layer_gives(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     layer = nn.Linear(96, 77, bias=bias)
     with torch.no_grad():
-        layer.weight *= torch.logspace(-3, 3, 77)[:, None]  # each row has a scale of its own
+        layer.weight *= torch.logspace(-3, 3, 77)[:, None]  # each row has its own scale
         x = torch.randn(rows, 1, 96)
         expected, found = layer(x), Int8Linear(layer)(x)
     usual = x.norm(dim=-1, keepdim=True) * layer.weight.norm(dim=1) / 96**0.5

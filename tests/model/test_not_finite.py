@@ -1,4 +1,4 @@
-"""Weights that are not finite are named when a model is loaded; finite ones that overflow too."""
+"""Non-finite weights are refused when a model is loaded; so are those that overflow."""
 
 import shutil
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_one_number_that_is_not_finite(value: float, model: Path) -> None:
             tensor.view(-1)[0] = value
 
     change(model, spoil)
-    with pytest.raises(ModelError, match=r"model\.safetensors: .*norm.*: its numbers are not fin"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: .*norm.*: its values are not fin"):
         load_model(model)
 
 
@@ -58,7 +58,7 @@ def words(model: Path) -> list[list[Any]]:
 
 @pytest.mark.parametrize("size", [1e38, 1e19, 1e10, 1e6])
 def test_finite_weights_that_overflow(size: float, model: Path) -> None:
-    """Before a norm: then all is zero, and looks like a model that has learned nothing."""
+    """Before a norm, overflow becomes zero and looks like an untrained model."""
     change(model, lambda name, tensor: tensor.div_(tensor.abs().max()).mul_(size))
     with pytest.raises(ModelError, match=f"too large to compute with|{NOT_FINITE} .*model.safet"):
         load_model(model)
@@ -89,7 +89,7 @@ def test_large_weights_that_compute_are_used(family: str, tmp_path: Path) -> Non
 
 
 def test_outputs_that_are_not_finite(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: here the head is broken after loading."""
+    """For any reason: here the head is broken after loading."""
     writer = nanolm.load(model)
     with torch.no_grad():
         writer.model.head.weight.fill_(torch.inf)

@@ -1,4 +1,4 @@
-"""The recurrent layers, held to torch's."""
+"""The recurrent layers, compared with torch's."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_the_elman_network_of_the_slides() -> None:
 
 
 @pytest.mark.parametrize("family", ["rnn", "lstm"])
-def test_its_memory_is_the_same_size_for_ever(family: str) -> None:
+def test_its_cache_never_grows(family: str) -> None:
     model = of_family(family)
     assert isinstance(model, Recurrent)
     assert model.window() is None

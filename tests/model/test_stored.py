@@ -1,4 +1,4 @@
-"""What a folder says of its model without torch is what torch makes of it."""
+"""A model described without torch matches the one that torch builds."""
 
 import pytest
 from models import SHAPE, every_gpt, gpt_config

@@ -1,4 +1,4 @@
-"""A time budget always trains, or says that it was too short."""
+"""A run with a time budget always trains, or reports that it was too short."""
 
 import json
 import tomllib
@@ -46,7 +46,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def too_short(text: Path, tmp_path: Path) -> Path:
-    """A run whose time was over before it began."""
+    """A run whose time was up before it started."""
     run = tmp_path / "runs/text"
     result = nanolm.train(text, out=run, minutes=0.001, **SMALL)
     assert (result.stopped, result.steps < MIN_STEPS) == ("too little time", True)
@@ -123,10 +123,10 @@ def test_a_part_of_the_text_is_saved_and_kept(
 @pytest.mark.parametrize(
     ("step", "seconds", "progress"),
     [
-        (100, 30, 0.0),  # the learning rate rises, stays and falls within the time that is left,
+        (100, 30, 0.0),  # warmup, constant rate and decay fit into the remaining time,
         (100, 40, 1 / 3),
         (100, 60, 1.0),
-        (5, 58, 5 / 20),  # or within 20 steps, where they take longer than that,
+        (5, 58, 5 / 20),  # or into 20 steps, if those take longer,
         (5, 62, 5 / 20),
         (5, 64, 34 / 30),  # but not much longer
     ],
@@ -170,7 +170,7 @@ def test_little_is_tried_where_time_is_short(gone: float, monkeypatch: pytest.Mo
     assert not any("bits per byte" in choice.reason for choice in plan.choices)
 
 
-def test_fewer_steps_than_planned_are_told_with_what_they_should_come_to(
+def test_fewer_steps_than_planned_are_reported_with_a_new_prediction(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_for: Callable[..., Any] = prepare.plan_for
@@ -184,10 +184,10 @@ def test_fewer_steps_than_planned_are_told_with_what_they_should_come_to(
     seen: list[object] = []
     nanolm.train(text, out=tmp_path / "run", minutes=0.05, notify=seen.append, **SMALL)
     notes = [str(event) for event in seen if isinstance(event, Note)]
-    assert any("steps, not 1,000,000: " in note for note in notes)
+    assert any("steps instead of 1,000,000: " in note for note in notes)
 
 
-def test_fewer_steps_come_to_less() -> None:
+def test_fewer_steps_predict_a_higher_loss() -> None:
     forecast = Forecast(1.5, 100.0, passes=2.0, steps=1_000)
     less = forecast.at(100, 10**6, 10**6)
     assert less.steps == 100

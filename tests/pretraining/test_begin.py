@@ -43,7 +43,7 @@ def test_a_run_is_recorded_once_and_resumed_with_its_own_settings(
         assert not again.fresh and again.settings.lr == 0.1
         assert again.checkpoint(PRINTS) is None  # it was killed before the first
         again.record(resolved, [], {}, model)
-        with pytest.raises(DataError, match="the corpus is not the one"):
+        with pytest.raises(DataError, match="the corpus has changed"):
             again.checkpoint({"corpus": "other"})
     assert notes[-1].endswith("starting at step 0")
     assert start.run.facts() == facts

@@ -24,21 +24,21 @@ def finished(tmp_path: Path) -> Path:
     return run
 
 
-def test_as_if_it_had_been_asked_for_at_once(finished: Path, tmp_path: Path) -> None:
+def test_as_if_requested_from_the_start(finished: Path, tmp_path: Path) -> None:
     earlier = (finished / "best").resolve().name
     result = extend(finished, {"steps": 20})
     nanolm.train("embedded:tiny", out=tmp_path / "once", steps=60, **SETTINGS)
     assert (result.steps, result.stopped) == (60, "steps")
     steps = [line["step"] for line in lines(finished) if "loss" in line]
-    assert steps == sorted(set(steps))  # what comes after the way back is not there twice
-    # Warm-up was a part of the shorter run; all else is the same.
+    assert steps == sorted(set(steps))  # steps after the rollback are not logged twice
+    # Warmup was a share of the shorter run; everything else is the same.
     once = json.loads((tmp_path / "once/run.json").read_text())["result"]
     assert result.val_bits_per_byte == pytest.approx(once["val_bits_per_byte"], rel=0.05)
     assert nanolm.load(finished / "earlier" / earlier).generate("the", tokens=3)
     assert len(json.loads((finished / "run.json").read_text())["earlier"]) == 1
 
 
-def test_it_goes_back_to_before_the_rate_fell(finished: Path) -> None:
+def test_it_rolls_back_to_before_the_decay(finished: Path) -> None:
     rates = {line["step"]: line["lr"] for line in lines(finished) if "lr" in line}
     seen: list[Any] = []
     extend(finished, {"steps": 40}, seen.append)
@@ -49,7 +49,7 @@ def test_it_goes_back_to_before_the_rate_fell(finished: Path) -> None:
     assert again[40] == pytest.approx(max(rates.values()))
 
 
-def test_killed_on_the_way_the_same_command_goes_on(finished: Path) -> None:
+def test_after_a_kill_the_same_command_resumes(finished: Path) -> None:
     def kill(event: object) -> None:
         if isinstance(event, Progressed) and event.record["step"] >= 50:
             raise Killed
@@ -68,12 +68,12 @@ def test_killed_on_the_way_the_same_command_goes_on(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({}, "say how much more"),
-        ({"steps": 3, "minutes": 1.0}, "say how much more"),
+        ({}, "exactly one of --minutes, --steps and --tokens"),
+        ({"steps": 3, "minutes": 1.0}, "exactly one of --minutes, --steps and --tokens"),
         ({"steps": 0}, "from"),
     ],
 )
-def test_it_must_be_said_how_much(finished: Path, more: dict[str, float], message: str) -> None:
+def test_the_budget_must_be_given(finished: Path, more: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         extend(finished, more)
 
@@ -87,4 +87,4 @@ def test_the_command_line(finished: Path, cli: Cli) -> None:
     assert shown.returncode == 2
     assert "leave out --lr, corpus" in shown.stderr or "--lr" in shown.stderr
     shown = cli("train", "--extend", finished.parent / "none", "--minutes", 1)
-    assert (shown.returncode, "there is no run" in shown.stderr) == (2, True)
+    assert (shown.returncode, "no such run" in shown.stderr) == (2, True)

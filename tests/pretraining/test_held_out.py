@@ -1,4 +1,4 @@
-"""What is held out of a text, what is said about it, and which weights are kept."""
+"""The validation split, the messages about it, and the weights that are kept."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def trained(cli: Cli, file: Path, *more: object) -> tuple[dict[str, object], str
     return found, result.stderr
 
 
-def test_how_much_is_held_out_and_from_where_is_said(cli: Cli, text: Path) -> None:
+def test_the_validation_split_is_reported(cli: Cli, text: Path) -> None:
     _, said = trained(cli, text, "--steps", 4)
     assert "validation set: 1," in said
     assert "passages spread over the text, cut between sentences" in said
@@ -67,12 +67,12 @@ def test_validation_of_another_kind_of_text_is_not_called_overfitting(
     file.write_text(sentences(400) + " " + sentences(60).upper())
     options = ("--steps", 60, "--lr", 0.05, "--evaluations", 12, "--tokenizer", "char")
     _, said = trained(cli, file, *options, "--val-split", "end")
-    assert "the held-out text is unlike the training text" in said
+    assert "the validation text differs from the training text" in said
     assert "--val-split spread" in said
 
 
 def test_tokens_that_never_occur_are_not_generated(cli: Cli, text: Path, tmp_path: Path) -> None:
-    trained(cli, text, "--steps", 2)  # hardly anything is learned
+    trained(cli, text, "--steps", 2)  # the model hardly learns
     model = nanolm.load(tmp_path / "run")
     never = model.tokenizer.unseen
     seen = set(model.tokenizer.encode(text.read_text()))

@@ -151,7 +151,7 @@ def test_a_log_that_cannot_be_written(tmp_path: Path, corpus: Path) -> None:
         **TINY_MODEL,
     )
     assert Run(tmp_path / "run").finished()
-    assert any("log.txt lacks a line: No space left" in note for note in notes)
+    assert any("log.txt: No space left" in note for note in notes)
 
 
 READ_ONLY = """

@@ -150,7 +150,7 @@ def test_no_finite_loss(
             spoiled = spoil(patch, {step}, factor)
             assert journey.go(run).stopped == "steps"
         logged = sum(line.get("skipped", 0) for line in lines(run))
-        told = f"step {step + 1:,} is left out: no finite gradient" in (run / "log.txt").read_text()
+        told = f"step {step + 1:,} skipped: non-finite gradient" in (run / "log.txt").read_text()
         survived += spoiled == [(step, True)] and logged == 1 and told
     tally(f"no finite loss, {journey.name}", times, survived)
 
@@ -163,7 +163,7 @@ def test_ten_bad_steps_in_a_row_are_passed_over(
     result = journey.go(run, lambda event: notes.append(str(event)), steps=40, save_every=4)
     assert [index for index, _ in spoiled] == [*range(17, 27)]
     assert (result.stopped, result.steps) == ("steps", 40)
-    assert any("up to step 27; all skipped; going back to step 16" in note for note in notes)
+    assert any("up to step 27, all skipped; rolling back to step 16" in note for note in notes)
     state = json.loads((run / "last/state.json").read_text())
     assert (state["passed_over"], state["returns"]) == (11, 1)
     logged = [line["step"] for line in lines(run) if "lr" in line]
@@ -174,7 +174,7 @@ def test_a_run_that_stays_bad_gives_up(
     journey: Journey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoiled = spoil(monkeypatch, range(5, 10**6))
-    with pytest.raises(Diverged, match=r"going back 3 times did not help.* smaller --lr"):
+    with pytest.raises(Diverged, match=r"3 rollbacks did not help.* smaller --lr"):
         journey.go(tmp_path / "run", steps=100, save_every=2)
     assert len(spoiled) == 40
     assert all(same for _, same in spoiled)

@@ -118,7 +118,7 @@ def test_the_texts_are_compared_before_anything_is_moved(run: Path) -> None:
     (run / "checkpoints" / "step-00000031" / "state.json").write_text("{}")
     facts = Run(run).facts()
     Run(run).update({**facts, "fingerprints": {"corpus": "other"}})
-    with pytest.raises(DataError, match="began with"):
+    with pytest.raises(DataError, match="has changed since"):
         resume(run, [])
     assert (run / "checkpoints" / "step-00000031").is_dir()
 

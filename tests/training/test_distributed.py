@@ -1,4 +1,4 @@
-"""Several processes train what one would: the same tokens, the same curve, the same folder."""
+"""Several processes train like one: same tokens, same curve, same folder."""
 
 import json
 import os
@@ -31,8 +31,8 @@ TINY = (
     *("--dropout", "0", "--average", "0", "--weight-decay", "0.1"),
 )
 LAUNCH = (sys.executable, "-m", "torch.distributed.run")
-TOGETHER = 60.0  # seconds that starting some processes may take on a busy machine
-SOON = 30.0  # seconds in which all end when one has
+TOGETHER = 60.0  # seconds to start some processes on a busy machine
+SOON = 30.0  # seconds for all to end after one has
 
 
 def environment() -> dict[str, str]:
@@ -44,7 +44,7 @@ def launcher(processes: int, *more: str) -> tuple[str, ...]:
 
 
 def launched(out: Path, *options: str, by: tuple[str, ...]) -> None:
-    """To its end, as a user starts it."""
+    """Run a command to its end, as a user would."""
     with started(out, *options, by=by) as run:
         assert run.wait(300) == 0, (out.parent / f"{out.name}.log").read_text()
 
@@ -54,7 +54,7 @@ Train = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def train(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """So many processes, each with what a launcher tells it; what they had to say."""
+    """Run this many processes as a launcher would; returns their output."""
     commands = Commands(loaded, tmp_path_factory.mktemp("train"))
 
     def train(out: Path, *options: str, processes: int = 1) -> str:
@@ -163,7 +163,7 @@ def test_in_float64_the_weights_are_the_same(processes: int, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "way", ["2 to 1", "1 to 2, sharded", pytest.param("1 to 2", marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_another_number_of_processes(
     way: str, train: Train, alone: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -211,7 +211,7 @@ def steps(out: Path) -> int:
 
 
 def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
-    """The processes that it started, by rank."""
+    """The started processes, by rank."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -227,7 +227,7 @@ def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-def test_one_is_killed_or_all_are_told_to_stop(tmp_path: Path) -> None:
+def test_one_is_killed_or_all_are_asked_to_stop(tmp_path: Path) -> None:
     out = tmp_path / "run"
     log = tmp_path / "run.log"
     options = ("--steps", "100000", "--save-every", "50")
@@ -282,12 +282,12 @@ def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1: 2 processes share it"),
+        (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1 is shared by 2 processes"),
         (["train", *TINY, "--stepz", "5"], "--steps"),
         (["sample", "--prompt", "x"], "sample runs in one process"),
     ],
 )
-def test_what_is_wrong_is_told_once(words: list[str], told: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once(words: list[str], told: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*launcher(2), "-m", "nanolm", *words],
         capture_output=True,
@@ -302,7 +302,7 @@ def test_what_is_wrong_is_told_once(words: list[str], told: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
-    # At a high learning rate, what is rounded otherwise soon leads elsewhere.
+    # At a high learning rate, rounding differences soon grow.
     options = ("--steps", "1000", "--evaluations", "2", "--lr", "3e-4")
     for count in (1, 2, 4):
         launched(tmp_path / str(count), *options, by=launcher(count))
@@ -317,7 +317,7 @@ def test_the_curves_of_a_thousand_steps(tmp_path: Path) -> None:
 def test_one_process_by_nccl_learns_what_plain_training_does(
     how: str, train: Train, tmp_path: Path
 ) -> None:
-    # Otherwise a GPU adds up in whatever order it comes to it, and no two runs are alike.
+    # Otherwise a GPU sums in any order, and no two runs are alike.
     options = ("--steps", "60", "--evaluations", "3", "--device", "cuda", "--deterministic")
     train(tmp_path / "plain", *options)
     launched(tmp_path / "joined", *options, how, by=launcher(1))

@@ -1,4 +1,4 @@
-"""The mean of the weights: what it is, and that it is what is judged and kept."""
+"""The EMA of the weights: its value, and that it is evaluated and saved."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from nanolm.training.trainer import Trainer
 
 
 def by_hand(seen: list[torch.Tensor], keep: float) -> torch.Tensor:
-    """Each step's share of the mean, reckoned backwards from the last."""
+    """Each step's share of the EMA, computed backwards from the last."""
     shares, left = [], 1.0
     for step in range(len(seen), 0, -1):
         shares.append(left * max(1 - keep, 1 / step))
@@ -26,7 +26,7 @@ def by_hand(seen: list[torch.Tensor], keep: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 4, 5, 40])
-def test_the_mean(steps: int) -> None:
+def test_the_ema(steps: int) -> None:
     torch.manual_seed(1)
     parameter = nn.Parameter(torch.randn(3, 2))
     ema = EMA({"it": parameter}, 0.75)
@@ -42,7 +42,7 @@ def test_the_mean(steps: int) -> None:
     assert torch.equal(parameter, seen[-1])
 
 
-def test_it_is_judged_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ema_is_evaluated_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, torch.Tensor]] = []
     tasks: list[Any] = []
     train_step = Trainer.train_step

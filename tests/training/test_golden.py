@@ -1,11 +1,11 @@
-"""A hundred steps that must never change by accident.
+"""A hundred steps whose results must never change by accident.
 
-In float64 the losses are the same on every machine to far more digits than are kept here, so that a
-change of one of them is a change of what is computed. Where that is wanted:
+In float64, the losses agree on all machines to far more digits than are kept here, so if any
+changes, the computation has changed. If that is intended,
 
     python -m pytest tests/training/test_golden.py --golden
 
-writes them anew, and the difference is there to be looked at.
+writes them again, and the diff shows the changes.
 """
 
 import json
@@ -29,12 +29,12 @@ FAMILIES = ("modern", "gpt2")
 
 
 def coarse(x: Tensor) -> Tensor:
-    """Without the bits in which the sines and cosines of machines differ."""
+    """Without the bits that differ between machines, because of sines and cosines."""
     return (x * 256).round() / 256
 
 
 def losses(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of a whole run, by its metrics: mean loss, learning rate and norm of every ten steps."""
+    """The metrics of a whole run: mean loss, learning rate and norm every ten steps."""
     build = language.NextToken.__init__
 
     def in_float64(self: language.NextToken, *rest: object) -> None:

@@ -1,4 +1,4 @@
-"""Updates made orthogonal: the same as torch's, whatever lies where."""
+"""Orthogonalized updates: the same as torch's, for any memory layout."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_torch_has_the_same_muon(steps: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_fused_matrices_are_each_their_own() -> None:
-    """Queries, keys, values, gate and up, stored one below the other."""
+    """Queries, keys, values, gate and up, stacked."""
     model = of_family("modern", dim=32, heads=4, kv_heads=2).train()
     rows = model.muon_parameters()
     parameters = {name: dict(model.named_parameters())[name] for name in rows}
@@ -91,7 +91,7 @@ def test_what_overflows_changes_nothing() -> None:
     assert all(bool((value == 0).all()) for value in optimizer.state_tensors().values())
 
 
-def test_its_state_goes_on_elsewhere() -> None:
+def test_its_state_can_be_resumed_elsewhere() -> None:
     one, two = (of_family("modern", dim=32).train() for _ in range(2))
     two.load_state_dict(one.state_dict())
     optimizers = [

@@ -1,4 +1,4 @@
-"""The registry of optimizers: light to import, and each entry is of PyTorch's kind."""
+"""The registry of optimizers: light to import, and each entry has PyTorch's interface."""
 
 import subprocess
 import sys

@@ -6,7 +6,7 @@ from nanolm.planning.sizes import LADDER
 from nanolm.training.settings import TrainSettings
 
 
-def test_everything_wrong_is_named_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     settings = TrainSettings(
         corpus=("a.txt",),
         tokenizer="bpee",
@@ -25,7 +25,7 @@ def test_everything_wrong_is_named_at_once() -> None:
     message = str(caught.value)
     for part in [
         "--tokenizer bpee: choose bpe, char, byte, gpt2, cl100k, o200k, or the path",
-        "--family modren: there is modern, llama, gpt2, rnn, lstm; did you mean modern?",
+        "--family modren: choose from modern, llama, gpt2, rnn, lstm; did you mean modern?",
         "did you mean nano?",
         "--steps 0",
         "--minutes -1",
@@ -41,34 +41,37 @@ def test_everything_wrong_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 5, "epochs": 1.0}, "give one of --steps and --epochs"),
+        ({"steps": 5, "epochs": 1.0}, "one of --steps and --epochs"),
         ({"tokenizer": "char", "vocab_size": 300}, "--vocab-size is for --tokenizer bpe"),
         ({"seed": -1}, "--seed -1"),
-        ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be together"),
-        ({"val": "a.txt"}, "--val a.txt is trained on too"),
-        ({"corpus": ["a.txt", "a.txt"]}, "named twice"),
+        ({"dtype": "float8", "compile": True}, "--compile and --dtype float8 cannot be combined"),
+        ({"val": "a.txt"}, "--val a.txt is also part of the corpus"),
+        ({"corpus": ["a.txt", "a.txt"]}, "twice"),
         ({"layers": 0, "dropout": 1.0}, "--layers 0.*\n.*--dropout 1.0"),
         ({"threads": 10**9}, "--threads"),
         ({"weight_decay": float("inf")}, "--weight-decay inf"),
         (
             {"positions": "rotary"},
-            "--positions rotary: there is learned, sinusoidal, rope, alibi, none",
+            "--positions rotary: choose from learned, sinusoidal, rope, alibi, none",
         ),
-        ({"family": "rnn", "heads": 3, "qk_norm": False}, "--heads is for .*\n--qk-norm is for"),
-        ({"family": "gpt2", "rope_base": 500.0}, "--rope-base is for --positions rope"),
+        (
+            {"family": "rnn", "heads": 3, "qk_norm": False},
+            "--heads applies to .*\n--qk-norm applies to",
+        ),
+        ({"family": "gpt2", "rope_base": 500.0}, "--rope-base applies to --positions rope"),
         ({"heads": 5, "dim": 48}, "--dim 48 is not a .* --heads 5; try --dim 50 or --heads 6"),
         ({"heads": 5, "preset": "nano"}, "try --dim 50 or .*--preset nano has --dim 48"),
         ({"dim": 50, "preset": "nano", "batch": 0}, "--batch 0.*\n--dim 50 is not a multiple"),
-        ({"heads": 3, "dim": 45}, "need an even width a head.*; try --dim 48"),
+        ({"heads": 3, "dim": 45}, "need an even width per head.*; try --dim 48"),
         ({"heads": 4, "kv_heads": 3}, "--heads 4 is not a multiple of --kv-heads 3"),
-        ({"dim": 97}, "even width a head"),
+        ({"dim": 97}, "even width per head"),
         ({"dim": 100, "kv_heads": 3}, "--dim 100 is not a multiple of --heads 3; try --dim 102"),
         ({"rope_base": 1.0}, "--rope-base 1.0: must be above 1"),
         ({"norm_place": "post", "dtype": "float8"}, "--dtype float8: only for Transformers with"),
         ({"start_from": "x", "dim": 3, "vocab_size": 300}, "--dim cannot .*\n--vocab-size cannot"),
     ],
 )
-def test_what_does_not_go_together(changes: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_be_combined(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainSettings.from_dict({"corpus": "a.txt", **changes}).check()
 
@@ -95,7 +98,7 @@ def test_there_and_back() -> None:
 
 @pytest.mark.parametrize("heads", range(1, 40))
 def test_what_is_left_open_is_chosen_to_fit(heads: int) -> None:
-    """As the planner does it, for each size that it may try."""
+    """As the planner does for each candidate size."""
     for _, usual_heads, usual_dim, _ in LADDER:
         shape = complete_shape(usual_heads, usual_dim, heads=heads)
         TrainSettings(("a",), heads=shape[0], dim=shape[1]).check()

@@ -1,4 +1,4 @@
-"""What is saved of the loop: under the names that version 0.1.0 gave it."""
+"""The saved state of the loop, under the names of version 0.1.0."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One update: whole, in parts, on several threads, out of memory, in float16."""
+"""One training step: whole, in micro-batches, with workers, out of memory, in float16."""
 
 import math
 from typing import Any
@@ -85,7 +85,7 @@ def test_torch_has_the_same_adamw() -> None:
 
 
 def short_of_memory(step: Step, most: int) -> None:
-    """Let more than `most` rows at a time be too many."""
+    """Run out of memory with more than `most` rows at a time."""
     learn = step.loss
 
     def loss(ids: Tensor) -> Any:
@@ -126,7 +126,7 @@ def test_where_no_row_fits_something_else_is_tried() -> None:
         trained(step, 1)
 
 
-def test_computing_layers_twice_changes_nothing() -> None:
+def test_recomputing_layers_changes_nothing() -> None:
     (whole, one), (twice, two) = made(), made()
     assert isinstance(one, GPT) and isinstance(two, GPT)
     speed_up(one)
@@ -135,7 +135,7 @@ def test_computing_layers_twice_changes_nothing() -> None:
     same(one, two, 0)
 
 
-def test_attention_written_out_is_the_same() -> None:
+def test_explicit_attention_is_the_same() -> None:
     (whole, one), (written, two) = made(), made()
     assert isinstance(two, GPT)
     speed_up(two, math_attention=True)

@@ -1,4 +1,4 @@
-"""Twenty steps in float64, by one process or by many; the weights afterwards go to a file.
+"""Twenty steps in float64, in one process or several; saves the final weights to a file.
 
 python twenty_steps.py FOLDER replicated
 torchrun --nproc-per-node 2 twenty_steps.py FOLDER sharded

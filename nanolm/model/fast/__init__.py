@@ -1,2 +1,2 @@
-"""Makes the plain model of `gpt.py`, which each part is tested against, faster from outside: for
-training, for decoding one token at a time, and in int8 for sampling on a CPU."""
+"""Faster equivalents of the reference model in `gpt.py`, each tested against it: for training, for
+decoding one token at a time, and int8 for sampling on a CPU."""

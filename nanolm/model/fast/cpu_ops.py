@@ -1,8 +1,8 @@
-"""Parts of a layer with own backward passes: fewer steps than torch's, each a pass over memory.
+"""Parts of a layer with custom backward passes, which need fewer passes over memory than torch's.
 
     >>> RMSNormFunction.apply(x, weight, 1e-6), SwiGLUFunction.apply(gate_and_up)
 
-For a CPU: a GPU has the kernels of `fused`, and torch.compile makes its own of the plain functions.
+For a CPU; a GPU has the kernels of `fused`, and torch.compile fuses the plain functions itself.
 """
 
 import math
@@ -18,7 +18,7 @@ from nanolm.model.positions import Rotation
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """What `F.rms_norm` does, which on a CPU goes back in three times as many steps."""
+    """`F.rms_norm`, whose backward pass on a CPU takes three times as many operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float | None) -> Tensor:
@@ -38,7 +38,7 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 class SwiGLUFunction(torch.autograd.Function):
-    """SwiGLU whose way back writes into one piece, instead of pasting two together."""
+    """SwiGLU with a backward pass that writes one tensor instead of concatenating two."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 class RoPEFunction(torch.autograd.Function):
-    """`rotate` in three steps; the way back is to turn by the negative angle."""
+    """`rotate` in three operations; the backward pass rotates by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -80,29 +80,29 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: int) -> Tensor:
 
 
 def rms_norm(self: RMSNorm, x: Tensor) -> Tensor:
-    """In place of `RMSNorm.forward`."""
+    """Replaces `RMSNorm.forward`."""
     if not self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
         return RMSNorm.forward(self, x)
     return RMSNormFunction.apply(x, self.weight.to(x.dtype), self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(self: Attention, x: Tensor, rotation: Rotation) -> Tensor:
-    """In place of `Attention.rotate`, where x is as exact as the table."""
+    """Replaces `Attention.rotate` if x has the dtype of the table."""
     if x.dtype != rotation[0].dtype or torch.compiler.is_compiling():
         return positions.rotate(x, rotation)
     return RoPEFunction.apply(x, *rotation)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def attend(self: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """In place of `Attention.attend`: by `math_attention` where nothing but causality is asked."""
+    """Replaces `Attention.attend`: uses `math_attention` for plain causal attention."""
     if self.training and mask is None and q.shape[2] == k.shape[2]:
         return math_attention(q, k, v)
     return causal_attention(q, k, v, mask)
 
 
 def math_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention by three products of torch's: faster on some CPUs for short texts, above
-    all where products can be in bfloat16."""
+    """Causal attention as explicit matrix products: faster on some CPUs for short texts, especially
+    with bfloat16 products."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))

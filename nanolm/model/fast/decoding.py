@@ -1,7 +1,7 @@
-"""One token through a Transformer in five kernels a layer, for a GPU that would otherwise wait.
+"""Decodes one token with five kernels per layer, so that launches do not keep a GPU waiting.
 
-With one row, time goes into reading the weights and starting kernels. So what stands between two
-matrices (norms, biases, nonlinearities) is done by the kernel of the matrix. Sums are in float32.
+With one row, most of the time goes into reading weights and launching kernels. So norms, biases and
+nonlinearities are fused into the matrix kernels. Sums are in float32.
 """
 
 from collections.abc import Iterable
@@ -21,16 +21,16 @@ from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block
 
 NO_NORM, RMS, LAYER = 0, 1, 2
 NONLINEARITIES = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "swiglu": 5}
-FEW_ROWS = 4  # with more, cuBLAS reads the weights once for all of them and is faster (measured)
-BEHIND = 256  # tokens that attention looks at together
-# A model with others decodes by the plain path.
+FEW_ROWS = 4  # with more, cuBLAS reads the weights once for all rows and is faster (measured)
+BEHIND = 256  # earlier tokens that attention processes at a time
+# Models with other switches use the plain path.
 KNOWN: Switches = {**FUSED_BLOCKS, **FUSED_ATTENTION, "feed_forward": tuple(NONLINEARITIES)}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def linear_kernel(  # type: ignore[no-untyped-def]
     x,  # (rows, inputs), float32
-    weight,  # (outputs, inputs); for SwiGLU twice as many, those of the gate first
+    weight,  # (outputs, inputs); for SwiGLU twice as many outputs, the gate first
     bias,
     norm_weight,
     norm_bias,
@@ -42,18 +42,18 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     NORM_BIAS: tl.constexpr,
     BIAS: tl.constexpr,
     KIND: tl.constexpr,
-    ADD: tl.constexpr,  # to what is in `out` already
-    IN: tl.constexpr,  # all inputs, and up to the next power of two
+    ADD: tl.constexpr,  # add to the contents of `out`
+    IN: tl.constexpr,  # inputs, rounded up to a power of two
     OUT: tl.constexpr,  # outputs at a time
-    TURNS: tl.constexpr,  # so many times
-    EARLY: tl.constexpr,  # begin while the kernel before still runs
+    TURNS: tl.constexpr,  # iterations over OUT outputs
+    EARLY: tl.constexpr,  # start while the previous kernel is still running
 ):
-    """out = nonlinearity(norm(x) @ weight.T + bias), or that added to it."""
+    """out = nonlinearity(norm(x) @ weight.T + bias), or out += with ADD."""
     row = tl.program_id(1)
     i = tl.arange(0, IN)
     inside = i < inputs
     o = tl.program_id(0) * OUT * TURNS + tl.arange(0, OUT)
-    # Weights do not wait for the kernel before, which makes `x`.
+    # Load weights before waiting for the previous kernel, which computes `x`.
     places = o[:, None] * inputs + i[None, :]
     both = (o < outputs)[:, None] & inside[None, :]
     w = tl.load(weight + places, mask=both, other=0.0)
@@ -145,10 +145,10 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     ROTATE: tl.constexpr,
     HALF: tl.constexpr,  # half the width of a head
     LANES: tl.constexpr,  # the next power of two
-    BLOCK: tl.constexpr,  # tokens behind at a time
+    BLOCK: tl.constexpr,  # earlier tokens at a time
     EARLY: tl.constexpr,
 ):
-    """The new token of each row looks back: one program a row and head."""
+    """Attention of the new token of each row: one program per row and head."""
     row, head = tl.program_id(0), tl.program_id(1)
     if EARLY:
         gdc_launch_dependents()
@@ -175,13 +175,13 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     start = (row * kv_heads + kv_head).to(tl.int64) * capacity * 2 * HALF
     keys += start
     values += start
-    if head % group == 0:  # one of the heads that share them keeps them
+    if head % group == 0:  # one of the heads that share them stores them
         new = here * 2 * HALF + place
         tl.store(keys + new, k0, mask=real)
         tl.store(keys + HALF + new, k1, mask=real)
         tl.store(values + new, v0, mask=real)
         tl.store(values + HALF + new, v1, mask=real)
-    # Begins with itself, then what is behind; sums are scaled to the largest score so far.
+    # Start with the token itself, then earlier ones; sums are scaled to the largest score so far.
     largest = (tl.sum(q0 * k0, 0) + tl.sum(q1 * k1, 0)) * scale
     total = 1.0
     for first in range(0, here, BLOCK):
@@ -206,14 +206,14 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 
 
 class OneToken:
-    """A step of `model`, one new token a row: ids (rows, 1) in, logits (rows, vocabulary) out."""
+    """A step with one new token per row: ids (rows, 1) in, logits (rows, vocabulary) out."""
 
     def __init__(self, model: GPT, cache: KVCache, rows: int) -> None:
-        """For the first `rows` of the cache."""
+        """For the first `rows` rows of the cache."""
         self.model, self.cache, self.few = model, cache, rows <= FEW_ROWS
         config, like = model.config, model.token_embedding.weight
         self.dtype = torch.float32 if self.few else like.dtype
-        # Such a GPU can start a kernel while the one before still runs.
+        # These GPUs can start a kernel while the previous one is still running.
         new = torch.version.hip is None and torch.cuda.get_device_capability(like.device)[0] >= 9
         early = self.few and new
         self.launch = {"EARLY": early, **({"launch_pdl": True} if early else {})}
@@ -258,7 +258,7 @@ class OneToken:
         return model.head(model.norm(x))  # type: ignore[no-any-return]
 
     def attend(self, attention: Attention, qkv: Tensor) -> None:
-        """Keep the new keys and values, and look back with the new queries."""
+        """Store the new keys and values, and attend with the new queries."""
         config, cache = self.model.config, self.cache
         rotate = config.positions == "rope"
         tables = self.tables if rotate else (None, None)
@@ -288,8 +288,8 @@ class OneToken:
         (rows, inputs), outputs = x.shape, out.shape[1]
         kind, norm_weight, norm_bias = parts_of_norm(norm)
         padded = triton.next_power_of_2(inputs)
-        # Measured on an H200: small programs, for there must be several for each of its processors;
-        # the vocabulary is large enough that each can do more.
+        # Measured on an H200: small programs, so that every multiprocessor gets several; the
+        # vocabulary is large enough for larger ones.
         each, turns = (4, 1) if outputs < 16_384 else (8, 2)
         linear_kernel[(triton.cdiv(outputs, each * turns), rows)](
             *(x, layer.weight, layer.bias, norm_weight, norm_bias, out),
@@ -302,7 +302,7 @@ class OneToken:
 
 
 def parts_of_norm(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | None]:
-    """Which it is, its weight and its bias."""
+    """The kind of norm, its weight and its bias."""
     match norm:
         case nn.LayerNorm():
             return LAYER, norm.weight, norm.bias

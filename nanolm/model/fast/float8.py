@@ -1,10 +1,10 @@
-"""Large products in float8, which some GPUs (compute capability 8.9 and up) do at twice the speed.
+"""Matrix products in float8, twice as fast on some GPUs (compute capability 8.9 and up).
 
     >>> speed_up(model, kernels=float8)  # instead of `fused`
 
-Each row of the inputs and each matrix of weights is scaled to the range of float8, by the kernels
-of `fused` where these have the numbers at hand. Gradients of weights are summed from bfloat16, for
-they add up over all tokens. Layers whose sides cannot be divided by 16 stay in bfloat16.
+Each row of the inputs and each weight matrix is scaled to the range of float8, inside the kernels
+of `fused` where possible. Weight gradients use bfloat16, because they add up over all tokens.
+Layers whose sides are not multiples of 16 stay in bfloat16.
 """
 # ruff: noqa: N803
 
@@ -28,7 +28,7 @@ split = partial(fused.split, rounding=True)
 swiglu = partial(fused.swiglu, rounding=True)
 
 TILE = 64
-STEEP = 2.0**15  # gradients of scores are between -1 and 1; float8_e5m2 reaches 57,344
+STEEP = 2.0**15  # scale of logit gradients, which are from -1 to 1; float8_e5m2 reaches 57,344
 
 
 def available() -> bool:
@@ -36,7 +36,7 @@ def available() -> bool:
 
 
 class Rounded(NamedTuple):
-    """A matrix of weights in float8, (outputs, inputs), and on its side, with one scale."""
+    """A weight matrix in float8, (outputs, inputs), and its transpose, with one scale."""
 
     weight: Tensor
     sideways: Tensor
@@ -54,7 +54,7 @@ def weight_kernel(  # type: ignore[no-untyped-def]
     part = tl.load(weight + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     size = row_scale(tl.load(largest))
     tl.store(low + row * columns + column, in_float8(part, size), mask=inside)
-    # Read again: Triton stores bytes in the wrong places when a block of them is turned.
+    # Load again: Triton stores bytes in the wrong places if a block of them is transposed.
     turned = tl.load(weight + row.T * columns + column.T, mask=inside.T, other=0.0).to(tl.float32)
     tl.store(sideways + column.T * rows + row.T, in_float8(turned, size), mask=inside.T)
     one = tl.zeros((TILE, 1), tl.float32) + size
@@ -69,7 +69,7 @@ def weight_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rows_kernel(x, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row a program."""
+    """One row per program."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     part = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
@@ -80,7 +80,7 @@ def rows_kernel(x, low, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # ty
 
 @torch.no_grad()
 def rounded_weights(weights: list[Tensor], kept: list[Rounded | None]) -> list[Rounded]:
-    """As they are now, in the place of those that were `kept` from before."""
+    """Round the current weights, reusing the memory of `kept`."""
     found, norms = [], torch._foreach_norm(weights, torch.inf)
     for weight, largest, place in zip(weights, norms, kept, strict=True):
         rows, columns = weight.shape
@@ -95,7 +95,7 @@ def rounded_weights(weights: list[Tensor], kept: list[Rounded | None]) -> list[R
 
 
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x as (rows, width) in float8 and (rows, 1) scales: from the kernel that made it, or now."""
+    """x as (rows, width) in float8 and (rows, 1) scales: from the kernel that made x, or now."""
     if "rounded" not in x.__dict__:
         x, wide = x.contiguous(), x.shape[-1]
         shape = {"WIDTH": wide, "BLOCK": width(wide), "num_warps": for_row(width(wide))}
@@ -107,9 +107,9 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def product(
     x: Tensor, weight: Tensor, *scales: Tensor, exact: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """x @ weight.T: with one scale each, or with one for each of their rows. Not `exact`, it is
-    summed in fewer bits than float32 has: enough forward; backward, the loss would be 1.3 % worse.
-    """
+    """x @ weight.T, with one scale for each tensor or one for each row. Unless `exact`, sums have
+    fewer bits than float32: enough in the forward pass; in the backward pass, the loss would be
+    1.3 % worse."""
     kind = {"out_dtype": torch.bfloat16, "use_fast_accum": not exact}
     return torch._scaled_mm(x, weight.T, *scales, **kind, out=out)  # type: ignore
 
@@ -137,7 +137,7 @@ class Float8Product(torch.autograd.Function):
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """What `layer` makes of x."""
+    """`layer(x)`, in float8 if possible."""
     low = getattr(layer, "rounded", None)
     if low is None or x.dtype != torch.bfloat16:
         return fused.linear(layer, x)
@@ -145,7 +145,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
-    """Round their weights as they are now."""
+    """Round the current weights of the layers."""
     able = [layer for layer in layers if not any(side % 16 for side in layer.weight.shape)]
     if len(able) < len(layers):
         fused.refresh([layer for layer in layers if layer not in able], dtype)
@@ -156,25 +156,25 @@ def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
 
 
 class Scores:
-    """The products around the scores of a last layer, x @ weight.T."""
+    """The matrix products of the last layer: logits = x @ weight.T, and back."""
 
     def __init__(self, x: Tensor, weight: Tensor) -> None:
         self.x, self.weight = rounded_weights([x, padded(weight, 16)], [None, None])
-        self.gradients: Tensor | None = None  # of some scores, in float8
+        self.gradients: Tensor | None = None  # of a chunk of logits, in float8
 
     def of(self, part: slice) -> Tensor:
-        """Of some rows of x: (rows, vocabulary), or a little more."""
+        """The logits of some rows of x: (rows, vocabulary), possibly padded."""
         return product(self.x.weight[part], self.weight.weight, self.x.scale, self.weight.scale)
 
     def turn(self, scores: Tensor, targets: Tensor, columns: int) -> Tensor:
-        """The losses; the scores become their gradients."""
+        """The losses; overwrites the logits with their gradients."""
         if self.gradients is None:
             new = torch.empty_like if scores.shape[1] == columns else torch.zeros_like
             self.gradients = new(scores, dtype=torch.float8_e5m2)
         return fused.cross_entropy_(scores, targets, columns, self.gradients, STEEP)
 
     def back(self, scores: Tensor, out: Tensor) -> None:
-        """From the gradients of scores to those of the rows."""
+        """The gradients of the rows, from those of the logits."""
         assert self.gradients is not None
         low, scale = self.gradients[: len(scores)], self.weight.scale
         scales = (torch.full_like(scale, 1 / STEEP), scale)

@@ -1,8 +1,8 @@
-"""Weights as 8-bit integers, for a CPU: a token takes as long as its weights take to be read.
+"""int8 weights for a CPU, where decoding a token takes as long as reading the weights.
 
-    >>> to_int8(model)  # in place; for writing, not for training
+    >>> to_int8(model)  # in place; for sampling, not for training
 
-Each row of a matrix has a scale of its own. The embedding, of which a token reads one row, stays.
+Each row of a matrix has its own scale. The embedding is unchanged: a token reads only one row.
 """
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from nanolm.model.base import Model
 
-MULTIPLE = 32  # of inputs that go through the kernel; with 24 it read what was not there
-FEW_ROWS = 8  # with more, unpacking the weights once is faster than the kernel for few
+MULTIPLE = 32  # of inputs that the kernel supports; with 24 it read out of bounds
+FEW_ROWS = 8  # with more, unpacking the weights once is faster than the kernel
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with integers for weights. What goes in and comes out is rounded to bfloat16;
-    the last bit of it depends on how many rows there are."""
+    """A linear layer with int8 weights. Inputs and outputs are rounded to bfloat16; their last bit
+    depends on the number of rows."""
 
     weight: Tensor
     scale: Tensor
@@ -26,7 +26,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = layer.weight.detach()
         largest = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
-        scale = (largest / 127).bfloat16()  # as the kernel wants it, and rounded before it is used
+        scale = (largest / 127).bfloat16()  # the kernel's dtype, rounded before use
         integers = (weight / scale.float()).round().clamp(-127, 127).to(torch.int8)
         self.register_buffer("weight", integers.contiguous())  # (outputs, inputs)
         self.register_buffer("scale", scale[:, 0])  # (outputs,)
@@ -44,7 +44,7 @@ class Int8Linear(nn.Module):
 
 
 def to_int8(model: Model) -> None:
-    """Change the linear layers of a model, where torch's kernel can take them."""
+    """Convert the linear layers of a model that torch's kernel supports."""
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear) and layer.in_features % MULTIPLE == 0:

@@ -1,10 +1,10 @@
-"""The plain model, trained fast: fused kernels, own backward passes, recomputation, compilation.
+"""Faster training of the plain model: fused kernels, custom backward passes, torch.compile.
 
     >>> speed_up(model, recompute=True)  # in place: the same parameters, names and modules
     >>> plain(model)  # as it was built
 
-On single modules another function takes the place of a plain one of `gpt.py`, as an attribute of
-that instance, wherever the switches of the config are among those that it declares.
+Faster functions replace those of `gpt.py` on individual modules, as attributes of the instance,
+wherever they support the config's switches.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from nanolm.model.config import Switches, unsupported
 from nanolm.model.fast import cpu_ops
 from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block, FeedForward, RMSNorm
 
-# What the kernels know. Nonlinearities that have none are the plain ones, between fused products.
+# The switches that the kernels support. Other nonlinearities use plain functions.
 FUSED_BLOCKS: Switches = {"norm_place": ("pre",), "norm": ("layer", "rms")}
 FUSED_ATTENTION: Switches = {
     "positions": ("learned", "sinusoidal", "rope", "none"),
@@ -37,19 +37,19 @@ COPIES = ("low", "rounded")  # of a layer's weights, in lower precision
 
 @dataclass(frozen=True)
 class Speedups:
-    """What is put on, besides the functions of `cpu_ops`."""
+    """The optimizations in use, besides the functions of `cpu_ops`."""
 
     kernels: Any = None  # the module `fused` or `float8`
     math_attention: bool = False
-    recompute: bool = False  # save memory: keep the inputs of blocks, compute the rest twice
-    compiled: bool = False  # blocks by torch.compile, which makes kernels of its own
+    recompute: bool = False  # save memory: keep only block inputs, recompute the rest
+    compiled: bool = False  # use torch.compile for blocks, instead of our kernels
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
 
 def speed_up(model: Model, **changes: Any) -> Model:
-    """Let `model` train fast, with these `Speedups`; those not named stay as they are."""
+    """Change the `Speedups` of `model`; those not named are kept."""
     if not isinstance(model, GPT):
         return model
     speedups = replace(speedups_of(model), **changes)
@@ -74,15 +74,15 @@ def speed_up(model: Model, **changes: Any) -> Model:
         if hasattr(kernels, "Scores"):
             model.head.scores = kernels.Scores
     if speedups.compiled:
-        # A second handle: what is saved is the model itself. Blocks are all alike, so that one
-        # compiled function serves them all.
+        # A second handle, so that the plain model is saved. All blocks are alike, so one compiled
+        # function serves them all.
         compiled = [torch.compile(block, dynamic=False) for block in model.blocks]
         model.compiled_blocks = compiled  # type: ignore[assignment]
     return model
 
 
 def plain(model: Model) -> Model:
-    """Take everything off."""
+    """Remove all speedups."""
     for module in model.modules():
         for name in (*ADDED, *COPIES):
             module.__dict__.pop(name, None)
@@ -94,7 +94,7 @@ def speedups_of(model: Model) -> Speedups:
 
 
 def block_kernels(model: GPT) -> Any:
-    """The kernels that do the work between the products of a whole model, or None."""
+    """The fused kernels for whole blocks of the model, or None."""
     speedups = speedups_of(model)
     known = not unsupported(model.config, FUSED_BLOCKS)
     return speedups.kernels if known and not speedups.compiled else None
@@ -105,7 +105,7 @@ def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None
 
 
 def training_kernels(float8: bool = False) -> Any:
-    """The module with those for training on this machine's GPU, or None."""
+    """The module of fused kernels for training on this GPU, or None."""
     try:
         kernels = import_module("nanolm.model.fast." + ("float8" if float8 else "fused"))
     except ImportError:  # no Triton
@@ -114,17 +114,17 @@ def training_kernels(float8: bool = False) -> Any:
 
 
 def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0) -> Tensor:
-    """In place of `GPT.transform`."""
+    """Replaces `GPT.transform`."""
     if not self.training or inputs.cache or inputs.attn_weights is not None:
         return GPT.transform(self, x, inputs, first)
     speedups, kernels = speedups_of(self), block_kernels(self)
     if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))  # what blocks add to it is, too
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # the dtype of the block outputs
         if kernels:
             modules = self.blocks.modules()
             kernels.refresh([each for each in modules if isinstance(each, nn.Linear)], x.dtype)
     if speedups.recompute:
-        random = self.config.dropout > 0  # the second time, the same has to drop out
+        random = self.config.dropout > 0  # recomputing must repeat the same dropout
         for block in islice(self.blocks, first, None):
             x = checkpoint(block, x, inputs, use_reentrant=False, preserve_rng_state=random)
     elif kernels:
@@ -139,7 +139,7 @@ def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0
 def fused_transform(
     kernels: Any, model: GPT, x: Tensor, inputs: AttentionInputs, first: int
 ) -> Tensor:
-    """Each norm also adds the result of the layer before it."""
+    """Each norm kernel also adds the output of the previous layer."""
     y = None
     for block in islice(model.blocks, first, None):
         assert isinstance(block, Block)
@@ -151,7 +151,7 @@ def fused_transform(
 
 
 def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x + y, or x, and its norm, in one kernel."""
+    """x + y (or x if y is None) and its norm, in one kernel."""
     bias, layer = getattr(norm, "bias", None), isinstance(norm, nn.LayerNorm)
     return kernels.add_norm(x, y, norm.weight, bias, norm.eps, layer)  # type: ignore[no-any-return]
 
@@ -183,7 +183,7 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
 
 
 def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
-    """By kernels, or without them by a nonlinearity with a backward pass of its own."""
+    """With fused kernels, or else a nonlinearity with a custom backward pass."""
     linear: Any = kernels.linear if kernels else nn.Module.__call__
     nonlinearity: Any = cpu_ops.NONLINEARITIES.get(kind, gpt.NONLINEARITIES[kind])
     if kernels and kind in FUSED_NONLINEARITIES:

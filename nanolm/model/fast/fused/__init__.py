@@ -1,11 +1,11 @@
-"""What stands between the matrices of a Transformer, in one kernel each, for training on a GPU.
+"""Fused kernels for everything between matrix products, for training on a GPU.
 
     >>> swiglu(torch.randn(2, 5, 96, device="cuda", requires_grad=True)).shape
     torch.Size([2, 5, 48])
 
-All of it waits for memory, so every number is read once and written once; the backward kernels
-write the gradient of a fused product in one piece. Arithmetic is in float32, results are in the
-precision of the input. All functions but `cross_entropy_` can be differentiated.
+These operations are memory-bound, so every value is read once and written once; the backward
+kernels write the gradient of a fused product into one tensor. Arithmetic is in float32, results are
+in the precision of the input. All functions except `cross_entropy_` are differentiable.
 """
 
 from nanolm.model.fast.fused.feed_forward import gelu_tanh as gelu_tanh

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanolm.model.fast.fused.launch import for_row, warps, width
 from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, round_again, row_scale
 
-GELU = 2 * math.sqrt(2 / math.pi)  # of the formula with tanh(x), which is 2 * sigmoid(2 * x) - 1
+GELU = 2 * math.sqrt(2 / math.pi)  # of the tanh formula, as tanh(x) = 2 * sigmoid(2 * x) - 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -64,7 +64,7 @@ def gelu_kernel(  # type: ignore[no-untyped-def]
     x, out, low, scales, FACTOR: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     SPAN: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row, or a whole row, one after the other."""
+    """One block of a row per program, or a whole row block by block."""
     row = tl.program_id(0).to(tl.int64)
     most = tl.zeros((BLOCK,), tl.float32)
     for first in tl.static_range(0, SPAN, BLOCK):
@@ -100,9 +100,9 @@ def gelu_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def shape_of_rows(x: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The programs for all rows of x, in blocks or as a whole, and what they are compiled for."""
+    """The launch grid for all rows of x, in blocks or as whole rows, and compile-time constants."""
     wide = x.shape[-1]
-    fits = min(1024, width(wide), max(256, wide & -wide))  # without a rest, where that is possible
+    fits = min(1024, width(wide), max(256, wide & -wide))  # without a remainder if possible
     block = width(wide) if whole else fits
     shape = {"WIDTH": wide, "BLOCK": block, "ROUND": whole}
     shape["num_warps"] = for_row(block) if whole else warps(block)
@@ -119,8 +119,8 @@ def shape_of_gelu(out: Tensor, whole: bool) -> tuple[tuple[int, int], dict[str, 
 class Nonlinearity(NamedTuple):
     forward: Any  # kernels
     backward: Any
-    shape_of: Any  # from what comes out, how they are launched
-    inputs: int  # that one number which comes out is made of
+    shape_of: Any  # the launch parameters, from the output
+    inputs: int  # per output
 
 
 SWIGLU = Nonlinearity(swiglu_kernel, swiglu_backward_kernel, shape_of_rows, 2)

@@ -1,4 +1,4 @@
-"""What becomes of queries, keys and values between their product and attention."""
+"""Norms and rotary positions of queries and keys, between their product and attention."""
 # ruff: noqa: N803
 
 from typing import Any
@@ -24,7 +24,7 @@ def halves(x, place, real, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def spots(HEADS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the left halves of some heads stand, and which of these places there are."""
+    """The offsets of the left halves of some heads, and a mask of the valid ones."""
     head, lane = tl.arange(0, ROWS)[:, None], tl.arange(0, LANES)[None, :]
     return head * 2 * HALF + lane, (head < HEADS) & (lane < HALF)
 
@@ -59,15 +59,15 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     sines,
     q,  # (tokens, heads, head_dim)
     k,  # (tokens, kv_heads, head_dim)
-    sums,  # (4 * half,), for the way back
+    sums,  # (4 * half,), for the backward pass
     time, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,  # half the width of a head
     NORM: tl.constexpr,
-    # The powers of two in which they fit:
+    # Rounded up to powers of two:
     Q_ROWS: tl.constexpr, KV_ROWS: tl.constexpr, LANES: tl.constexpr, V_LANES: tl.constexpr,
 ):  # fmt: skip
-    """The heads of one token a program."""
+    """One program per token, for all heads."""
     if tl.program_id(0) == 0:
         empty(sums, 4 * HALF, 4 * LANES)
     token = tl.program_id(0).to(tl.int64)
@@ -86,9 +86,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def norm_rope_heads_backward(  # type: ignore[no-untyped-def]
     qkv, weight, cosines, sines, grad, dqkv, sums, tokens, time, epsilon,
-    FIRST: tl.constexpr,  # of these heads among all
+    FIRST: tl.constexpr,  # index of the first of these heads
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    SOME: tl.constexpr,  # heads that it is about
+    SOME: tl.constexpr,  # number of these heads
     HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of some heads, and of the weight of their norm."""
@@ -127,13 +127,13 @@ def norm_rope_heads_backward(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     qkv, query_weight, key_weight, cosines, sines, dq, dk, dv,
-    dqkv,  # like qkv: all of it is written
-    sums,  # of the gradients of the two weights, (2, head_dim), float32, at first zero
+    dqkv,  # like qkv, written completely
+    sums,  # of the gradients of the two weights, (2, head_dim), float32, initially zero
     tokens, time, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     Q_ROWS: tl.constexpr, KV_ROWS: tl.constexpr, LANES: tl.constexpr, V_LANES: tl.constexpr,
 ):  # fmt: skip
-    """The queries of many tokens, or their keys, or their values."""
+    """One program for the queries of many tokens, or their keys, or their values."""
     if tl.program_id(1) == 0:
         norm_rope_heads_backward(
             qkv, query_weight, cosines, sines, dq, dqkv, sums, tokens, time, epsilon,
@@ -155,7 +155,7 @@ def qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def shape_of_heads(head_dim: int, heads: int, kv_heads: int, norm: bool) -> dict[str, Any]:
-    """What the kernels for `qk_norm_rope` are compiled for."""
+    """Compile-time constants of the `qk_norm_rope` kernels."""
     lanes = width(head_dim // 2)
     shape = {"HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "NORM": norm}
     blocks = {"Q_ROWS": width(heads), "KV_ROWS": width(kv_heads), "LANES": lanes}
@@ -183,7 +183,7 @@ class QKNormRoPE(torch.autograd.Function):
         q = qkv.new_empty(batch, time, heads, head_dim)
         k = qkv.new_empty(batch, time, kv_heads, head_dim)
         shape = shape_of_heads(head_dim, heads, kv_heads, query_weight is not None)
-        # Where there are no weights, something must stand in their place.
+        # Without weights, the kernel still needs a pointer.
         weights = [qkv if weight is None else weight for weight in (query_weight, key_weight)]
         given = (qkv, *weights, cosines, sines, q, k, ctx.sums, time, epsilon)
         qk_norm_rope_kernel[(batch * time,)](*given, **shape)
@@ -207,11 +207,11 @@ class QKNormRoPE(torch.autograd.Function):
 
 
 def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, RMS-normed where there are weights and rotated by their positions, and the
-    values as they are: (batch, time, heads or kv_heads, head_dim) each.
+    """Queries and keys, RMS-normed if there are weights and rotated by their positions, and the
+    unchanged values: (batch, time, heads or kv_heads, head_dim) each.
 
-    `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); the rest are cosines and sines from
-    the first token on, heads, kv_heads, the weights of queries and keys (or None) and epsilon.
+    `qkv` is (batch, time, (heads + 2 * kv_heads) * head_dim); `rest` is the cosines and sines from
+    position 0, heads, kv_heads, the norm weights of queries and keys (or None) and epsilon.
     Values are returned so that the backward kernel writes the whole gradient of `qkv`.
     """
     return QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
@@ -224,7 +224,7 @@ def unsplit_kernel(  # type: ignore[no-untyped-def]
     low, scales, Q_WIDTH: tl.constexpr, KV_WIDTH: tl.constexpr, Q_BLOCK: tl.constexpr,
     KV_BLOCK: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """One token a program."""
+    """One token per program."""
     token = tl.program_id(0).to(tl.int64)
     q_column, k_column = tl.arange(0, Q_BLOCK), tl.arange(0, KV_BLOCK)
     q_inside, k_inside = q_column < Q_WIDTH, k_column < KV_WIDTH
@@ -267,6 +267,6 @@ class Split(torch.autograd.Function):
 
 
 def split(qkv: Tensor, *rest: Any, rounding: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values: (batch, time, heads or kv_heads, head_dim) each, of `qkv` as above;
-    the rest are heads and kv_heads."""
+    """Queries, keys and values, (batch, time, heads or kv_heads, head_dim) each, from `qkv` as
+    above; `rest` is heads and kv_heads."""
     return Split.apply(qkv, *rest, rounding)  # type: ignore[no-any-return, no-untyped-call]

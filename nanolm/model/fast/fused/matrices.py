@@ -1,4 +1,4 @@
-"""Products by copies of the weights in low precision, and embeddings."""
+"""Matrix products with low-precision copies of the weights, and embeddings."""
 # ruff: noqa: N803
 
 from typing import Any
@@ -15,7 +15,7 @@ FEW = 512  # rows of a table
 
 
 class Product(torch.autograd.Function):
-    """x @ weight.T + bias by a `low` copy of the weights, whose gradient is summed in float32."""
+    """x @ weight.T + bias with a low-precision copy of the weights; gradients sum in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor) -> Tensor:
@@ -30,17 +30,17 @@ class Product(torch.autograd.Function):
 
 
 def weight_gradients(x: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Of x @ weight.T + bias, from the gradient of that."""
+    """The gradients of weight and bias in x @ weight.T + bias."""
     rows = grad.reshape(-1, grad.shape[-1])  # (rows, outputs)
     dweight = torch.mm(rows.T, x.flatten(0, -2), out_dtype=torch.float32)
     dbias = None
-    if bias:  # a product adds up faster than torch's sum; of 8 rows, because 1 is slow
+    if bias:  # a product is faster than torch's sum; with 8 rows, because 1 is slow
         dbias = torch.mm(rows.new_ones(8, len(rows)), rows, out_dtype=torch.float32)[0]
     return dweight, dbias
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """What `layer` makes of x."""
+    """`layer(x)`, with its low-precision weights if it has them."""
     low = getattr(layer, "low", None)
     if low is None or low.dtype != x.dtype:
         return layer(x)  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def refresh(layers: list[nn.Linear], dtype: torch.dtype) -> None:
-    """Copy their weights as they are now into the precision that products are computed in."""
+    """Copy the current weights to the precision of the matrix products."""
     for layer in layers:
         if getattr(layer, "low", None) is None or layer.low.dtype != dtype:
             layer.low = torch.empty_like(layer.weight, dtype=dtype)
@@ -64,19 +64,19 @@ def multiply_kernel(x, factor, count, BLOCK: tl.constexpr):  # type: ignore[no-u
 
 
 def multiply_(x: Tensor, factor: Tensor) -> Tensor:
-    """By one number in float32, whatever x is in: torch takes three times as long."""
+    """Multiply by a float32 scalar, for any dtype of x: torch takes three times as long."""
     grid = (triton.cdiv(x.numel(), 1024),)
     multiply_kernel[grid](x, factor, x.numel(), BLOCK=1024, num_warps=warps(1024))
     return x
 
 
 def padded(weight: Tensor, multiple: int) -> Tensor:
-    """With rows of zeros, so that their number can be divided: a GPU is slow with others."""
+    """Pad with rows of zeros to a multiple, which is faster on a GPU."""
     return F.pad(weight, (0, 0, 0, -len(weight) % multiple)) if len(weight) % multiple else weight
 
 
 class Lookup(torch.autograd.Function):
-    """Rows of a small table. The gradient is a product: sorting the ids would take longer."""
+    """Rows of a small table. The gradient is a matrix product: sorting the ids would be slower."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,14 +87,14 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        flat = grad.flatten(0, -2)  # (places, dim)
-        columns = -(-ctx.rows // 8) * 8  # a GPU is slow with others
+        flat = grad.flatten(0, -2)  # (positions, dim)
+        columns = -(-ctx.rows // 8) * 8  # multiples of 8 are fast on a GPU
         chosen = flat.new_zeros(len(flat), columns).scatter_(1, ids.flatten()[:, None], 1.0)
         return torch.mm(chosen.T, flat, out_dtype=torch.float32)[: ctx.rows], None, None
 
 
 def embedding(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """In place of `nn.Embedding.forward`: in the precision that products are computed in."""
+    """Replaces `nn.Embedding.forward`: in the precision of the matrix products."""
     few = table.num_embeddings <= FEW
     if not few or not table.training or not torch.is_autocast_enabled("cuda"):
         return nn.Embedding.forward(table, ids)

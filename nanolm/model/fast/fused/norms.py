@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, with what is added before."""
+"""LayerNorm and RMSNorm, fused with the residual addition before them."""
 # ruff: noqa: N803
 
 from typing import Any
@@ -15,17 +15,17 @@ from nanolm.model.fast.fused.rounding import in_float8, room_for_rounded, row_sc
 
 @triton.jit  # type: ignore[untyped-decorator]
 def empty(sums, COUNT: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For gradients of weights that the programs of a backward kernel add up; here it is free."""
+    """Zero the sums of weight gradients for the backward kernel; in the forward pass it is free."""
     lane = tl.arange(0, LANES)
     tl.store(sums + lane, tl.zeros((LANES,), tl.float32), mask=lane < COUNT)
 
 
 def emptied_sums(ctx: Any) -> Tensor:
-    """What the way forward has made room for: once, for then it is full."""
+    """The buffer zeroed in the forward pass, which can be used only once."""
     sums: Tensor = ctx.sums
     ctx.sums = None
     if sums is None:
-        raise RuntimeError("the way back through a kernel can be gone once")
+        raise RuntimeError("cannot run backward through a fused kernel twice")
     return sums
 
 
@@ -36,13 +36,13 @@ def norm_kernel(  # type: ignore[no-untyped-def]
     total,  # x + y
     out,
     low, scales,  # of out
-    sums,  # (2 * width,), for the way back
+    sums,  # (2 * width,), for the backward pass
     rows, epsilon, WIDTH: tl.constexpr,
     LAYER: tl.constexpr,  # LayerNorm, else RMSNorm
     ADD: tl.constexpr, BIAS: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows a program."""
+    """A few rows per program."""
     if tl.program_id(0) == 0:
         empty(sums, 2 * WIDTH, 2 * BLOCK)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -54,7 +54,7 @@ def norm_kernel(  # type: ignore[no-untyped-def]
         part += tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
         rounded = part.to(total.dtype.element_ty)
         tl.store(total + place, rounded, mask=inside)
-        part = rounded.to(tl.float32)  # which is what the backward kernel will read
+        part = rounded.to(tl.float32)  # as the backward kernel will read it
     gain = tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)[None, :]
     if LAYER:
         part = tl.where(inside, part - tl.sum(part, 1)[:, None] / WIDTH, 0.0)
@@ -70,17 +70,17 @@ def norm_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def norm_backward_kernel(  # type: ignore[no-untyped-def]
-    x,  # what was normed, (rows, width)
+    x,  # the input of the norm, (rows, width)
     weight,
     grad,  # of the norm
-    later,  # the gradient of x from elsewhere, added to the result
+    later,  # the gradient of x from the residual path, added to the result
     dx,
     low, scales,  # of dx
-    sums,  # of the gradients of weight and bias, (2, width), float32, at first zero
+    sums,  # of the gradients of weight and bias, (2, width), float32, initially zero
     rows, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
     ROUND: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program for many rows, some of them together."""
+    """One program for many rows, a few at a time."""
     i = tl.arange(0, BLOCK)
     gain = tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)[None, :]
     weight_sum = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -118,7 +118,7 @@ def norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def shape_of_norm(ctx: Any, dim: int, add: bool) -> dict[str, Any]:
-    """What the kernels for norms are compiled for."""
+    """Compile-time constants of the norm kernels."""
     kind = {"LAYER": ctx.layer, "BIAS": ctx.bias, "ROUND": ctx.rounding}
     return {"WIDTH": dim, "BLOCK": width(dim), "ADD": add, **kind}
 
@@ -135,7 +135,7 @@ class AddNorm(torch.autograd.Function):
         layer: bool,
         rounding: bool,
     ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # behind the last norm nobody needs the sum
+        ctx.set_materialize_grads(False)  # after the last norm, the sum is unused
         ctx.epsilon, ctx.layer, ctx.rounding = epsilon, layer, rounding
         ctx.add, ctx.bias = y is not None, bias is not None
         x, dim = x.contiguous(), x.shape[-1]
@@ -144,7 +144,7 @@ class AddNorm(torch.autograd.Function):
         out, ctx.sums = torch.empty_like(x), x.new_empty(2, dim, dtype=torch.float32)
         shape = shape_of_norm(ctx, dim, y is not None)
         together, warps = 2, max(2, min(16, width(dim) // 512))
-        # Where there is nothing to add, something must stand in its place.
+        # Without y or bias, the kernel still needs a pointer.
         inputs = (x, x if y is None else y.contiguous(), weight, weight if bias is None else bias)
         norm_kernel[(triton.cdiv(rows, together),)](
             *(*inputs, total, out, *room_for_rounded(out, rounding), ctx.sums, rows, epsilon),
@@ -155,7 +155,7 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, later: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad is None:  # the norm is of no use to anybody
+        if grad is None:  # the norm is unused
             return later, later if ctx.add else None, None, None, None, None, None
         x, weight = ctx.saved_tensors
         grad, dim = grad.contiguous(), x.shape[-1]
@@ -175,6 +175,6 @@ class AddNorm(torch.autograd.Function):
 def add_norm(
     x: Tensor, y: Tensor | None, *rest: Any, rounding: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """x + y, or x, and its norm; both in the precision of `x`. The rest are the weight, the bias
-    or None, epsilon, and whether it is a LayerNorm and not an RMSNorm."""
+    """x + y (or x if y is None) and its norm, both in the precision of `x`. `rest` is the weight,
+    the bias or None, epsilon, and whether it is a LayerNorm rather than an RMSNorm."""
     return AddNorm.apply(x, y, *rest, rounding)  # type: ignore[no-any-return, no-untyped-call]

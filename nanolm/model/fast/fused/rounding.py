@@ -1,4 +1,4 @@
-"""Rounding to float8 while the numbers are at hand, for products in it (`float8.py`)."""
+"""Rounding to float8 inside other kernels, for float8 products (`float8.py`)."""
 # ruff: noqa: N803
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @triton.jit
 def row_scale(largest):  # type: ignore[no-untyped-def]
-    """What a row is divided by, so that its largest number becomes the largest there is."""
+    """The divisor of a row that maps its largest value to the largest float8."""
     return tl.maximum(largest, 1e-30) / 448.0
 
 
@@ -22,7 +22,7 @@ def in_float8(part, scale):  # type: ignore[no-untyped-def]
 def round_again(  # type: ignore[no-untyped-def]
     x, low, scales, row, most, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A row that this program has just written; each thread reads what it wrote itself."""
+    """Round a row that this program has just written; each thread reads its own values."""
     scale = row_scale(tl.max(most, 0))
     tl.store(scales + row, scale)
     for first in tl.static_range(0, WIDTH, BLOCK):
@@ -33,8 +33,8 @@ def round_again(  # type: ignore[no-untyped-def]
 
 
 def room_for_rounded(x: Tensor, rounding: bool) -> tuple[Tensor, Tensor]:
-    """For the same numbers in float8 and a scale for each row, or something in their place. Whoever
-    gets this very tensor need not round it; whoever gets another made of it, must."""
+    """Allocate float8 values and a scale for each row of x, or return placeholders. They are
+    attached to this tensor object, so a tensor derived from it has to be rounded again."""
     if not rounding:
         return x, x
     scales = x.new_empty(*x.shape[:-1], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The loss, and scores that become their own gradients."""
+"""Cross-entropy that overwrites the logits with their gradients."""
 # ruff: noqa: N803
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanolm.model.fast.fused.launch import warps, width
 
-CHUNK = 4096  # logits looked at together, measured on an H200
+CHUNK = 4096  # logits processed at a time, measured on an H200
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -16,15 +16,15 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     logits,  # (rows, columns), overwritten with their gradient
     targets,
     losses,
-    low,  # the gradient once more, times `steep`
+    low,  # a float8 copy of the gradient, times `steep`
     steep,
-    STRIDE: tl.constexpr,  # from a row to the next
+    STRIDE: tl.constexpr,  # between rows
     COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,  # each of which looks at eight columns together
+    LANES: tl.constexpr,  # each processes eight columns at a time
     ROUND: tl.constexpr,
 ):
-    """One row a program, in two passes. Every lane adds up on its own, scaled to the largest logit
-    that it has seen: until the end of the first pass they need not wait for each other."""
+    """One row per program, in two passes. Each lane keeps its own sum, scaled to the largest logit
+    it has seen, so lanes do not wait for each other until the end of the first pass."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * STRIDE
     low += row * STRIDE
@@ -43,7 +43,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     top = tl.max(largest, 0)
     norm = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
     tl.store(losses + row, norm - right)
-    # Backwards, for what was read last is the likeliest to be near still.
+    # In reverse, because the values read last are most likely still cached.
     for before_last in range(0, COLUMNS, 8 * LANES):
         column = (COLUMNS - 1) // (8 * LANES) * (8 * LANES) - before_last + place
         inside = column < COLUMNS
@@ -62,13 +62,13 @@ def cross_entropy_(
     low: Tensor | None = None,
     steep: float = 1.0,
 ) -> Tensor:
-    """The loss of each row, (rows,) in float32; `logits` (rows, vocabulary) become their gradient:
-    softmax(logits) - onehot(targets). What is behind the first `columns` stays as it is.
+    """The loss of each row, (rows,) in float32. Overwrites `logits` (rows, vocabulary) with their
+    gradient, softmax(logits) - onehot(targets). Columns after the first `columns` are unchanged.
 
-    Where there is a `low` of the same width, the gradient also goes there, times `steep`.
+    If `low`, of the same width, is given, the gradient is also written there, times `steep`.
     """
     if not logits.is_contiguous():
-        raise ValueError("logits that are written over must be contiguous")
+        raise ValueError("logits must be contiguous, because they are overwritten")
     rows, stride = logits.shape
     columns = columns or stride
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
