@@ -1,4 +1,4 @@
-"""From a request to rows of a batch, and from their tokens to an answer in OpenAI's shape."""
+"""From a request to rows of a batch, and from their tokens to a response in OpenAI's format."""
 
 import json
 import math
@@ -16,15 +16,15 @@ from nanolm.serve.engine import Limits, Tokens
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel
 from nanolm.serve.request_models import API_NAMES, APIError
 
-CHUNK = 16_384  # characters of an answer that are made and sent at a time, about
-ITEMS = 32  # of a list, at a time
+CHUNK = 16_384  # characters of a response that are sent at a time, roughly
+ITEMS = 32  # items of a list that are encoded at a time
 encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
-).encode  # an iterator as a list
+).encode  # iterators become lists
 
 
 def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
-    """What will answer a request for completions, or for chat completions: those have messages."""
+    """The answer to a request for completions, or, if it has messages, for chat completions."""
     tokenizer, prompt, top = writer.tokenizer, given.get("prompt", ""), given.get("logprobs")
     if "messages" in given:
         messages = [(each["role"], joined(each["content"])) for each in given["messages"]]
@@ -42,10 +42,11 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
     limit = limits.longest(writer.base.window())
     for ids in prompts:
         if len(ids) > limit:
-            raise APIError(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
+            problem = f"the prompt has {len(ids):,} tokens; the limit is {limit:,}"
+            raise APIError(problem, param="prompt")
         if max(ids) >= tokenizer.vocab_size:
             last = tokenizer.vocab_size - 1
-            raise APIError(f"the prompt has the token {max(ids)}; the last one is {last}")
+            raise APIError(f"the prompt has token id {max(ids)}; the largest is {last}")
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
@@ -78,8 +79,8 @@ class Answer:
         self.rows, self.logprobs = rows, logprobs
         self.usage_wanted = given.get("stream_options", {}).get("include_usage")
         self.tokenizer = writer.tokenizer
-        self.offsets = [0] * len(rows)  # characters that were given before
-        self.written = 0  # tokens, of all texts
+        self.offsets = [0] * len(rows)  # characters sent so far
+        self.written = 0  # tokens of all texts
         self.about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -118,7 +119,7 @@ class Answer:
         return {"text": text}
 
     def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
-        """Its lists are iterators: in full they would take far more memory than `tokens`."""
+        """Lists are iterators: materialized, they would take far more memory than `tokens`."""
         name, before = partial(token_name, self.tokenizer), self.offsets[place]
         self.offsets[place] += sum(tokens.lengths)
         return {
@@ -128,7 +129,7 @@ class Answer:
                 {name(id): finite(logprob) for id, logprob in top} for top in tokens.alternatives()
             ),
             "text_offset": islice(accumulate(tokens.lengths, initial=before), len(tokens)),
-            # Ours: texts of tokens can be the same, their ids cannot.
+            # nanolm's own: two tokens can have the same text, but not the same id.
             "ids": iter(tokens.ids),
             "alternatives": (
                 [{"id": id, "token": name(id), "logprob": finite(logprob)} for id, logprob in top]
@@ -163,7 +164,7 @@ class ChatAnswer(Answer):
 
 
 def finite(logprob: float) -> float:
-    """What JSON can hold; OpenAI writes so little for what cannot be."""
+    """JSON has no infinity. OpenAI also uses -9999."""
     return logprob if math.isfinite(logprob) else -9999.0
 
 
@@ -172,7 +173,7 @@ def event(value: dict[str, Any]) -> str:
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """`value` as JSON, piece by piece; of an iterator in it a few items at a time."""
+    """`value` as JSON, piece by piece. Iterators become lists, a few items at a time."""
     if isinstance(value, Iterator):
         comma = "["
         while items := list(islice(value, ITEMS)):
@@ -192,7 +193,7 @@ def json_pieces(value: Any) -> Iterator[str]:
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[bytes]:
-    """The same, in pieces of about `CHUNK`."""
+    """The same text in chunks of about `CHUNK` characters."""
     held, size = [], 0
     for piece in pieces:
         held.append(piece)
@@ -208,6 +209,6 @@ def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]])
     data = [
         {"index": place, "label": best, "probability": each[best], "probabilities": each}
         for place, each in enumerate(chances)
-        for best in [next(iter(each))]  # the first is the likeliest
+        for best in [next(iter(each))]  # the first is the most likely
     ]
     return {"object": "list", "model": labeller.name, "data": data}

@@ -18,8 +18,8 @@ def test_a_text_becomes_a_page(trained: Path, cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "inspect.html is written" in shown.stderr
     page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
-    for heading in ("The text", "Where each head looks", "What each layer would say"):
-        assert f"<h2>{heading}</h2>" in page
+    for heading in ("The text", "Attention maps", "Predictions by layer"):
+        assert f"<h2>{heading}" in page
     assert "script-src 'sha256-" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
@@ -59,8 +59,8 @@ def test_a_classifier_shows_what_decided(cli: Cli, tmp_path: Path) -> None:
     shown = cli("inspect", "run", "a long day was good", "--out", "why.html")
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "why.html").read_text(encoding="utf-8")
-    assert "<h2>What decided</h2>" in page
-    assert "<h2>What was foretold</h2>" not in page
+    assert "<h2>Why this label?</h2>" in page
+    assert "<h2>Predictions by" not in page
     found = json.loads(cli("inspect", "run", "a long day was good", "--json").stdout)
     assert len(found["rollout"]) == len(found["gradient_x_input"]) == len(found["tokens"])
     labels = json.loads(cli("classify", "run", "a long day was good", "--json").stdout)
@@ -107,7 +107,7 @@ def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
         (("a", "--positions"), "--positions takes no TEXT"),
         (("a", "--out", "no/where.html"), "--out no/where.html: give a file in a folder"),
         (("a", "--file", "b"), "--file is instead of TEXT"),
-        (("--word", "zebra", "A dog."), "--word zebra: no text has it"),
+        (("--word", "zebra", "A dog."), "--word zebra: none of the texts"),
         (("--file", "nowhere.txt"), "nowhere.txt"),
     ],
 )

@@ -255,7 +255,7 @@ def test_all_wrong_parameters_are_named_at_once() -> None:
         "--min-tokens 201: must be from 0 to --tokens"
     ]
     assert SamplingParams(ban=("x" * 100, "y" * 101)).problems() == [
-        "--ban: together at most 200 bytes"
+        "--ban: all texts together must be at most 200 bytes"
     ]
     assert SamplingParams(top_k=2.5, tokens="9").problems() == [  # type: ignore[arg-type]
         "--tokens 9: must be a whole number",

@@ -38,10 +38,10 @@ def test_every_error_of_a_disk_is_one(
     def fails(*arguments: object) -> None:
         raise error
 
-    with pytest.raises(DiskFull, match=r"cannot be written .*saved before is intact"):
+    with pytest.raises(DiskFull, match=r"cannot write .*saved earlier is intact"):
         files.commit(parent, "step-00000004", fails)
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(DiskFull, match="cannot be written, and is as it was before"):
+    with pytest.raises(DiskFull, match=r"cannot write .*, which is unchanged"):
         files.write_atomically(file, "more")
     verify(committed)
     assert file.read_text() == "as it was"

@@ -90,7 +90,7 @@ def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:
     (row,) = list_runs(tmp_path, notes.append)
     assert (row.steps, row.minutes, row.bits_per_byte, row.state) == (7, 1.5, 2.5, "stopped")
     assert len(notes) == 1
-    assert "c-broken is passed over" in notes[0]
+    assert "c-broken skipped" in notes[0]
     with stopped.locked():
         assert list_runs(tmp_path, notes.append)[0].state == "training"
     (row,) = list_runs(trained.parent, notes.append)

@@ -71,7 +71,7 @@ def test_weights_in_several_files(server: Server) -> None:
 def test_an_index_of_files_that_are_not_there(server: Server) -> None:
     hub(server, "o/n", [["config.json", INDEX, SHARDS[0]]], "models")
     server.put(f"/o/n/resolve/main/{INDEX}", content(index(*SHARDS)))
-    with pytest.raises(ModelError, match=f"{INDEX} names files that it does not have.*delete"):
+    with pytest.raises(ModelError, match=f"{INDEX} lists files that are missing.*delete"):
         hub_model("o/n", quiet)
 
 
@@ -116,11 +116,11 @@ def test_not_open(server: Server, code: int, path: str) -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["config.json", "pytorch_model.bin", "x.h5"], r"has pytorch_model.bin, x.h5 where.*code"),
-        (["model.Q4.gguf"], r"has model.Q4.gguf where .* only .safetensors"),
-        (["config.json", *SHARDS], r"has model-00001-of.* where .*index.json"),
-        (["config.json", INDEX], r"has no weights at all where"),
-        ([], r"has no weights at all"),
+        (["config.json", "pytorch_model.bin", "x.h5"], r"has pytorch_model.bin, x.h5 .*code"),
+        (["model.Q4.gguf"], r"has model.Q4.gguf instead .* only .safetensors"),
+        (["config.json", *SHARDS], r"has model-00001-of.* instead of .*index.json"),
+        (["config.json", INDEX], r"has no weights instead of"),
+        ([], r"has no weights"),
         (["model.safetensors"], r"has no config.json"),
     ],
 )
@@ -146,7 +146,7 @@ def test_hostile_names_lead_nowhere(server: Server) -> None:
     listing = folder.with_name(f"{folder.name}.json")
     assert everything == {*records, listing, folder / ".lock", listing.with_name(".lock")}
     hub(server, "evil/n", [evil], "models")
-    with pytest.raises(ModelError, match=r"has model-1-of-1.safetensors where") as caught:
+    with pytest.raises(ModelError, match=r"has model-1-of-1.safetensors instead of") as caught:
         hub_model("evil/n", quiet)
     assert str(caught.value).isprintable()
 
@@ -163,7 +163,7 @@ def test_a_model_that_has_moved(server: Server) -> None:
     ["", "hf://", "o/n/main", "hf://o/n/x.txt", "o//n", "../n", "o/..", "/o/n", "o n", "n?x", "ü"],
 )
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(UsageError, match="write OWNER/NAME or hf://OWNER/NAME, and nothing after"):
+    with pytest.raises(UsageError, match="OWNER/NAME or hf://OWNER/NAME, with nothing after"):
         hub_model(name, quiet)
 
 

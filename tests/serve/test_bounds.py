@@ -217,7 +217,7 @@ def receive_slowly(port: int, pause: float, times: int) -> int:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -470,8 +470,8 @@ def test_of_each_kind_one_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     for number in range(1000):
         note(f"/v1/x failed: {number}")
-        note("writing failed: " + "x" * 10_000)
-    assert [line[:20] for line in lines] == ["/v1/x failed: 0", "writing failed: xxxx"]
+        note("generation failed: " + "x" * 10_000)
+    assert [line[:20] for line in lines] == ["/v1/x failed: 0", "generation failed: x"]
     assert len(lines[1]) == 500
     clock += 60
     note("/v1/x failed: again")

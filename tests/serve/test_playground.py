@@ -161,7 +161,7 @@ def test_another_token_leads_elsewhere(browser: Browser, served: Served) -> None
     )
     assert branch.startswith("the dog" + kept)
     assert branch != before
-    assert "go on from here" in other
+    assert "continue from here" in other
     # By the keyboard: along the tokens, into the others, and back.
     browser.value("document.querySelector('.token').focus()")
     press(browser, "ArrowRight")
