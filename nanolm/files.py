@@ -76,8 +76,9 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         with contextlib.suppress(OSError):
             free = f"; {shutil.disk_usage(place).free / 1e6:,.1f} MB free"
         raise DiskFull(
-            f"{problem.what}: cannot write {final} ({size / 1e6:,.1f} MB or more{free}). What "
-            f"was saved earlier is intact. {problem.cure}, then run the same command to resume."
+            f"{problem.what}: cannot write {final} ({size / 1e6:,.1f} MB or more{free}). "
+            "Everything saved earlier is intact. "
+            f"{problem.cure}, then run the same command again to resume."
         ) from None
     return final
 

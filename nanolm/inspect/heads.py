@@ -21,10 +21,10 @@ EVEN_ENTROPY = 0.9  # of the maximum
 MIXED, SPREAD = "mixed", "spread"
 PATTERNS = {
     "previous": "the previous token",
-    "itself": "the token itself",
+    "itself": "the current token",
     "first": "the first token",
-    "same": "earlier occurrences of the token",
-    "induction": "the token that followed it earlier",
+    "same": "earlier occurrences of the current token",
+    "induction": "the token after an earlier occurrence",
 }
 NO_PATTERN = {SPREAD: "attends to all tokens almost equally", MIXED: "has no clear pattern"}
 

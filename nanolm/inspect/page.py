@@ -172,7 +172,7 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     count = len(word.contexts)
     name = "average of all pairs"
     panel = Panel(name, [Series(name, list(enumerate(mean_similarities(cosines))))])
-    chart = Chart("Similarity by layer", [panel], "layer; 0 is the embedding")
+    chart = Chart("Similarity by layer", [panel], "layer (0 is the embedding)")
     layers = ""
     for layer, matrix in enumerate(cosines.tolist()):
         rows = []

@@ -70,7 +70,7 @@ def whole(least: int, most: int) -> Any:
 
 
 def one_of(**kinds: Any) -> Any:
-    """One of several kinds of input, chosen by its first item, so that errors are about that kind."""
+    """One of several kinds of input, chosen by the first item, which gives clearer errors."""
 
     def kind_of(value: Any) -> str:
         first = value[0] if isinstance(value, list) and value else None
@@ -114,7 +114,7 @@ class RequestModels:
         limit = {"tokens": limits.tokens, "min_tokens": limits.tokens, "seed": 2**53}
         common: dict[str, Any] = {
             "model": name_of(writers),
-            "n": optional(whole(1, 16), 1, "Number of texts.", **slider(1, 6, 1)),
+            "n": optional(whole(1, 16), 1, "Number of completions.", **slider(1, 6, 1)),
         }
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
             if about.served and TYPES[name] is not str:
