@@ -114,7 +114,7 @@ class CachedDecoder(Decoder):
         if rows not in self.steps:
             self.steps[rows] = None
             if self.model.device.type == "cuda":
-                with contextlib.suppress(ImportError):  # triton does not come with every torch
+                with contextlib.suppress(ImportError):  # not every build of torch has triton
                     from nanolm.model.fast.decoding import OneToken
 
                     model: Any = self.model

@@ -214,7 +214,7 @@ class WordScorer:
             ]
             if not prefixes:
                 break
-            # Rows that are not needed repeat the first prefix, so that all stay equally long.
+            # Unused rows repeat the first prefix, so that all have the same length.
             rows = prefixes + prefixes[:1] * (self.width - len(prefixes))
             if depth:
                 from_rows = [prefix.row for prefix in rows]

@@ -43,7 +43,7 @@ class HeadPattern:
         share, target = self.shares[self.kind], PATTERNS[self.kind]
         if share >= CLEAR[0]:
             return f"attends to {target} ({share:.0%})"
-        return f"favours {target} ({share:.0%}, by chance {self.chance[self.kind]:.0%})"
+        return f"favours {target} ({share:.0%}, {self.chance[self.kind]:.0%} by chance)"
 
 
 def describe_heads(attention: Floats, ids: list[int]) -> list[list[HeadPattern]]:

@@ -78,7 +78,7 @@ def token_of(tokenizer: Tokenizer, word: str) -> int:
             return ids[0]
     pieces = ", ".join(repr(spelled(tokenizer.tokens[id])) for id in tokenizer.encode(word))
     if not pieces:
-        raise UsageError("--neighbours: the word is empty; give one")
+        raise UsageError("--neighbours: give a word")
     raise UsageError(f"--neighbours {word}: not a single token, but {pieces}; try one of these")
 
 

@@ -52,7 +52,7 @@ class Entry:
 
 
 class Run:
-    """The files of one run. Making one touches nothing on the disk."""
+    """The files of one run. Creating an instance does not touch the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -310,7 +310,8 @@ def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
     """The same, without changing anything."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}; `nanolm runs` lists runs, {HUB}NAME is a Hub model")
+        cure = f"`nanolm runs` lists runs, and {HUB}NAME loads a model from the Hub"
+        raise UsageError(f"{path} {what}; {cure}")
     if (path / "config.json").exists():
         if (path / files.MANIFEST).exists():
             files.verify(path)

@@ -185,7 +185,7 @@ class Server:
         if not ids:
             text = given.get("text", "")
             if isinstance(model, ServedClassifier):
-                text = text.strip()  # as it is classified
+                text = text.strip()  # as for classification
             ids = await self.aside(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"token id {max(ids)} is out of range", param="ids")

@@ -189,7 +189,7 @@ class ByteBudget:
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
-        self.released = 0  # since it was last set to 0
+        self.released = 0  # bytes since the last reset
 
     @contextlib.contextmanager
     def hold(self, size: int, retry_after: int = 1) -> Iterator[None]:

@@ -147,10 +147,11 @@ class AccessGuard:
         # Request smuggling: a proxy may see the end of such a request elsewhere.
         chunked = "transfer-encoding" in headers
         if chunked and ("content-length" in headers or scope["http_version"] != "1.1"):
-            raise APIError("send either Content-Length or (HTTP/1.1) Transfer-Encoding, not both")
+            raise APIError("send either Content-Length or, in HTTP/1.1, Transfer-Encoding")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
-            raise APIError("unknown host name; use the IP address or --allow-host NAME", 403)
+            cure = "use the IP address, or start the server with --allow-host NAME"
+            raise APIError(f"unknown host name; {cure}", 403)
         if origin is not None and not foreign:
             same = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             if origin.lower() not in same:
