@@ -1,4 +1,4 @@
-"""What is shown of a model is what it does: held to `transformers`, and to the model itself."""
+"""Inspection agrees with `transformers` and with the model itself."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_model_without_attention_is_refused() -> None:
 
 
 def attention(mask: Any) -> Any:
-    """Heads that look where they are told to, or at the first token where that is nowhere."""
+    """Heads that attend where `mask` says, or else to the first token."""
     weights = np.tril(np.asarray(mask, dtype=np.float32))
     weights[weights.sum(axis=1) == 0, 0] = 1
     return weights / weights.sum(axis=1, keepdims=True)
@@ -105,7 +105,7 @@ def test_a_text_of_one_token_has_heads_too() -> None:
 
 def test_a_word_is_the_same_until_the_first_layer() -> None:
     tokenizer = train_tokenizer([], "byte")
-    model = of_family("modern", **SHAPE)  # positions are turned in, not added
+    model = of_family("modern", **SHAPE)  # rotary positions, so the embedding has none
     texts = ["a bank, a Bank", "the bank", "embankment"]
     found = occurrences(model, tokenizer, "bank", texts)
     assert found.contexts == ["a [bank], a Bank", "a bank, a [Bank]", "the [bank]"]
@@ -165,7 +165,7 @@ def test_what_decided(pool: Any) -> None:
     assert len(found.rollout) == len(found.gradient) == len(IDS)
 
     def margin(changed: int, factor: float) -> float:
-        """What the label has before the others, one token's vector being longer."""
+        """The margin of the label, with one token's vector made longer."""
         factors = torch.ones(1, len(IDS), 1)
         factors[0, changed] = factor
         handle = base.token_embedding.register_forward_hook(lambda _, x, y: y * factors)
@@ -180,7 +180,7 @@ def test_what_decided(pool: Any) -> None:
 
 
 def test_a_page_of_two_hundred_tokens_is_small() -> None:
-    """With as many heads as GPT-2, all of which look about at random: the worst there is."""
+    """With as many heads as GPT-2, all of them random: the worst case."""
     model = of_family("gpt2", **SHAPE | {"layers": 12, "heads": 12, "dim": 96, "context": 200})
     ids = torch.randint(256, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     seen = inspect_text(model, ids)

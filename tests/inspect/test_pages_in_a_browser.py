@@ -1,4 +1,4 @@
-"""The pages open in a real browser, from disk: no complaint, no request, and all of it works."""
+"""The pages in a real browser, from disk: no errors, no requests, and everything works."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_pages_without_one(name: str, browser: Browser, pages: dict[str, Path]) 
 
 
 def opened(browser: Browser, page: Path, ready: str) -> None:
-    """As wide as a desk and as a phone, by day and by night."""
+    """On a desktop and on a phone, in light and dark mode."""
     browser.complaints.clear()
     browser.requests.clear()
     for width in WIDTHS:
@@ -121,7 +121,7 @@ def test_hover_and_choice(browser: Browser, pages: dict[str, Path]) -> None:
 def test_what_a_head_looks_at_is_what_was_measured(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    """Read back from the page: the token that each head looks at most, and how much."""
+    """Read back from the page: the token that gets most of each head's attention, and how much."""
     tokenizer = train_tokenizer([], "byte")
     model = of_family("modern", vocab_size=258, context=64)
     ids = tokenizer.encode_prompt(TEXT)

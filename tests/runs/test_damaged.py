@@ -44,7 +44,7 @@ def resume(run: Path, notes: list[str]) -> None:
 
 
 def contents(folder: Path) -> set[str]:
-    """Of all that does not grow."""
+    """Hashes of all files that do not grow."""
     known = (file for file in folder.rglob("*") if file.is_file())
     return {files.sha256(file) for file in known if file.name not in (".lock", "log.txt")}
 

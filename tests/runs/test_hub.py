@@ -20,7 +20,7 @@ LISTING = "/api/models/o/n/tree/main?recursive=true"
 
 @pytest.fixture(autouse=True)
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the Hugging Face tools, still empty; ours is empty too."""
+    """The Hugging Face cache, still empty; ours is empty too."""
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "ours"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "theirs"))
     return tmp_path / "theirs"
@@ -32,14 +32,14 @@ def index(*shards: object) -> bytes:
 
 
 def asked(server: Server) -> list[str]:
-    """The files that were asked for since the last call of this."""
+    """The files requested since the last call."""
     names = [path.rpartition("/")[2] for path, _ in server.asked if "/api/" not in path]
     server.asked.clear()
     return names
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What was downloaded, without the records beside it."""
+    """The downloaded files, without the records beside them."""
     files = [file for file in folder.iterdir() if (folder / f"{file.name}.json").exists()]
     return {file.name: file.read_bytes() for file in files}
 
@@ -52,7 +52,7 @@ def test_a_model_is_downloaded_once(server: Server) -> None:
     assert (names[0], names[-1]) == ("config.json", "model.safetensors")  # the small files first
     for name in ("hf://o/n", "o/n", "o/n/"):
         assert hub_model(name, quiet) == folder
-    assert not server.asked  # no network once everything is there
+    assert not server.asked  # no network once everything is cached
     (folder / "vocab.json").unlink()
     assert hub_model("o/n", quiet) == folder
     assert asked(server) == ["vocab.json"]
@@ -96,7 +96,7 @@ def test_offline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.put("/o/n/resolve/main/vocab.json", moved)
     (folder / "vocab.json").unlink()
     message = r"^model o/n cannot be reached: .*refused.* is there a network\? A file or folder"
-    with pytest.raises(DataError, match=message):  # gone after the listing
+    with pytest.raises(DataError, match=message):  # removed after the listing
         hub_model("o/n", quiet)
     monkeypatch.setenv("HF_ENDPOINT", gone.root)
     with pytest.raises(DataError, match=message):
@@ -129,7 +129,7 @@ def test_repositories_that_are_of_no_use(server: Server, paths: list[str], messa
     with pytest.raises(ModelError, match=f"^o/n {message}"):
         hub_model("o/n", quiet)
     assert not asked(server)
-    hub(server, "o/n", [NEEDED], "models")  # mended, and seen at once
+    hub(server, "o/n", [NEEDED], "models")  # fixed, and noticed at once
     assert contents(hub_model("o/n", quiet)).keys() == set(NEEDED)
 
 
@@ -168,7 +168,7 @@ def test_names_that_are_none(name: str) -> None:
 
 
 def kept(cache: Path, name: str, files: dict[str, bytes]) -> Path:
-    """What the Hugging Face tools leave: files are links to where all versions are."""
+    """A Hugging Face cache: files are links to a folder with all versions."""
     repository, revision = cache / name, "0123456789abcdef" * 2 + "01234567"
     snapshot = repository / "snapshots" / revision
     for folder in (snapshot, repository / "refs", repository / "blobs"):
