@@ -98,9 +98,7 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
     best = Sample("the cat")
     for _ in writer.stream([best], SamplingParams(tokens=6, beams=8)):
         pass
-    assert (
-        sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4
-    )  # eight rows round differently than one
+    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4  # rounding differs with eight rows
 
 
 def test_stop_texts_leave_distinct_texts_and_wait_for_the_least_tokens(trained: Path) -> None:

@@ -85,7 +85,7 @@ class Load:
         return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
     async def ask(self, kind: str, data: bytes, pace: float = 0.0, slowly: int = 0) -> None:
-        """Send it and read the whole response; `slowly`: this many bytes between pauses of `pace`."""
+        """Send it and read the whole response, `slowly` bytes at a time with pauses of `pace`."""
         try:
             async with self.connect(slowly or None) as (reader, writer):
                 writer.write(data)
@@ -138,9 +138,7 @@ class Load:
         if source.random() < 0.3:
             for _ in range(source.randint(1, 5)):
                 data[source.randrange(len(data))] = source.randrange(256)
-        with contextlib.suppress(
-            ConnectionError, TimeoutError, Cut
-        ):  # it may not be a request at all
+        with contextlib.suppress(ConnectionError, TimeoutError, Cut):  # it may not be a request
             async with self.connect() as (reader, writer), asyncio.timeout(5):
                 writer.write(data)
                 status, _ = await answer(reader)
