@@ -111,14 +111,14 @@ class Answer:
         return {
             "index": place,
             **self.content(tokens.text.decode(), kind),
-            "logprobs": self.chances(place, tokens) if self.logprobs else None,
+            "logprobs": self.logprob_fields(place, tokens) if self.logprobs else None,
             "finish_reason": {"": None, "length": "length"}.get(tokens.stopped, "stop"),
         }
 
     def content(self, text: str, kind: str) -> dict[str, Any]:
         return {"text": text}
 
-    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
+    def logprob_fields(self, place: int, tokens: Tokens) -> dict[str, Any]:
         """Lists are iterators: materialized, they would take far more memory than `tokens`."""
         name, before = partial(token_name, self.tokenizer), self.offsets[place]
         self.offsets[place] += sum(tokens.lengths)
@@ -146,7 +146,7 @@ class ChatAnswer(Answer):
         rest = {"refusal": None} if kind == "message" else {}
         return {kind: {"role": "assistant", "content": text, **rest}}
 
-    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
+    def logprob_fields(self, place: int, tokens: Tokens) -> dict[str, Any]:
         content = (
             self.token(token.id, token.logprob)
             | {"top_logprobs": [self.token(*each) for each in token.top]}
@@ -205,10 +205,10 @@ def chunks(pieces: Iterable[str]) -> Iterator[bytes]:
         yield "".join(held).encode()
 
 
-def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
+def labels_json(model: ServedClassifier, results: Iterable[dict[str, float]]) -> dict[str, Any]:
     data = [
         {"index": place, "label": best, "probability": each[best], "probabilities": each}
-        for place, each in enumerate(chances)
+        for place, each in enumerate(results)
         for best in [next(iter(each))]  # the first is the most likely
     ]
-    return {"object": "list", "model": labeller.name, "data": data}
+    return {"object": "list", "model": model.name, "data": data}

@@ -73,7 +73,7 @@ class Server:
         }
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
-        self.looks: dict[str, str] = {}
+        self.inspections: dict[str, str] = {}
         self.bodies = ByteBudget(BODY_BYTES)
         self.threads = ThreadPoolExecutor(4, "check")  # more would only slow each other down
 
@@ -96,7 +96,7 @@ class Server:
                 with self.bodies.hold(declared_size(request, self.limits.body)):
                     data = await read_body(request, self.limits.body)
                     request.state.size = len(data)
-                    given = await self.aside(request, lambda: checked(parse_json(data), model))
+                    given = await self.offload(request, lambda: checked(parse_json(data), model))
                     response: Response = await answer(request, given)
                 return response
 
@@ -104,7 +104,7 @@ class Server:
 
         return [
             *(Route(path, page) for path in pages),
-            Route("/look/{name}", self.look),
+            Route("/look/{name}", self.show_inspection),
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
             Route("/v1/models", self.list_models),
@@ -129,17 +129,17 @@ class Server:
         data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
+    def model(self, given: dict[str, Any], kind: type[Kind], needs_attention: bool = False) -> Kind:
         for model in self.models.values():
             named = given.get("model") in (None, model.name)
-            if isinstance(model, kind) and named and (model.attention or not looked_into):
+            if isinstance(model, kind) and named and (model.attention or not needs_attention):
                 return model
         raise APIError("no model that supports this is served", 404, "model", "model_not_found")
 
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
         worker = self.workers[writer.name]
-        answer: api.Answer = await self.aside(request, api.parse, given, writer, self.limits)
+        answer: api.Answer = await self.offload(request, api.parse, given, writer, self.limits)
         rows = answer.rows
         if len(rows) > (most := self.limits.queue + worker.most):
             raise APIError(f"{len(rows)} texts at once; the limit is {most}", param="n")
@@ -152,7 +152,7 @@ class Server:
         generation = GenerationRequest(worker, rows, client, self.limits.seconds, streamed)
         return (Stream if streamed else Whole)(self.engine, generation, answer)
 
-    async def aside(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
+    async def offload(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
         """Call it, in another thread if the request is so long that it may take a while."""
         if request.state.size < LONG_BODY:
             return call(*values)
@@ -167,37 +167,37 @@ class Server:
         return ids
 
     async def classify(self, request: Request, given: dict[str, Any]) -> Response:
-        labeller, texts = self.model(given, ServedClassifier), given["input"]
+        classifier, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
-        await self.aside(request, self.count, labeller, texts)
-        chances = await self.engine.do(lambda: labeller.classify(texts))
-        return JSONResponse(api.labels_json(labeller, chances))
+        await self.offload(request, self.count, classifier, texts)
+        results = await self.engine.do(lambda: classifier.classify(texts))
+        return JSONResponse(api.labels_json(classifier, results))
 
     async def tokenize(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel)
-        ids = await self.aside(request, self.count, model, [given["text"]])
+        ids = await self.offload(request, self.count, model, [given["text"]])
         tokens = [token_name(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
-        model = self.model(given, ServedModel, looked_into=True)
+        model = self.model(given, ServedModel, needs_attention=True)
         ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
             if isinstance(model, ServedClassifier):
                 text = text.strip()  # as for classification
-            ids = await self.aside(request, model.tokenizer.encode_prompt, text)
+            ids = await self.offload(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"token id {max(ids)} is out of range", param="ids")
-        page = await self.engine.do(lambda: model.look(ids))
+        page = await self.engine.do(lambda: model.inspect(ids))
         name = secrets.token_urlsafe(16)
-        self.looks[name] = await asyncio.to_thread(page)
-        while len(self.looks) > MAX_INSPECTIONS:
-            del self.looks[next(iter(self.looks))]
+        self.inspections[name] = await asyncio.to_thread(page)
+        while len(self.inspections) > MAX_INSPECTIONS:
+            del self.inspections[next(iter(self.inspections))]
         return JSONResponse({"page": f"/look/{name}"})
 
-    async def look(self, request: Request) -> Response:
-        page = self.looks.get(request.path_params["name"])
+    async def show_inspection(self, request: Request) -> Response:
+        page = self.inspections.get(request.path_params["name"])
         if page is None:
             raise HTTPException(404)
         # The page's own policy allows its style and script by hash, and nothing else.

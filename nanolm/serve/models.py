@@ -64,7 +64,7 @@ class ServedModel:
             "labels": None,
         }
 
-    def look(self, ids: list[int]) -> Callable[[], str]:
+    def inspect(self, ids: list[int]) -> Callable[[], str]:
         """Inspect a text. The result renders the page, which takes longer."""
         ids = ids[-min(MAX_INSPECTED_TOKENS, self.base.window() or MAX_INSPECTED_TOKENS) :]
         return partial(self.page, inspect_text(self.base, ids))
@@ -116,7 +116,7 @@ class ServedClassifier(ServedModel):
             for row in softmax(self.loaded.logits(texts)).tolist()
         ]
 
-    def look(self, ids: list[int]) -> Callable[[], str]:
+    def inspect(self, ids: list[int]) -> Callable[[], str]:
         config = self.loaded.model.config
         window = min(self.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
         ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
