@@ -156,7 +156,7 @@ class SamplingParams:
         slider=(0, 1000, 1),
     )
     temperature: float = sampling(
-        0.8,  # a little below 1: fewer errors, still varied
+        0.8,  # a little below 1: fewer slips, still varied
         "Below 1 is more predictable, above 1 more varied, 0 is greedy.",
         range=(0, 100),
         off=1.0,

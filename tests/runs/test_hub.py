@@ -96,7 +96,7 @@ def test_offline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.put("/o/n/resolve/main/vocab.json", moved)
     (folder / "vocab.json").unlink()
     message = r"^model o/n cannot be reached: .*refused.* is there a network\? A file or folder"
-    with pytest.raises(DataError, match=message):  # removed after the listing
+    with pytest.raises(DataError, match=message):  # gone after the listing
         hub_model("o/n", quiet)
     monkeypatch.setenv("HF_ENDPOINT", gone.root)
     with pytest.raises(DataError, match=message):
