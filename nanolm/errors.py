@@ -1,19 +1,19 @@
-"""What can go wrong for a user, each with the exit code that scripts rely on.
+"""Errors that users can fix, each with the exit code that scripts rely on.
 
-A message says what was wrong, where, and what to type instead; `nanolm.cli` prints it and
-nothing else. Anything that is not one of these is a bug of ours (exit code 1).
+A message says what is wrong, where, and what to type instead. `nanolm.cli` prints the message and
+no traceback. Any other exception is a bug in nanolm (exit code 1).
 """
 
 from difflib import get_close_matches
 
 from nanolm.formats import abridged
 
-LONGEST_MESSAGE = 4_000  # characters; what is quoted may come from a file, and be of any length
-LONGEST_WORD, MOST_KNOWN = 100, 1_000  # to look for what was meant; it takes the square of that
+LONGEST_MESSAGE = 4_000  # characters; it may quote text of any length
+LONGEST_WORD, MOST_KNOWN = 100, 1_000  # for suggestions, which take quadratic time
 
 
 class NanolmError(Exception):
-    exit_code = 1  # base of every error that is the user's to mend
+    exit_code = 1  # base class of all errors that users can fix
 
     def __init__(self, message: str = "") -> None:
         super().__init__(abridged(message, LONGEST_MESSAGE))
@@ -32,46 +32,46 @@ class ModelError(NanolmError):
 
 
 class Diverged(NanolmError):
-    exit_code = 5  # the loss left the finite numbers and did not come back
+    exit_code = 5  # the loss became non-finite and did not recover
 
 
 class OutOfMemory(NanolmError):
-    exit_code = 6  # the model or batch does not fit into memory
+    exit_code = 6  # the model or batch does not fit in memory
 
 
 class DiskFull(NanolmError):
-    exit_code = 7  # a file could not be written; what was there before is intact
+    exit_code = 7  # a file could not be written; existing files are intact
 
 
 class TooLittleTime(NanolmError):
-    exit_code = 8  # the time was over before a model could learn anything
-    stopped = "too little time"  # as the result of such a run has it
+    exit_code = 8  # time ran out before the model could learn anything
+    stopped = "too little time"  # in the result of such a run
 
 
 class PeerLost(NanolmError):
-    exit_code = 75  # another process of a training that has many is gone; all can begin again
+    exit_code = 75  # a process of a distributed run died; the run can be restarted
 
 
 class Interrupted(NanolmError):
-    exit_code = 130  # Ctrl-C, where there was nothing to save or to go on with
+    exit_code = 130  # Ctrl-C, with nothing to save or resume
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Python's, CUDA's, and torch's on a CPU, which is a RuntimeError like any other."""
+    """Whether it is Python's, CUDA's or, on a CPU, torch's error, which is a RuntimeError."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or "can't allocate memory" in str(error)
 
 
 class ToldElsewhere(NanolmError):
-    """Another process has told what is wrong."""
+    """Another process has already reported the error."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()
         self.exit_code = exit_code
 
 
-# A ModelError, where the weights are finite and what comes of them is not.
-NOT_FINITE = "the model's outputs are not finite: its weights are damaged, or too large"
+# A ModelError for finite weights that produce non-finite logits.
+NOT_FINITE = "the model's outputs are not finite; its weights are damaged or too large"
 
 
 def refuse(problems: list[str]) -> None:
@@ -81,7 +81,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """A question to end a message with, where something close to `word` is known."""
+    """The end of a message that suggests the known name closest to `word`, if any."""
     some = [name for name in known[:MOST_KNOWN] if len(name) <= LONGEST_WORD]
     close = get_close_matches(str(word)[:LONGEST_WORD], some, n=1)
     return f"; did you mean {close[0]}?" if close else ""

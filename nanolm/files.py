@@ -1,11 +1,11 @@
-"""Folders and files that are whole or not there: written aside, flushed, renamed into place.
+"""Atomic writes of files and folders: to a temporary name, flushed, then renamed.
 
     >>> commit(Path("runs/x/checkpoints"), "step-00000120", write)   # write(folder) fills it
     >>> verify(Path("runs/x/checkpoints/step-00000120"))
 
-A folder's MANIFEST.json, written last, has the size and SHA-256 of every file, and its own. A kill
-at any moment leaves nothing or the whole; a flipped bit or a cut-off file is found and named. What
-is damaged is never deleted, but renamed.
+A folder's MANIFEST.json, written last, has the size and SHA-256 of every file, and its own
+checksum. A kill at any moment leaves either nothing or a complete folder. Flipped bits and
+truncated files are detected and reported by name. Damaged files are renamed, never deleted.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from nanolm.errors import DataError, DiskFull, ModelError, NanolmError
 
 MANIFEST = "MANIFEST.json"
 TEMPORARY, TRASH, DAMAGED = ".tmp-", ".trash-", "damaged-"
-FORMAT = 2  # of the JSON files of runs and checkpoints; those of version 0.1.0 do not say: 1
+FORMAT = 2  # of the JSON files of runs and checkpoints; version 0.1.0 wrote none, which means 1
 
 
 class DiskProblem(NamedTuple):
@@ -37,32 +37,32 @@ class DiskProblem(NamedTuple):
 FREE = "Free some space"
 DISK_PROBLEMS = {
     errno.ENOSPC: DiskProblem("the disk is full", FREE),
-    errno.EDQUOT: DiskProblem("the disk quota is used up", FREE),
-    errno.EFBIG: DiskProblem("the limit on file size is reached", "Raise it (`ulimit -f`)"),
+    errno.EDQUOT: DiskProblem("the disk quota is exceeded", FREE),
+    errno.EFBIG: DiskProblem("the file size limit is reached", "Raise it (`ulimit -f`)"),
     errno.EROFS: DiskProblem("the file system is read-only", "Make it writable"),
     errno.EIO: DiskProblem("the disk reports an input/output error", "Check the disk"),
 }
 
 
 def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
-    """Make `parent/name` out of what `write` puts into the folder it is given: about `size` bytes,
-    where that is known."""
+    """Create `parent/name` from what `write` puts into the folder it is given: about `size` bytes,
+    if known."""
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
-        parent.mkdir(exist_ok=True)  # and not what it is in, which may have been moved
+        parent.mkdir(exist_ok=True)  # but not its parents: the run may have been moved
         temporary.mkdir()
         write(temporary)
         files = sorted(temporary.iterdir())
         os.umask(mask := os.umask(0))
         for file in files:
-            file.chmod(0o666 & ~mask)  # safetensors makes files that only their owner can read
+            file.chmod(0o666 & ~mask)  # safetensors writes files that only their owner can read
             flush(file)
         entries = {f.name: {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
         (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
         flush(temporary / MANIFEST)
         flush(temporary)
-        if final.exists():  # left by a run that was resumed from further back
+        if final.exists():  # left by a run that was resumed from an older checkpoint
             retire(final)
         temporary.rename(final)
         flush(parent)
@@ -74,16 +74,17 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         place = next(each for each in (parent, *parent.absolute().parents) if each.exists())
         free = ""
         with contextlib.suppress(OSError):
-            free = f"; {shutil.disk_usage(place).free / 1e6:,.1f} MB are free"
+            free = f"; {shutil.disk_usage(place).free / 1e6:,.1f} MB free"
         raise DiskFull(
-            f"{problem.what}: {final} cannot be written ({size / 1e6:,.1f} MB or more{free}); what "
-            f"was saved before is intact. {problem.cure}, then run the same command again to go on."
+            f"{problem.what}: cannot write {final} ({size / 1e6:,.1f} MB or more{free}). "
+            "Everything saved earlier is intact. "
+            f"{problem.cure}, then run the same command again to resume."
         ) from None
     return final
 
 
 def disk_problem(error: BaseException) -> DiskProblem | None:
-    """What is wrong with the disk, if that is what `error` says; safetensors says it in words."""
+    """The disk problem that `error` reports, if any; safetensors reports it as text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (said := re.search(r"\(os error (\d+)\)", str(error))):
         number = int(said[1])
@@ -91,11 +92,11 @@ def disk_problem(error: BaseException) -> DiskProblem | None:
 
 
 def verify(folder: Path) -> set[str]:
-    """Raise ModelError, naming the file, unless everything is as the manifest says; returns the
-    names of all files that it has."""
+    """Raise ModelError, naming the file, unless everything matches the manifest; returns the names
+    of the files in it."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise ModelError(f"{manifest} is missing, or no file")
+        raise ModelError(f"{manifest} is missing or not a file")
     try:
         values = json.loads(manifest.read_bytes())
         entries: dict[str, Any] = values["files"]
@@ -103,7 +104,7 @@ def verify(folder: Path) -> set[str]:
             Path(name).name == name and set(entry) == {"size", "sha256"}
             for name, entry in entries.items()
         )
-        # Its content counts: a copy to another system may have changed its line ends.
+        # Compare the content: a copy to another system may have changed line endings.
         if not sound or values["sha256"] != _checksum(entries, values.get("format")):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -114,20 +115,20 @@ def verify(folder: Path) -> set[str]:
         if not file.is_file():
             raise ModelError(f"{file} is missing")
         if (size := file.stat().st_size) != entry["size"]:
-            raise ModelError(f"{file} is damaged: {size:,} bytes, not {entry['size']:,}")
+            raise ModelError(f"{file} is damaged: it has {size:,} bytes, not {entry['size']:,}")
         if sha256(file) != entry["sha256"]:
             raise ModelError(f"{file} is damaged: its contents do not match its checksum")
     return {MANIFEST, *entries}
 
 
 class InUse(Exception):
-    """Another process holds the lock; the text is its number."""
+    """Another process holds the lock; the text is its process id."""
 
 
 @contextlib.contextmanager
 def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock `file`; the system lets go even after a kill. When another process holds it:
-    with `wait`, say so and wait for it; else InUse is raised."""
+    """Hold the lock `file`; the system releases it even after a kill. If another process holds it,
+    call `wait` and wait for it, or without `wait` raise InUse."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as stream:
         try:
@@ -150,7 +151,7 @@ def locked(file: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
 
 
 def in_use(file: Path) -> bool:
-    """Whether a process holds the lock `file`, as far as that can be told."""
+    """Whether a process holds the lock `file`; False if that cannot be determined."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
@@ -163,21 +164,21 @@ def in_use(file: Path) -> bool:
 
 
 def sweep(parent: Path, name: str = "") -> None:
-    """Remove what a killed process left half done (of the file or folder `name`, if given)."""
+    """Remove temporary files of killed processes (only those for `name`, if given)."""
     for pattern in (TEMPORARY, TRASH):
         for path in parent.glob(f"{pattern}{name}*"):
             remove(path)
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace `file` by `text`, or leave it as it was."""
+    """Replace the contents of `file` with `text`, or leave it unchanged."""
     with replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield a path to write to; what is written there replaces `file`, or vanishes."""
+    """Yield a temporary path that replaces `file` at the end, or is removed on an error."""
     temporary = aside(file)
     try:
         yield temporary
@@ -186,12 +187,12 @@ def replacing(file: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         if not (problem := disk_problem(error)):
             raise
-        text = f"{problem.what}: {file} cannot be written, and is as it was before"
+        text = f"{problem.what}: cannot write {file}, which is unchanged"
         raise DiskFull(f"{text}. {problem.cure}, then run the same command again.") from None
 
 
 def aside(file: Path) -> Path:
-    """Where to write what will replace `file`; what a killed process left there is removed."""
+    """The temporary path for replacing `file`; removes those of killed processes."""
     for left in file.parent.glob(f"{TEMPORARY}{glob.escape(file.name)}-*"):
         if not _alive(left.name.rpartition("-")[2]):
             with contextlib.suppress(OSError):
@@ -200,12 +201,12 @@ def aside(file: Path) -> Path:
 
 
 def _alive(process: str) -> bool:
-    """Whether another process has this number; True where that cannot be told."""
+    """Whether another process has this id; True if that cannot be determined."""
     if os.name == "nt" or not process.isdecimal():
         return True
     try:
         os.kill(int(process), 0)
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     except (ProcessLookupError, OverflowError):
         return False
@@ -213,7 +214,7 @@ def _alive(process: str) -> bool:
 
 
 def replace(temporary: Path, file: Path) -> None:
-    """Put a finished file into its place, safely on the disk."""
+    """Move a finished file into place and flush it to disk."""
     flush(temporary)
     os.replace(temporary, file)
     flush(file.parent)
@@ -221,7 +222,7 @@ def replace(temporary: Path, file: Path) -> None:
 
 def _manifest(entries: dict[str, Any]) -> str:
     values = {"format": FORMAT, "files": entries, "sha256": _checksum(entries, FORMAT)}
-    return json.dumps(values, indent=1)  # no line end: cut by a byte, it is damaged
+    return json.dumps(values, indent=1)  # no newline at the end: losing any byte is detected
 
 
 def _checksum(entries: dict[str, Any], version: int | None) -> str:
@@ -230,17 +231,17 @@ def _checksum(entries: dict[str, Any], version: int | None) -> str:
 
 
 def check_format(file: Path, values: Any) -> None:
-    """Refuse what a newer version has written, or somebody else."""
+    """Reject files that a newer version or another program wrote."""
     version = values.get("format", 1) if isinstance(values, dict) else None
     if not isinstance(version, int) or version < 1:
-        raise DataError(f"{file} is not nanolm's: it is no JSON object with a format")
+        raise DataError(f"{file} was not written by nanolm: it is not a JSON object with a format")
     if version > FORMAT:
-        newer = f"format {version}; this one reads up to {FORMAT}"
-        raise DataError(f"{file} was written by a newer nanolm ({newer}): upgrade nanolm")
+        newer = f"format {version}; this version reads up to {FORMAT}"
+        raise DataError(f"{file} was written by a newer nanolm ({newer}); upgrade nanolm")
 
 
 def check_fields(stored: Any) -> None:
-    """Raise ValueError unless the fields of a dataclass, as JSON gave them, are of their types."""
+    """Raise ValueError unless the fields of a dataclass, read from JSON, have their types."""
     for name, hint in get_type_hints(type(stored)).items():
         if not _fits(value := getattr(stored, name), hint):
             raise ValueError(f"{name} is {value!r:.80}")
@@ -264,8 +265,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def retire(folder: Path) -> str:
-    """Remove a folder that is superseded, if it can be; if not, it is set aside: returns what to
-    report about that."""
+    """Remove a superseded folder if that is safe. Otherwise rename it and return a message that
+    says why."""
     if why := why_keep(folder):
         return f"{why}; it is kept as {set_aside(folder)}"
     discard(folder)
@@ -273,17 +274,18 @@ def retire(folder: Path) -> str:
 
 
 def why_keep(folder: Path) -> str:
-    """Nothing if it is whole and holds nothing else, so that it can be removed when superseded."""
+    """Why not to remove a superseded folder: damage, or files of others. Empty if it is safe."""
     try:
         known = verify(folder)
     except NanolmError as error:
         return str(error)
     names = (file for file in folder.iterdir() if not file.name.startswith("."))
-    return next((f"{file} is not nanolm's" for file in names if file.name not in known), "")
+    foreign = (file for file in names if file.name not in known)
+    return next((f"{file} was not written by nanolm" for file in foreign), "")
 
 
 def set_aside(path: Path) -> Path:
-    """Give what is damaged a name that says so, out of the way."""
+    """Rename something damaged so that it is out of the way and its name says so."""
     return path.rename(name_aside(path))
 
 
@@ -292,23 +294,23 @@ def name_aside(path: Path) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """`path`, or with a number behind it."""
+    """`path`, with a number appended if it is taken."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     names = itertools.chain([path], numbered)
     return next(name for name in names if not os.path.lexists(name))
 
 
 def discard(path: Path) -> None:
-    """Remove a file, or a folder: renamed first, so that a kill leaves none with files missing."""
+    """Remove a file or folder. Folders are renamed first, so that a kill leaves no partial one."""
     if path.is_dir() and not path.is_symlink():
         trash = path.with_name(f"{TRASH}{path.name}-{os.getpid()}")
-        remove(trash)  # of another process of this number, as in containers
+        remove(trash)  # left by another process with this id, as in containers
         path = path.rename(trash)
     remove(path)
 
 
 def remove(path: Path) -> None:
-    """A file, a link or a folder, as far as it is there and can be removed."""
+    """Remove a file, link or folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -317,7 +319,7 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk (fsync)."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot flush a folder
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)

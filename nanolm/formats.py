@@ -1,4 +1,4 @@
-"""Numbers, counts and the words of others as people read them.
+"""Numbers, counts and untrusted text, formatted for people.
 
 >>> readable(1040.3), readable(0.01234), readable(1e6), counted(1, "step"), counted(2500, "pass")
 ('1,040', '0.0123', '1,000,000', '1 step', '2,500 passes')
@@ -8,16 +8,16 @@ import math
 from collections.abc import Collection
 from itertools import islice
 
-SMALLEST = 1e-4  # numbers below it are easier to read with an exponent
-# Control characters, as pictures of themselves: text may come from anywhere, and an escape code
-# could rewrite the terminal, as others turn around the text beside them. Line ends and tabs stay.
+SMALLEST = 1e-4  # smaller numbers are easier to read with an exponent
+# Control characters are replaced by visible symbols: text may come from anywhere, and escape codes
+# or direction marks could change what the terminal shows. Newlines and tabs stay.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 
 def readable(value: float, digits: int = 3) -> str:
-    """With `digits` significant digits, but always all of those before the point."""
+    """With `digits` significant digits, but never fewer than the integer part has."""
     if isinstance(value, int):
         return f"{value:,}"
     if not math.isfinite(value) or 0 < abs(value) < SMALLEST:
@@ -28,26 +28,26 @@ def readable(value: float, digits: int = 3) -> str:
 
 
 def abridged(text: str, most: int = 80) -> str:
-    """`text`, or its beginning and its end where it has over `most` characters."""
+    """`text`, or its beginning and end if it has more than `most` characters."""
     if len(text) <= most:
         return text
-    left_out = f" ... ({len(text):,} characters) ... "
-    return text[: most // 2] + left_out + text[len(text) - most // 2 :]
+    omitted = f" ... ({len(text):,} characters) ... "
+    return text[: most // 2] + omitted + text[len(text) - most // 2 :]
 
 
 def listed(names: Collection[str], most: int = 10) -> str:
-    """The first of `names` with commas between them, and how many there are if there are more."""
+    """The first of `names`, separated by commas, and their number if there are more."""
     shown = ", ".join(abridged(name, 300) for name in islice(names, most))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > most else "")
 
 
 def counted(count: float, what: str) -> str:
-    """`count` of `what`, in the plural unless it is one."""
+    """`count` and `what`, in the plural unless the count is one."""
     shown = readable(count)
     plural = "es" if what.endswith("s") else "s"
     return f"{shown} {what}" + plural * (shown != "1")
 
 
 def printable(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey."""
+    """`text` without characters that control a terminal."""
     return text.translate(VISIBLE)

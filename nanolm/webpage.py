@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: they work offline, and only our own styles and script can run in them.
+"""Self-contained HTML pages that work offline and allow only our own styles and script.
 
 >>> page("A run", {"steps": "1,000"}, table(["step", "loss"], ["<td>1</td><td>5.2</td>"]))
 """
@@ -24,8 +24,8 @@ PAGE = Template(beside(__file__, "webpage.html"))
 
 
 def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
-    """A whole page: heading, a row of facts, then `body`, which must be safe HTML and may have
-    pictures with a <style> of their own."""
+    """A complete page: heading, a row of facts, then `body`, which must be safe HTML and may have
+    SVG images with their own <style>."""
     style = BASE_STYLE + style
     styles = " ".join(dict.fromkeys(map(csp_hash, [style, *INNER_STYLE.findall(body)])))
     policy = f"default-src 'none'; style-src {styles}"
@@ -38,7 +38,7 @@ def page(title: str, facts: dict[str, str], body: str, style: str = "", script: 
 
 
 def csp_hash(text: str) -> str:
-    """How a content security policy names a style or script that it allows."""
+    """The hash by which a content security policy allows a style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -1,10 +1,10 @@
-"""Texts that must not be written, whatever tokens would spell them.
+"""Texts that must not be generated, however they are tokenized.
 
     >>> bans = BannedTexts(("cat",), tokenizer, device)
     >>> bans.banned[bans.after(tokenizer.encode("a ca"))]  # True for t, to, tch, ...
 
-An automaton reads the text byte by byte; its state is how much of a banned text stands at the end
-of what was written. A token is banned in a state from which its bytes would complete one.
+An automaton reads the text byte by byte. Its state is the longest prefix of a banned text that the
+text ends with. A token is banned in a state if its bytes would complete a banned text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class BannedTexts:
         states = np.repeat(np.arange(len(complete), dtype=np.int32)[:, None], len(tokens), axis=1)
         banned = np.zeros(states.shape, dtype=bool)
         for place in range(sizes.max()):
-            at = np.flatnonzero(sizes > place)  # the tokens that have a byte there
+            at = np.flatnonzero(sizes > place)  # tokens that have a byte at this index
             states[:, at] = self.follow[states[:, at], np.array([tokens[id][place] for id in at])]
             banned[:, at] |= complete[states[:, at]]
         self.next = torch.from_numpy(states).to(device)  # (states, vocabulary)
@@ -38,13 +38,13 @@ class BannedTexts:
 
 
 def automaton(texts: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Which state follows each, by the next byte, (states, 256); and in which one of `texts` ends.
-    A state is a beginning of one of them: the longest that the bytes read so far end in."""
+    """Transitions by state and byte (states, 256), and the states in which one of `texts` ends.
+    A state is the longest prefix of `texts` that the bytes read so far end with."""
     starts = sorted({text[:size] for text in texts for size in range(len(text) + 1)}, key=len)
     number = {start: state for state, start in enumerate(starts)}
     follow = np.zeros((len(starts), 256), dtype=np.int64)
     for state, start in enumerate(starts):
-        if start:  # what does not go on here may go on from the longest beginning that it ends in
+        if start:  # fall back to its longest suffix that is also a prefix
             ends = (start[cut:] for cut in range(1, len(start) + 1))
             follow[state] = follow[number[next(end for end in ends if end in number)]]
         for byte in range(256):

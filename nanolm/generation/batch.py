@@ -1,11 +1,11 @@
-"""Texts that are written together, one token each at a time; they join and leave in between.
+"""Generates many texts together, one token at a time; they join and leave between steps.
 
     >>> batch = Batch(CachedDecoder(model, 8, 100), Sampler(tokenizer, 8, model.device), 100)
     >>> batch.join([BatchRow([1, 2, 3], SamplingParams(tokens=20))])
     >>> while batch.busy():
     ...     for row, token in batch.step(): ...
 
-On a GPU a step is one CUDA graph, and the CPU reads what was drawn while the next steps run.
+On a GPU, a step is one CUDA graph, and the CPU reads sampled tokens while the next steps run.
 """
 
 from array import array
@@ -24,36 +24,36 @@ from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.cache import zeros
 from nanolm.model.device import graph_capture
 
-MAX_STEPS_IN_FLIGHT = 8  # so that a GPU never waits for the CPU to read the tokens
-MAX_CUDA_GRAPHS = 64  # kept; more are recorded anew
+MAX_STEPS_IN_FLIGHT = 8  # so that a GPU never waits for the CPU to read tokens
+MAX_CUDA_GRAPHS = 64  # beyond that, all are captured again
 
 
 @dataclass(eq=False)
 class BatchRow:
     prompt: list[int]
     params: SamplingParams
-    number: int = 0  # of those of the same prompt: each has random numbers of its own
-    top: int = 0  # likeliest tokens to be told of at each place
-    # What was sampled before it joins: it goes on from there.
+    number: int = 0  # among rows with the same prompt; each has its own random numbers
+    top: int = 0  # most likely tokens to report at each step
+    # Tokens sampled before it joined; generation continues after them.
     written: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 class SampledToken(NamedTuple):
     id: int
-    logprob: float  # by the model itself, before any filter
-    top: list[tuple[int, float]]  # the likeliest, the same way
+    logprob: float  # of the model, before penalties and filters
+    top: list[tuple[int, float]]  # the most likely tokens, likewise
 
 
 class InFlightStep(NamedTuple):
     rows: list[BatchRow]
-    drawn: Tensor  # in the CPU's memory
+    drawn: Tensor  # in CPU memory
     top: int
     copied: torch.cuda.Event | None
 
 
 class Batch:
-    """Rows of up to `length` tokens each, prompt included. A step is computed for the least of
-    `sizes` that all rows fit into; without any, for just as many as there are."""
+    """Rows of up to `length` tokens each, prompt included. A step computes the smallest of `sizes`
+    that all rows fit in; without `sizes`, exactly the number of rows."""
 
     def __init__(
         self, decoder: Decoder, sampler: Sampler, length: int, sizes: Sequence[int] = ()
@@ -61,25 +61,25 @@ class Batch:
         self.decoder, self.sampler, self.sizes = decoder, sampler, sizes
         self.device = sampler.values.device
         self.recording = self.device.type == "cuda" and isinstance(decoder, CachedDecoder)
-        self.rows: list[BatchRow] = []  # each in the place of its number
+        self.rows: list[BatchRow] = []  # by index in the batch
         self.lengths: list[int] = []
-        self.ends: list[int] = []  # how long they may become
+        self.ends: list[int] = []  # maximum lengths
         self.ids = zeros((sampler.rows, length), torch.long, self.device)
-        # On a GPU; where nothing is written a row stands still, with one token that says nothing.
+        # On the device; inactive rows keep length 1.
         self.lengths_there = torch.ones(sampler.rows, dtype=torch.long, device=self.device)
-        self.going = torch.zeros_like(self.lengths_there)  # 1 where something is written
+        self.active = torch.zeros_like(self.lengths_there)  # 1 for active rows, else 0
         self.graphs: dict[tuple[int, ActiveFilters], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.tried: set[tuple[int, ActiveFilters]] = set()  # steps that were run as they are
-        self.flying: deque[InFlightStep] = deque()
+        self.tried: set[tuple[int, ActiveFilters]] = set()  # steps that ran without a graph
+        self.in_flight: deque[InFlightStep] = deque()
         for row in range(sampler.rows):
             decoder.forget(row)
 
     def busy(self) -> bool:
-        return bool(self.rows or self.flying)
+        return bool(self.rows or self.in_flight)
 
     @torch.inference_mode()
     def join(self, rows: list[BatchRow]) -> None:
-        """Begin rows and read their prompts; where one of them fails, none has joined."""
+        """Add rows and read their prompts; if one of them fails, none has joined."""
         if not rows:
             return
         prompts = [row.prompt + list(row.written) for row in rows]
@@ -93,7 +93,7 @@ class Batch:
             filled[: len(prompt)] = torch.tensor(prompt)
         self.ids[places, : max(lengths)] = padded.to(self.device)
         self.lengths_there[places] = torch.tensor(lengths, device=self.device)
-        self.going[places] = 1
+        self.active[places] = 1
         self.rows += rows
         self.lengths += lengths
         self.ends += ends
@@ -103,13 +103,13 @@ class Batch:
                 self.sampler.begin(place, row.params, ids, row.number, row.top, written)
             self.decoder.prepare(self.ids, self.lengths)
         except Exception:
-            for row in reversed(rows):  # the last first, so that none has to be moved
+            for row in reversed(rows):  # last first, so that none has to be moved
                 self.leave(row)
             raise
 
     @torch.inference_mode()
     def leave(self, row: BatchRow) -> None:
-        """Write no more of it; the last row takes its place. What is under way still comes."""
+        """Remove a row; the last row takes its place. Tokens in flight are still delivered."""
         if row not in self.rows:
             return
         place, last = self.rows.index(row), len(self.rows) - 1
@@ -122,29 +122,29 @@ class Batch:
             self.rows[place] = self.rows[last]
             self.lengths[place] = self.lengths[last]
             self.ends[place] = self.ends[last]
-        self.lengths_there[last], self.going[last] = 1, 0
+        self.lengths_there[last], self.active[last] = 1, 0
         self.decoder.forget(last)
         self.sampler.end(last)
         del self.rows[last], self.lengths[last], self.ends[last]
 
     def step(self) -> Iterator[tuple[BatchRow, SampledToken]]:
-        """Write one token more in each row, and give those that are there."""
+        """Generate one more token per row, and yield the tokens that are ready."""
         if self.rows:
             self.launch()
-        while self.flying:
-            rows, drawn, top, copied = self.flying[0]
+        while self.in_flight:
+            rows, drawn, top, copied = self.in_flight[0]
             if copied:
-                if self.rows and len(self.flying) <= MAX_STEPS_IN_FLIGHT and not copied.query():
+                if self.rows and len(self.in_flight) <= MAX_STEPS_IN_FLIGHT and not copied.query():
                     return
                 copied.synchronize()
-            self.flying.popleft()
+            self.in_flight.popleft()
             for row, (id, logprob, *rest) in zip(rows, drawn[: len(rows)].tolist(), strict=True):
-                likeliest: list[tuple[int, float]] = []
+                likely: list[tuple[int, float]] = []
                 if row.top:
-                    count = min(row.top, top)  # a vocabulary may have fewer
+                    count = min(row.top, top)  # the vocabulary may be smaller
                     ids = map(int, rest[:count])
-                    likeliest = list(zip(ids, rest[top : top + count], strict=True))
-                yield row, SampledToken(int(id), logprob, likeliest)
+                    likely = list(zip(ids, rest[top : top + count], strict=True))
+                yield row, SampledToken(int(id), logprob, likely)
 
     @torch.inference_mode()
     def launch(self) -> None:
@@ -152,7 +152,7 @@ class Batch:
         self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
         key = (size, self.sampler.active)
-        # Once as it is, which sets up and compiles everything; then it is recorded.
+        # The first time without a graph, which compiles everything; then it is captured.
         if self.recording and key in self.tried and key not in self.graphs:
             if len(self.graphs) >= MAX_CUDA_GRAPHS:
                 self.graphs.clear()
@@ -174,18 +174,18 @@ class Batch:
             place.copy_(drawn, non_blocking=True)
             drawn, copied = place, torch.cuda.Event()
             copied.record()
-        self.flying.append(InFlightStep(list(self.rows), drawn, self.sampler.active.top, copied))
+        self.in_flight.append(InFlightStep(list(self.rows), drawn, self.sampler.active.top, copied))
         self.lengths = [length + 1 for length in self.lengths]
         if any(map(eq, self.lengths, self.ends)):
             over = zip(self.rows, self.lengths, self.ends, strict=True)
-            # The last first, so that none has to be moved only to be removed.
+            # Last first, so that none is moved only to be removed.
             for row in reversed([row for row, length, end in over if length == end]):
                 self.leave(row)
 
     def compute(self, size: int) -> Tensor:
-        """One token more in the first rows, and what is to be known of it."""
+        """Sample one more token for the first rows; returns ids and log probabilities."""
         logits = self.decoder.logits(self.ids[:size], self.lengths_there[:size])
         ids, known = self.sampler.sample(logits)
         self.ids[:size].scatter_(1, self.lengths_there[:size, None], ids[:, None])
-        self.lengths_there[:size] += self.going[:size]
+        self.lengths_there[:size] += self.active[:size]
         return known

@@ -1,9 +1,9 @@
-"""Beam search: the likeliest whole text, following several at once.
+"""Beam search: the most likely whole text, found by extending several candidates at once.
 
-Always taking the likeliest token can lead past the likeliest text. So the best `beams` beginnings
-are kept; each is continued in every way, and the best of those are the next ones. What has ended
-is scored by its mean log-probability, and the search ends when nothing that goes on can beat it.
-The rules are those of `transformers` with a length penalty of 1.
+Greedy decoding can miss the most likely text. Beam search keeps the best `beams` prefixes, extends
+each with every token, and keeps the best of the results. Finished texts are scored by their mean
+log probability. The search ends when no running beam can beat them. The rules are those of
+`transformers` with a length penalty of 1.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ EXCLUDED_SCORE = -1e9
 
 @dataclass(frozen=True)
 class Beam:
-    score: float  # its log-probability after penalties
+    score: float  # its log probability after penalties
     tokens: tuple[SampledToken, ...] = ()
 
     @property
@@ -38,7 +38,7 @@ class Beam:
 def beam_search(
     decoder: Decoder, tokenizer: Tokenizer, row: BatchRow, report: Report = lambda *how_far: None
 ) -> list[Beam]:
-    """The best `row.params.beams` texts that follow the prompt, the best first."""
+    """The best `row.params.beams` completions of the prompt, the best first."""
     prompt, params, device = row.prompt, row.params, decoder.model.device
     width, vocabulary = params.beams, tokenizer.vocab_size
     sampler = Sampler(tokenizer, width, device)
@@ -46,7 +46,7 @@ def beam_search(
         sampler.begin(beam, params, prompt)
     ids = torch.zeros(width, len(prompt) + params.tokens, dtype=torch.long, device=device)
     ids[:, : len(prompt)] = torch.tensor(prompt)
-    # All rows begin alike, so only the first may be continued.
+    # All rows begin with the same text, so only the first may be extended.
     running = [Beam(0.0), *[Beam(EXCLUDED_SCORE)] * (width - 1)]
     finished: list[Beam] = []
     for step in range(params.tokens):
@@ -56,13 +56,13 @@ def beam_search(
         own = logits[:, :vocabulary].float().log_softmax(dim=-1)  # (beams, vocabulary)
         scores = torch.tensor([[beam.score] for beam in running], device=device)
         together = (scores + sampler.scores(own)).flatten()
-        # So many that enough are left when all that could end do.
+        # Enough that `width` are left if all that can end do.
         endings = len(tokenizer.stops) + (width if params.stop else 0)
         best = together.topk(min((endings + 1) * width, len(together)))
         top = own.topk(min(row.top, vocabulary))
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         likely = [list(zip(*pair, strict=True)) for pair in pairs]
-        going: list[tuple[int, Beam]] = []  # from which row, and what it is now
+        going: list[tuple[int, Beam]] = []  # source row, and the extended beam
         columns = (best.values, best.indices, own.flatten()[best.indices])
         chosen = zip(*(column.tolist() for column in columns), strict=True)
         for rank, (score, place, logprob) in enumerate(chosen):
@@ -78,7 +78,7 @@ def beam_search(
         finished = sorted(finished, key=Beam.mean, reverse=True)[:width]
         if not going or (len(finished) == width and going[0][1].mean() <= finished[-1].mean()):
             break
-        source, first = going[0]  # where all others have ended, it goes on alone
+        source, first = going[0]  # fill up with copies that cannot win
         going += [(source, replace(first, score=EXCLUDED_SCORE))] * (width - len(going))
         running = [beam for _, beam in going]
         from_rows = torch.tensor([source for source, _ in going], device=device)

@@ -1,7 +1,7 @@
-"""The next token's logits, one token after the other.
+"""Logits of the next token, step by step.
 
-`CachedDecoder` keeps keys and values (or a recurrent state), so each step computes one token.
-`NaiveDecoder` runs the whole visible text each time: slow, obvious, the tests' reference.
+`CachedDecoder` uses a KV cache (or a recurrent state), so each step computes one token.
+`NaiveDecoder` runs the whole visible text at each step: slow and simple, the reference in tests.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from nanolm.model.base import Model
 
-PREFILL_TOKENS = 32_768  # tokens of prompts, with what fills them up, that are read together
+PREFILL_TOKENS = 32_768  # prompt tokens, padding included, in one forward pass
 
 
 def first_visible(length: int, context: int | None) -> int:
-    """The first of `length` tokens that the model still sees; a recurrent model (None) sees all.
-    Past the context, the window moves on by half a context at a time, so that the cache is refilled
-    that often and not at every token. Positions count from the first token that is seen."""
+    """The index of the first of `length` tokens that the model sees; a recurrent model (None) sees
+    all. Beyond the context length, the window moves by half a context at a time, so that the cache
+    is refilled only that often. Positions count from the first visible token."""
     if context is None:
         return 0
     hop = max(1, context // 2)
@@ -35,20 +35,20 @@ class Decoder:
         self.model = model
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
-        """On the CPU, before `logits` of rows so long; 0 where nothing is written."""
+        """Called before `logits` with the lengths of all rows; 0 for inactive rows."""
 
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """(rows, vocabulary), from the first `lengths` of `ids` (rows, time)."""
         raise NotImplementedError
 
     def select(self, rows: Tensor) -> None:
-        """Let row i be what row rows[i] was."""
+        """Replace row i by row rows[i]."""
 
     def move(self, source: int, target: int) -> None:
-        """Let one row be what another was."""
+        """Copy one row to another."""
 
     def forget(self, row: int) -> None:
-        """Nothing is written in this row, until it is given something new."""
+        """Mark a row as inactive."""
 
 
 class NaiveDecoder(Decoder):
@@ -65,15 +65,15 @@ class CachedDecoder(Decoder):
         super().__init__(model, rows, length)
         self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")
         self.steps: dict[int, Callable[[Tensor], Tensor] | None] = {}  # by the number of rows
-        # A row of fewer tokens than this needs nothing read again; 1: nothing was read.
+        # The length at which a row must be read (again); 1 before the first time.
         self.enough = [1] * rows
 
     def prepare(self, ids: Tensor, lengths: list[int]) -> None:
-        """Read all but the last token, at the beginning and when a row's window moves on."""
+        """Read all but the last token of new rows and of rows whose window moves."""
         self.memory.use(len(lengths))
         if all(map(lt, lengths, self.enough)):
             return
-        unread: dict[int, list[int]] = {}  # rows that can be read together
+        unread: dict[int, list[int]] = {}  # rows by length, or together if padding is allowed
         for row, length in enumerate(lengths):
             if length >= self.enough[row]:
                 unread.setdefault(0 if self.model.allows_padding else length, []).append(row)
@@ -88,9 +88,9 @@ class CachedDecoder(Decoder):
                     self.enough[row] = sys.maxsize if window is None else start + window + 1
 
     def read(self, ids: Tensor, rows: list[int], starts: list[int], ends: list[int]) -> None:
-        """Let the memory of `rows` be what the ids from `starts` to `ends` leave behind."""
+        """Fill the cache of `rows` with the ids from `starts` to `ends`."""
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
-        # Shorter rows are filled up behind their end, where nothing real can see it.
+        # Shorter rows are padded at the end, which the causal mask hides.
         together = ids.new_zeros(len(rows), max(sizes))
         for number, row in enumerate(rows):
             together[number, : sizes[number]] = ids[row, starts[number] : ends[number]]
@@ -104,17 +104,17 @@ class CachedDecoder(Decoder):
         if step := self.fused(len(ids)):
             try:
                 return step(last)
-            except Exception:  # triton needs a C compiler, and fails in many ways without
+            except Exception:  # triton needs a C compiler, and fails in many ways without one
                 self.steps = dict.fromkeys(range(len(self.enough) + 1))
         logits: Tensor = self.model(last, self.memory)  # (rows, 1, vocabulary)
         return logits[:, -1]
 
     def fused(self, rows: int) -> Callable[[Tensor], Tensor] | None:
-        """The model's step in as few kernels as can be, where there are any for it."""
+        """The model's step as fused kernels, where they exist."""
         if rows not in self.steps:
             self.steps[rows] = None
             if self.model.device.type == "cuda":
-                with contextlib.suppress(ImportError):  # triton does not come with every torch
+                with contextlib.suppress(ImportError):  # not every build of torch has triton
                     from nanolm.model.fast.decoding import OneToken
 
                     model: Any = self.model

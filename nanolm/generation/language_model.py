@@ -1,4 +1,4 @@
-"""A model with its tokenizer: text in, text out, piece by piece.
+"""A model with its tokenizer: text in, text out.
 
 >>> language_model = load("runs/stories", note=print)
 >>> language_model.generate("Once upon a time", seed=1)
@@ -26,23 +26,23 @@ from nanolm.model.huggingface import load_model, suppressed_tokens
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
-# More samples than fit into a cache of this size (on a GPU, into a quarter of what is free), or
-# than so many rows, are written one part after the other.
+# Samples beyond MAX_BATCH_ROWS, or beyond a KV cache of this size (on a GPU, a quarter of the free
+# memory), are generated in further batches.
 KV_CACHE_BYTES = 1 << 30
 MAX_BATCH_ROWS = 256
 
 
 @dataclass
 class Sample:
-    """One continuation of a prompt, as far as it has been written."""
+    """One completion of a prompt, as far as it has been generated."""
 
     prompt: str = ""
-    number: int = 0  # of those of the same prompt: each has random numbers of its own
+    number: int = 0  # among samples of the same prompt; each has its own random numbers
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # by the model itself, before any filter
-    top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, the same way
+    logprobs: list[float] = field(default_factory=list)  # of the model, before any filter
+    top: list[list[tuple[int, float]]] = field(default_factory=list)  # the most likely, likewise
     text: str = ""  # without the prompt and without a stop text
-    stopped: str = ""  # "end" (of text), "stop" (text), "length" (as many tokens as asked for)
+    stopped: str = ""  # "end" (of text), "stop" (text), "length" (maximum number of tokens)
 
     def add(self, token: SampledToken, piece: str, stopped: str) -> None:
         self.tokens.append(token.id)
@@ -54,7 +54,7 @@ class Sample:
 
 
 class TextBuilder:
-    """The text of tokens, written down in `sample` if there is one."""
+    """Builds a text from tokens, and fills `sample` if there is one."""
 
     def __init__(self, sample: Sample | None, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.sample, self.params, self.tokenizer = sample, params, tokenizer
@@ -63,7 +63,7 @@ class TextBuilder:
         self.stopped = ""  # as in `Sample`
 
     def add(self, token: SampledToken) -> str:
-        """The text that is certain now."""
+        """The text that is final now."""
         transcript = self.transcript
         self.count += 1
         enough = self.count >= self.params.min_tokens
@@ -93,7 +93,7 @@ class LanguageModel:
         return sample.text
 
     def unseen(self, prompt: str) -> int:
-        """How many tokens at the beginning of a prompt are too far back for the model."""
+        """The number of tokens at the beginning of a prompt that are beyond the context length."""
         return first_visible(len(self.tokenizer.encode_prompt(prompt)), self.model.window())
 
     def stream(
@@ -104,15 +104,15 @@ class LanguageModel:
         path: type[Decoder] = CachedDecoder,
         report: Report = lambda *how_far: None,
     ) -> Iterator[tuple[int, str]]:
-        """Fill `samples` together, yielding (index, new text) once certain: whole characters, and
-        nothing that may begin a stop text. The `top` likeliest tokens are kept at each place."""
+        """Fill `samples` together, yielding (index, new text) once final: whole characters, and no
+        beginning of a stop text. The `top` most likely tokens are kept at each step."""
         if problems := params.problems():
             raise UsageError("\n".join(problems))
         rows = [
             BatchRow(self.tokenizer.encode_prompt(sample.prompt), params, sample.number, top)
             for sample in samples
         ]
-        # Mistakes are told here, before anything runs.
+        # Not a generator itself, so that invalid parameters raise here.
         return self._parts(samples, rows, path, report)
 
     def _parts(
@@ -127,14 +127,14 @@ class LanguageModel:
                 for row, text in write(path, samples[part], rows[part]):
                     yield first + row, text
                     done += 1
-                    report("writing", done, total)
+                    report("generating", done, total)
 
     def _write(
         self, path: type[Decoder], samples: list[Sample], rows: list[BatchRow]
     ) -> Iterator[tuple[int, str]]:
         device, left, length = self.model.device, len(rows), longest(rows)
         decoder, sampler = path(self.model, left, length), Sampler(self.tokenizer, left, device)
-        # On a GPU always of one size, for each has a graph of its own.
+        # On a GPU always one size, since each size needs its own CUDA graph.
         batch = Batch(decoder, sampler, length, (left,) if device.type == "cuda" else ())
         builders = {
             row: (number, TextBuilder(sample, row.params, self.tokenizer))
@@ -157,8 +157,8 @@ class LanguageModel:
     def _search(
         self, report: Report, path: type[Decoder], samples: list[Sample], rows: list[BatchRow]
     ) -> Iterator[tuple[int, str]]:
-        """By beam search, which knows nothing for certain before the end."""
-        known: dict[str, list[Beam]] = {}  # what a prompt gave: several samples may ask for it
+        """Beam search, which yields each text only at the end."""
+        known: dict[str, list[Beam]] = {}  # by prompt: several samples may have the same
         for number, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             if sample.prompt not in known:
                 decoder = path(self.model, row.params.beams, longest([row]))
@@ -177,7 +177,7 @@ def longest(rows: list[BatchRow]) -> int:
 
 
 def max_rows(model: Model, length: int, most: int) -> int:
-    """How many rows of that length the key-value cache may hold, at least 1."""
+    """The number of rows of this length that the KV cache may hold, at least 1."""
     room = KV_CACHE_BYTES
     if model.device.type == "cuda":
         room = torch.cuda.mem_get_info(model.device)[0] // 4
@@ -187,8 +187,8 @@ def max_rows(model: Model, length: int, most: int) -> int:
 def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> LanguageModel:
-    """The model in a run folder, a checkpoint or any model folder of a known family, or hf://."""
+    """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME."""
     folder = find_named(path, note, progress)
-    tokenizer = model_tokenizer(folder)  # first, since it is told sooner what is wrong with it
+    tokenizer = model_tokenizer(folder)  # first, since its errors are found sooner
     tokenizer.unseen = suppressed_tokens(folder, tokenizer.vocab_size)
     return LanguageModel(load_model(folder), tokenizer)

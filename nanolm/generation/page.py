@@ -1,4 +1,4 @@
-"""What a model wrote as a page for a browser: each token by how likely it was, and what else was.
+"""Generated text as an HTML page, with the probability of each token and its alternatives.
 
 >>> Path("text.html").write_text(samples_page(tokenizer, samples, {"model": "runs/novel"}))
 """
@@ -25,11 +25,11 @@ def samples_page(
     facts: dict[str, str],
     words: Sequence[Sequence[Word]] = (),
 ) -> str:
-    """Every sample, coloured by probability, and a table of the likeliest tokens if they were kept;
-    with `words` of each sample, by words instead."""
-    parts = [text_page.legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "less")]
+    """Every sample, coloured by probability, with a table of the most likely tokens if they were
+    kept. With `words` of each sample, by word instead of by token."""
+    parts = [text_page.legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "lower")]
     for number, sample in enumerate(samples):
-        rows = []  # what was written, its probability, and the cells of the likeliest
+        rows = []  # the sampled text, its probability, and cells of the most likely
         if words:
             text = "".join(coloured_word(tokenizer, word) for word in words[number])
             for word in words[number]:
@@ -50,7 +50,7 @@ def samples_page(
                 f"<th>{place}</th><td>{text}</td><td><small>{p:.3f}</small></td>{''.join(cells)}"
                 for place, (text, p, cells) in enumerate(rows, start=1)
             )
-            parts.append(table(["", "written", "", *map(str, range(1, most + 1))], lines))
+            parts.append(table(["", "sampled", "", *map(str, range(1, most + 1))], lines))
         parts.append("</section>")
     title = f"{len(samples):,} samples" if len(samples) > 1 else "A sample"
     return page(title, facts, "\n".join(parts), STYLE)
@@ -58,17 +58,17 @@ def samples_page(
 
 def coloured_word(tokenizer: Tokenizer, word: Word) -> str:
     tokens = (spelled(tokenizer.tokens[id]).translate(SIGNS) for id in word.tokens)
-    bits = surprise(word.probability)
+    bits = surprisal(word.probability)
     text = marked(word.text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
     title = f"{' + '.join(map(escape, tokens))}  p = {word.probability:.3g}  {bits:.2f} bits"
     return f'<span class="s{shade(bits)}" title="{title}">{text}</span>'
 
 
 def cell(text: str, probability: float, sampled: bool) -> str:
-    kinds = f"s{shade(surprise(probability))}" + " drawn" * sampled
+    kinds = f"s{shade(surprisal(probability))}" + " drawn" * sampled
     return f'<td class="{kinds}">{text} <small>{probability:.3f}</small></td>'
 
 
-def surprise(probability: float) -> float:
-    """In bits."""
+def surprisal(probability: float) -> float:
+    """Surprisal in bits."""
     return -math.log2(probability) if probability > 0 else math.inf

@@ -1,12 +1,12 @@
-"""From logits to the next token: penalties, bans, filters, and a random draw.
+"""From logits to the next token: penalties, bans, filters and sampling.
 
     >>> sampler = Sampler(tokenizer, rows=2, device=device)
     >>> sampler.begin(0, SamplingParams(top_k=1), prompt)
     >>> sampler.begin(1, SamplingParams(temperature=1.2, seed=7), other_prompt)
     >>> sampler.sample(logits)  # (2, vocabulary)
 
-Each row has params of its own. Everything happens on the device of the logits, in tensors that stay
-where they are: nothing waits for the CPU, and a CUDA graph can repeat it.
+Each row has its own parameters. Everything happens on the device of the logits, in tensors that are
+never reallocated: nothing waits for the CPU, and a CUDA graph can replay it.
 """
 
 import random
@@ -21,32 +21,32 @@ from nanolm.generation.banned_texts import BannedTexts
 from nanolm.generation.sampling_params import DECLARATIONS, TYPES, SamplerState, SamplingParams
 from nanolm.text.tokenizer import Tokenizer
 
-RANDOM_BLOCK = 256  # random numbers of a row are made so many at a time
-TOP_SIZES = (0, 1, 6, 20, 100)  # `top` is rounded up to one of them, or each would be a graph
+RANDOM_BLOCK = 256  # random numbers per row that are drawn at a time
+TOP_SIZES = (0, 1, 6, 20, 100)  # `top` is rounded up to one of these, to limit CUDA graphs
 EFFECTS = {name: each for name, each in DECLARATIONS.items() if each.penalty or each.filter}
 COLUMNS = {name: place for place, name in enumerate((*EFFECTS, "greedy", "step"))}
 
 
 class ActiveFilters(NamedTuple):
-    """What a step has to do for any of its rows: a CUDA graph is recorded for each."""
+    """What a step must do for any of its rows. Each combination has its own CUDA graph."""
 
     sampled: bool = False  # in some rows
     greedy: bool = False  # in some rows
-    limits: tuple[tuple[str, int], ...] = ()  # of the parameters that have an effect
-    bans: int = 0  # a number for which rows have which; 0: none
-    top: int = 0  # likeliest tokens to report
+    limits: tuple[tuple[str, int], ...] = ()  # of parameters with an effect
+    bans: int = 0  # version of the assignment of bans to rows; 0: no bans
+    top: int = 0  # most likely tokens to report
 
 
 class Sampler:
     def __init__(self, tokenizer: Tokenizer, rows: int, device: torch.device) -> None:
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self.rows = rows
-        # Sums over a vocabulary want more than single precision, where a device has it.
+        # Sums over the vocabulary need more than single precision; MPS has no float64.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        self.params: list[SamplingParams | None] = [None] * rows  # None: nothing is written there
+        self.params: list[SamplingParams | None] = [None] * rows  # None: inactive
         self.tops = [0] * rows
         self.sources = [random.Random(0) for _ in range(rows)]
-        self.steps = [0] * rows  # tokens sampled before
+        self.steps = [0] * rows  # tokens sampled so far
         self.numbers = torch.zeros(rows, RANDOM_BLOCK, dtype=wide, device=device)
         self.values = torch.ones(rows, len(COLUMNS), dtype=wide, device=device)
         self.stops = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
@@ -55,13 +55,13 @@ class Sampler:
         if tokenizer.unseen:
             self.suppressed = torch.zeros_like(self.stops)
             self.suppressed[sorted(tokenizer.unseen)] = True
-        # As in `SamplerState`; of no columns until a penalty needs them.
+        # As in `SamplerState`; empty until a penalty needs them.
         self.seen = torch.zeros(rows, 0, dtype=torch.bool, device=device)
         self.counts = torch.zeros(rows, 0, device=device)
-        self.states = torch.zeros(rows, dtype=torch.long, device=device)  # of what is banned
+        self.states = torch.zeros(rows, dtype=torch.long, device=device)  # of `BannedTexts`
         self.bans: dict[tuple[str, ...], BannedTexts] = {}
-        self.banned: list[tuple[BannedTexts, Tensor]] = []  # and in which rows
-        self.changes = 0  # of which rows have which bans
+        self.banned: list[tuple[BannedTexts, Tensor]] = []  # with their rows
+        self.changes = 0  # of the assignment of bans to rows
 
     def begin(
         self,
@@ -72,8 +72,8 @@ class Sampler:
         top: int = 0,
         written: int = 0,
     ) -> None:
-        """A row has the random numbers of its `number`, whatever is beside it; `top` of the
-        likeliest tokens are reported. The last `written` of the prompt were sampled before."""
+        """Start a row, whose random numbers depend only on its seed and `number`. The `top` most
+        likely tokens are reported. The last `written` of the prompt were sampled before."""
         device = self.values.device
         self.params[row], self.tops[row], self.steps[row] = params, top, written
         self.sources[row] = source = random.Random(params.seed * 1_000_003 + number)
@@ -107,7 +107,7 @@ class Sampler:
         self.__dict__.pop("active", None)
 
     def move(self, source: int, target: int) -> None:
-        """Let one row be what another was, and nothing that one."""
+        """Move the state of one row to another; the source becomes inactive."""
         for kept in (self.numbers, self.values, self.states, self.seen, self.counts):
             if kept.numel():
                 kept[target] = kept[source]
@@ -118,7 +118,7 @@ class Sampler:
 
     @cached_property
     def active(self) -> ActiveFilters:
-        """What has an effect now; bans that are no more are forgotten."""
+        """What has an effect now; drops bans that no row uses any more."""
         rows: dict[tuple[str, ...], list[int]] = {}
         for row, params in enumerate(self.params):
             if params and params.ban:
@@ -139,7 +139,7 @@ class Sampler:
         limits = []
         for name in sorted(most, key=COLUMNS.__getitem__):
             largest = most[name] if EFFECTS[name].filter and TYPES[name] is int else 1
-            # A power of two, or each would be a graph of its own.
+            # Rounded up to a power of two, to limit the number of CUDA graphs.
             limits.append((name, min(1 << (largest - 1).bit_length(), self.vocab_size)))
         top = next((size for size in TOP_SIZES if size >= max(self.tops)), max(self.tops))
         return ActiveFilters(
@@ -151,7 +151,7 @@ class Sampler:
         )
 
     def prepare(self, rows: int) -> None:
-        """What has to be done on the CPU before a step of the first `rows`."""
+        """The work on the CPU before a step of the first `rows`."""
         some = [
             row
             for row, params in enumerate(self.params[:rows])
@@ -163,10 +163,10 @@ class Sampler:
         self.steps[:rows] = [step + 1 for step in self.steps[:rows]]
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """From (rows, vocabulary) the ids, (rows,), and, (rows, 2 + 2 * top), the id and its
-        log-probability, the likeliest ids and theirs: the model's own, before any filter."""
+        """From logits (rows, vocabulary) to ids (rows,), and (rows, 2 + 2 * top): the id, its log
+        probability, the most likely ids, and theirs, all before penalties and filters."""
         active, rows = self.active, len(logits)
-        logits = logits[:, : self.vocab_size]  # some models have spare rows
+        logits = logits[:, : self.vocab_size]  # some models pad their vocabulary
         scores = self.scores(logits)
         if active.sampled:
             number = self.numbers[:rows].gather(1, self.value("step", rows).long() % RANDOM_BLOCK)
@@ -198,7 +198,7 @@ class Sampler:
         return logits
 
     def apply(self, kind: str, logits: Tensor) -> Tensor:
-        """All that is active of this kind, in the order of its declaration."""
+        """Apply the active effects of this kind, in the order of declaration."""
         rows = len(logits)
         seen, counts, step = self.seen[:rows], self.counts[:rows], self.value("step", rows)
         for name, limit in self.active.limits:
@@ -220,14 +220,14 @@ class Sampler:
         self.value("step", rows).add_(1)
 
     def select(self, rows: Tensor) -> None:
-        """Let row i be what row rows[i] was."""
+        """Replace row i by row rows[i]."""
         for kept in (self.seen, self.counts, self.states):
             kept.copy_(kept[rows])
 
 
 def inverse_cdf(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """The token of each row at which the sum of the probabilities passes its number: (rows,)."""
+    """The token of each row (rows,) at which the cumulative probability exceeds its number."""
     reached = probabilities.cumsum(dim=-1, dtype=numbers.dtype)
-    # Scaled to the last sum, which rounding leaves a hair beside 1.
+    # Scaled to the last sum, which rounding keeps from being exactly 1.
     ids = torch.searchsorted(reached, numbers * reached[:, -1:], right=True).squeeze(-1)
-    return ids.clamp(max=probabilities.shape[-1] - 1)  # a model that has diverged has no last sum
+    return ids.clamp(max=probabilities.shape[-1] - 1)  # a diverged model gives NaN

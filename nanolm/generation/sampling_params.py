@@ -1,10 +1,10 @@
-"""The parameters of sampling, each declared once: type, default, range, help, effect on logits.
+"""Sampling parameters, each declared once: type, default, range, help, effect on logits.
 
-A declaration drives the checks, the options of `nanolm sample`, `LanguageModel.generate`, the
-fields of the server's requests, their OpenAPI document and the controls of its page. To add a
+A declaration drives validation, the options of `nanolm sample`, `LanguageModel.generate`, the
+fields of the server's requests, the OpenAPI document and the controls of the playground. To add a
 filter, write its function and declare it in `SamplingParams`, at its place in the order.
 
-No torch is imported here, so that the command line can use this for its help.
+Torch is not imported here, so that `--help` is fast.
 """
 
 import math
@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_BANNED_BYTES = 200  # each takes a row of the whole vocabulary
+MAX_BANNED_BYTES = 200  # each takes a row as long as the vocabulary
 
 
 class SamplerState(NamedTuple):
-    """What an effect may know besides the logits and its own value in each row."""
+    """Inputs of an effect besides the logits and its value in each row."""
 
-    limit: int  # of a whole number: at least its largest value in the batch
-    step: "Tensor"  # (rows, 1): tokens sampled before
-    stops: "Tensor"  # (vocabulary,): tokens that end a text
-    seen: "Tensor"  # (rows, vocabulary): is the token in the prompt or the text?
-    counts: "Tensor"  # (rows, vocabulary): how often it is in the text
+    limit: int  # for integers: at least the largest value in the batch
+    step: "Tensor"  # (rows, 1): tokens sampled so far
+    stops: "Tensor"  # (vocabulary,): whether the token ends a text
+    seen: "Tensor"  # (rows, vocabulary): whether the token is in the prompt or the text
+    counts: "Tensor"  # (rows, vocabulary): its count in the text
 
 
-# From logits (rows, vocabulary) and values (rows, 1) to new logits, never waiting for the device.
+# From logits (rows, vocabulary) and values (rows, 1) to new logits, without a device sync.
 Effect = Callable[["Tensor", "Tensor", SamplerState], "Tensor"]
 
 
@@ -41,7 +41,7 @@ def penalize_repetition(logits: "Tensor", penalty: "Tensor", state: SamplerState
 
 def keep_top_k(logits: "Tensor", k: "Tensor", state: SamplerState) -> "Tensor":
     largest = logits.topk(state.limit).values
-    last = k.long() - 1  # -1 where all are kept
+    last = k.long() - 1  # -1 to keep all
     smallest = largest.gather(1, last.clamp(0, state.limit - 1))
     return logits.masked_fill((logits < smallest) & (last >= 0), -math.inf)
 
@@ -49,7 +49,7 @@ def keep_top_k(logits: "Tensor", k: "Tensor", state: SamplerState) -> "Tensor":
 def keep_top_p(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(dim=-1, dtype=p.dtype)
-    before = probabilities.cumsum(dim=-1) - probabilities  # reached without this token
+    before = probabilities.cumsum(dim=-1) - probabilities  # the sum without this token
     dropped = (before >= p) & (p < 1)
     return logits.masked_fill(dropped.scatter(-1, order, dropped), -math.inf)
 
@@ -74,21 +74,21 @@ def keep_typical(logits: "Tensor", p: "Tensor", _: SamplerState) -> "Tensor":
 
 @dataclass(frozen=True)
 class Declaration:
-    """All there is to know of a parameter besides its name, type and default."""
+    """Everything about a parameter except its name, type and default."""
 
     help: str
     group: str  # heading in the help
     range: tuple[float, float] = (0, math.inf)
-    above: bool = False  # the least of the range is itself too little
-    off: float | None = None  # the value that changes nothing: such rows cost nothing
-    penalty: Effect | None = None  # changes logits, for greedy decoding and beam search too
+    above: bool = False  # the lower end of the range is excluded
+    off: float | None = None  # the value without any effect: such rows cost nothing
+    penalty: Effect | None = None  # changes logits, also for greedy decoding and beam search
     filter: Effect | None = None  # changes the distribution that is sampled from
-    tracks: str = ""  # the field of the state that the penalty needs: "seen" or "counts"
-    slider: tuple[float, float, float] | None = None  # on the page: from, to, step
+    tracks: str = ""  # the state that the penalty needs: "seen" or "counts"
+    slider: tuple[float, float, float] | None = None  # in the playground: from, to, step
     served: bool = True  # a field of the server's requests
 
     def problem(self, value: float) -> str:
-        """What it must be, if it is not."""
+        """What is wrong with a value; empty if it is valid."""
         least, most = self.range
         if least <= value <= most and not (self.above and value == least):
             return ""
@@ -109,7 +109,7 @@ length, sampling, penalty = (partial(declare, group) for group in GROUPS)
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """In the order in which they work, which is that of `transformers`."""
+    """In the order in which they apply, as in `transformers`."""
 
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
@@ -207,7 +207,7 @@ class SamplingParams:
     seed: int = sampling(0, "The same seed gives the same text.")
 
     def __post_init__(self) -> None:
-        """From Python a text may come alone, and no seed is any."""
+        """Accept a single text for `stop` and `ban`, and None for a random seed."""
         for name in ("stop", "ban"):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str) else tuple(texts or ())
@@ -231,17 +231,17 @@ class SamplingParams:
         if not wrong and self.min_tokens > self.tokens:
             wrong.append(f"--min-tokens {self.min_tokens}: must be from 0 to --tokens")
         if not texts and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
-            texts.append(f"--ban: together at most {MAX_BANNED_BYTES} bytes")
+            texts.append(f"--ban: all texts together must be at most {MAX_BANNED_BYTES} bytes")
         return wrong + texts
 
     @cached_property
     def likeliest_only(self) -> bool:
-        """So cold that only the likeliest token is left; dividing by less would overflow."""
+        """Greedy, or a temperature so low that dividing by it would overflow."""
         return self.greedy or self.temperature < 1e-4
 
     @cached_property
     def effects(self) -> dict[str, float]:
-        """The values that change anything: of filters none, where nothing is sampled."""
+        """The parameters that have an effect. Filters have none on greedy decoding."""
         return {
             name: value
             for name, about in DECLARATIONS.items()
@@ -254,7 +254,7 @@ def text_problems(option: str, texts: tuple[str, ...]) -> list[str]:
     wrong = []
     for text in texts:
         if text == "" or not isinstance(text, str):
-            wrong.append(f"{option} {text!r}: say which text")
+            wrong.append(f"{option} {text!r}: must be a non-empty text")
         elif any("\ud800" <= char <= "\udfff" for char in text):
             wrong.append(f"{option} {text!r}: not valid Unicode")
     return wrong

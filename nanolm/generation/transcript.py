@@ -1,4 +1,4 @@
-"""From tokens to text as it comes: no character in halves, and nothing of a stop text.
+"""Incremental decoding: only whole characters, and nothing of a stop text.
 
 >>> transcript = Transcript(stops=("END",))
 >>> transcript.add("日本".encode()[:4]), transcript.add("日本".encode()[4:])
@@ -12,16 +12,16 @@ from nanolm.text.tokenizer import Tokenizer
 
 
 class Transcript:
-    """The text of one sample. What could still become a stop text is held back."""
+    """The text of one sample. Holds back text that may be the beginning of a stop text."""
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self.stops = stops
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = ""
-        self.stopped = False  # a stop text stood there; what `add` gave ends before it
+        self.stopped = False  # at a stop text; the text from `add` ends before it
 
     def add(self, token: bytes, heed_stops: bool = True) -> str:
-        """The text that is certain now; a stop text before they are heeded is like any other."""
+        """The text that is final now. With `heed_stops` False, stop texts are ordinary text."""
         if not self.stops:
             return self.decoder.decode(token)
         self.held += self.decoder.decode(token)
@@ -30,7 +30,7 @@ class Transcript:
             self.stopped = True
             return self.release(min(found)[0])
         passed = self.release(max(end for _, end in found)) if found else ""
-        # A stop text may begin with what stands at the end.
+        # The end may be the beginning of a stop text.
         open_ends = (
             size
             for stop in self.stops
@@ -40,7 +40,7 @@ class Transcript:
         return passed + self.release(len(self.held) - max(open_ends, default=0))
 
     def finish(self) -> str:
-        """What was held back, when nothing more comes."""
+        """The text held back, once no more tokens follow."""
         if self.stopped:
             return ""
         self.held += self.decoder.decode(b"", final=True)
@@ -52,5 +52,5 @@ class Transcript:
 
 
 def token_name(tokenizer: Tokenizer, id: int) -> str:
-    """A token as text, whole characters or not; one that stands for none by its name."""
+    """A token as text, even if it is part of a character; a special token by its name."""
     return tokenizer.special.get(id) or spelled(tokenizer.tokens[id])

@@ -1,13 +1,13 @@
-"""Words instead of tokens: how likely each word of a sample was, and which words were likeliest.
+"""Probabilities of words instead of tokens, with the most likely alternatives.
 
     >>> for word in score_words(language_model, sample, top=6):
     ...     print(word.text, word.probability, word.top)
 
-A word is what `nanolm.text.words.SPLIT` cuts text into before byte-pair encoding (letters, or
-punctuation), or a whole number, with all blanks before it. It may be several tokens, so its
-probability is the product of theirs, times the probability that the word ends there: without
-that, " cat" would also count whatever goes on as " cats". Every word but the first is known to
-begin where it does, so its probability is divided by that of a new word beginning there. The
+A word is a piece that `nanolm.text.words.SPLIT` produces before byte-pair encoding (letters or
+punctuation), or a whole number, with all preceding spaces. It may have several tokens, so its
+probability is the product of theirs, times the probability that the word ends there. Without the
+latter, " cat" would also include texts that continue as " cats". Every word but the first is known
+to begin where it does, so its probability is divided by that of a new word beginning there. The
 product over all words is then the probability of the text (Pimentel and Meister 2024, How to
 Compute the Probability of a Word).
 """
@@ -30,13 +30,13 @@ from nanolm.text import spelled
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.words import SPLIT
 
-SEARCH_WIDTH = 32  # beginnings of words that are followed at once
-MAX_WORD_TOKENS = 24  # tokens of a word that is searched for
-NEGLIGIBLE = 0.01  # of the last word that is shown: what a further spelling may add to it unseen
-BOUNDARY_CHARS = 4  # characters of a token that can decide whether it continues a word
+SEARCH_WIDTH = 32  # word prefixes that are extended at once
+MAX_WORD_TOKENS = 24  # per word in the search
+NEGLIGIBLE = 0.01  # relative to the last shown word; less likely prefixes are dropped
+BOUNDARY_CHARS = 4  # first characters of a token, which decide whether it continues a word
 
 WORD_PATTERN = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}+")
-# Characters that WORD_PATTERN treats alike, by one of them; space and apostrophe stand alone.
+# Character classes of WORD_PATTERN, each with a representative; space and apostrophe are separate.
 CHARACTER_CLASSES = ((r"[\r\n]", "\n"), (r"\s", "\t"), (r"\p{L}", "a"), (r"\p{N}", "0"))
 
 
@@ -45,20 +45,20 @@ class Word:
     text: str
     probability: float
     tokens: list[int]
-    top: list[tuple[str, float]] = field(default_factory=list)  # the likeliest in its place
+    top: list[tuple[str, float]] = field(default_factory=list)  # the most likely words in its place
 
 
 class WordPrefix(NamedTuple):
     path: tuple[int, ...]
     logprob: float
-    row: int  # of the batch, in which all but its last token was read
+    row: int  # of the batch that has read all but its last token
 
 
 class WordBoundaries:
     def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
         self.tokenizer, self.device = tokenizer, device
-        self.heads: dict[str, list[int]] = {}  # tokens by what their first characters are
-        self.inner: list[int] = []  # tokens that begin amid a character
+        self.heads: dict[str, list[int]] = {}  # tokens by the classes of their first characters
+        self.inner: list[int] = []  # tokens that begin inside a character
         for id, token in enumerate(tokenizer.tokens):
             if token and 0x80 <= token[0] < 0xC0:
                 self.inner.append(id)
@@ -68,7 +68,7 @@ class WordBoundaries:
         self.known: dict[str | None, Tensor] = {}
 
     def continuing(self, word: bytes) -> Tensor:
-        """(vocabulary,): True for tokens that, behind `word`, belong to the same word."""
+        """(vocabulary,): True for tokens that continue `word`."""
         key = None if unfinished(word) else simplified(word.decode(errors="surrogateescape"))
         if key not in self.known:
             ids = list(self.inner) if key is None else []
@@ -82,8 +82,8 @@ class WordBoundaries:
 
 
 def simplified(text: str) -> str:
-    """`text` with one character for all that are cut alike, and long runs of them shortened."""
-    parts = regex.split(r"('\p{L}*)", text)  # every other one may be a contraction: letters matter
+    """`text` with each character replaced by its class, and long runs shortened."""
+    parts = regex.split(r"('\p{L}*)", text)  # odd parts may be contractions, where letters matter
     for place in range(0, len(parts), 2):
         kinds = "".join(map(kind, parts[place]))
         parts[place] = regex.sub("!{3,}", "!!", regex.sub("([a0])\\1+", r"\1", kinds))
@@ -112,13 +112,13 @@ def unfinished(word: bytes) -> bool:
 def score_words(
     language_model: LanguageModel, sample: Sample, top: int = 0, path: type[Decoder] = CachedDecoder
 ) -> list[Word]:
-    """The words of a sample with their probabilities; with `top`, the likeliest in each place."""
+    """The words of a sample with their probabilities and the `top` most likely alternatives."""
     with language_model.model.eval_mode():
         return WordScorer(language_model, sample, top, path).words()
 
 
 class WordScorer:
-    """One sample, and a decoder that follows beginnings of words, a row for each."""
+    """Scores the words of one sample, with a decoder that has a row for each word prefix."""
 
     def __init__(
         self, language_model: LanguageModel, sample: Sample, top: int, path: type[Decoder]
@@ -141,7 +141,7 @@ class WordScorer:
         tokens, logprobs = self.sample.tokens, self.sample.logprobs
         before, begins = self.prompt_end, 1.0  # the probability that a word begins there
         first = self.next_logprobs(0)
-        found = []
+        words = []
         for start, end in self.spans():
             path = tuple(tokens[start:end])
             paths = self.search(first, start, before) if self.top else {}
@@ -151,10 +151,10 @@ class WordScorer:
             paths[path] = math.exp(sum(logprobs[start:end])) / begins * ends
             text, totals = self.text(path), self.totals(paths)
             top = sorted(totals.items(), key=lambda pair: -pair[1])[: self.top]
-            found.append(Word(text, totals[text], list(path), top))
+            words.append(Word(text, totals[text], list(path), top))
             before, begins = b"", ends
             first = next_logprobs.masked_fill(~begins_next, -math.inf) - math.log(max(ends, 1e-30))
-        return found
+        return words
 
     def spans(self) -> list[tuple[int, int]]:
         starts, word = [], self.prompt_end
@@ -165,14 +165,14 @@ class WordScorer:
         return list(zip(starts, [*starts[1:], len(self.sample.tokens)], strict=True))
 
     def extended(self, word: bytes, tokens: Sequence[int]) -> bytes:
-        """The word that is being written after `tokens`, where it was `word`."""
+        """The unfinished word after `tokens`, if it was `word` before them."""
         for id in tokens:
             begun = word if self.boundaries.continuing(word)[id] else b""
             word = b"" if id in self.tokenizer.special else begun + self.tokenizer.tokens[id]
         return word
 
     def next_logprobs(self, place: int) -> Tensor:
-        """(vocabulary,): of what follows so many tokens of the sample."""
+        """(vocabulary,): log probabilities after the first `place` tokens of the sample."""
         length = self.prompt_length + place
         if self.top:  # the search has left other tokens in this row
             self.decoder.forget(0)
@@ -183,15 +183,15 @@ class WordScorer:
         return self.logprobs(self.ids[:1], length)[0]
 
     def logprobs(self, ids: Tensor, length: int) -> Tensor:
-        """(rows, vocabulary): of what follows the first `length` of `ids`."""
+        """(rows, vocabulary): log probabilities after the first `length` of `ids`."""
         self.decoder.prepare(ids, [length] * len(ids))
         lengths = torch.full((len(ids),), length, device=ids.device)
         logits = self.decoder.logits(ids, lengths)[:, : self.tokenizer.vocab_size]
         return logits.float().log_softmax(dim=-1)
 
     def search(self, first: Tensor, start: int, before: bytes) -> dict[tuple[int, ...], float]:
-        """Token paths that spell the likeliest words, with probabilities, from the first token's
-        logprobs. Only the likeliest prefixes that could still change what is shown are followed."""
+        """Token paths that spell the most likely words, with probabilities. `first` has the log
+        probabilities of the first token. Only prefixes that can change the result are extended."""
         length, ids = self.prompt_length + start, self.ids.clone()
         special, vocabulary = self.tokenizer.special, self.tokenizer.vocab_size
         complete: dict[tuple[int, ...], float] = {}
@@ -214,7 +214,7 @@ class WordScorer:
             ]
             if not prefixes:
                 break
-            # Rows that are not needed repeat the first prefix, so that all stay equally long.
+            # Unused rows repeat the first prefix, so that all have the same length.
             rows = prefixes + prefixes[:1] * (self.width - len(prefixes))
             if depth:
                 from_rows = [prefix.row for prefix in rows]
@@ -237,7 +237,7 @@ class WordScorer:
         return complete
 
     def totals(self, paths: dict[tuple[int, ...], float]) -> dict[str, float]:
-        """The probability of each word, whatever tokens spell it."""
+        """The probability of each word, summed over all tokenizations."""
         totals: dict[str, float] = defaultdict(float)
         for path, probability in paths.items():
             totals[self.text(path)] += probability

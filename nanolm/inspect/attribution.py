@@ -1,11 +1,11 @@
-"""Which tokens of a text decided its label, by two measures that need not agree.
+"""How much each token contributed to a classifier's label, by two methods that need not agree.
 
     >>> result = attribute(classifier, ids)
     >>> result.label, result.rollout, result.gradient
 
-Attention rollout: how much of the vector that the label is read from came from each token, if
-attention were all that layers do. Gradient times input: how the label's score would change if a
-token's vector were a little longer; above 0 the token speaks for the label, below 0 against it.
+Attention rollout: the share of each token in the vector that is classified, if layers did nothing
+but attention. Gradient times input: how the label's logit changes with the length of a token's
+vector. Positive values support the label, negative values count against it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from nanolm.model.gpt import GPT
 @dataclass(frozen=True)
 class Attribution:
     label: int
-    probabilities: Floats  # of every label
+    probabilities: Floats  # of all labels
     rollout: Floats  # shares that sum to 1
     gradient: Floats  # for (+) or against (-) the label
     attention: Floats  # (layers, heads, time, time)
@@ -31,7 +31,7 @@ class Attribution:
 def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
     base = classifier.base
     if not isinstance(base, GPT):
-        raise UsageError("a recurrent classifier has no attention to look at")
+        raise UsageError("a recurrent classifier has no attention to inspect")
     embedded: list[Tensor] = []
 
     def end_gradient_here(_module: object, _inputs: object, output: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
         x = base.hidden_states(torch.tensor([ids], device=base.device), attn_weights=weights)
         logits = classifier.score(classifier.pooled(x, lengths))[0]
         label = int(logits.argmax())
-        # Against the mean of the others: what raises all labels alike decides nothing.
+        # Relative to the mean of the others: raising all logits alike changes nothing.
         others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
         (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
     attention = torch.cat(weights).detach().float()

@@ -1,4 +1,4 @@
-"""What a model does with a text: its attention, and what it and each of its layers predict.
+"""Attention on a text, and the predictions of each layer.
 
 >>> inspection = inspect_text(model, [0, 17, 4, 98])
 >>> inspection.attention.shape  # (layers, heads, time, time)
@@ -22,24 +22,24 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Predictions:
-    """At each position: the most probable next tokens, and how the actual one was predicted."""
+    """For each position: the most likely next tokens, and how likely the actual one was."""
 
     ids: Ints  # (time, top)
     probabilities: Floats  # (time, top)
-    actual: Floats  # (time - 1,), the probability of the token that came
-    rank: Ints  # (time - 1,), of that token, from 1
+    actual: Floats  # (time - 1,), the probability of the actual token
+    rank: Ints  # (time - 1,), rank of that token, from 1
 
 
 @dataclass(frozen=True)
 class Inspection:
     ids: list[int]
     attention: Floats  # (layers, heads, time, time): from each position to those before it
-    layers: list[Predictions]  # after the embedding and after each layer; none of a classifier
+    layers: list[Predictions]  # after the embedding and each layer; empty for a classifier
 
 
 def inspect_text(model: Model, ids: list[int], top: int = 6) -> Inspection:
     if not isinstance(model, GPT):
-        raise UsageError("a recurrent model has no attention to look at")
+        raise UsageError("a recurrent model has no attention to inspect")
     weights: list[Tensor] = []
     layers = [logit_lens(model, x, ids, top) for x in residual_stream(model, ids, weights)]
     if not np.isfinite(layers[-1].probabilities).all():
@@ -62,7 +62,7 @@ def residual_stream(gpt: GPT, ids: list[int], weights: list[Tensor] | None = Non
 
 @torch.inference_mode()
 def logit_lens(model: GPT, x: Tensor, ids: list[int], top: int) -> Predictions:
-    """What the final norm and the head make of a layer's vectors (time, dim)."""
+    """Apply the final norm and the head to a layer's vectors (time, dim)."""
     probabilities = model.head(model.norm(x)).float().softmax(dim=1)  # (time, vocabulary)
     best, best_ids = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
     next_ids = torch.tensor(ids[1:], device=x.device)[:, None]

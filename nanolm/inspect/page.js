@@ -1,5 +1,5 @@
 "use strict";
-// Draws what the page carries as numbers, and follows the pointer. Nothing is fetched.
+// Draws the data embedded in the page and responds to the pointer. Nothing is fetched.
 
 const find = id => document.getElementById(id);
 const all = selector => [...document.querySelectorAll(selector)];
@@ -12,7 +12,7 @@ const unpack = async text => {
   return new Response(stream).arrayBuffer();
 };
 
-// A point for each number from -1 to 1.
+// One pixel for each number from -1 to 1.
 const draw = (canvas, width, height, numberAt) => {
   Object.assign(canvas, {width, height});
   const context = canvas.getContext("2d"), image = context.createImageData(width, height);
@@ -23,7 +23,7 @@ const draw = (canvas, width, height, numberAt) => {
   context.putImageData(image, 0, 0);
 };
 
-// Attention is kept as the lower half of each head's map, row by row, by the root of its shares.
+// Attention is stored as the lower triangle of each head's map, row by row, as square roots.
 const attention = async ({time, heads, levels, packed, first}) => {
   const half = time * (time + 1) / 2, packedLevels = new Uint8Array(await unpack(packed));
   const row = (shares, y) => shares.subarray(y * (y + 1) / 2, (y + 1) * (y + 2) / 2);
@@ -32,7 +32,7 @@ const attention = async ({time, heads, levels, packed, first}) => {
   const tokens = all("#tokens button"), names = tokens.map(token => token.textContent);
   const numbers = [...Array(packedLevels.length / half).keys()];
   const maps = all(".grid button").map(button => {
-    const {layer, head} = button.dataset;  // -1: all of them, in the mean
+    const {layer, head} = button.dataset;  // -1: the average of all
     const chosen = numbers.filter(number => (+layer < 0 || Math.floor(number / heads) === +layer)
       && (+head < 0 || number % heads === +head));
     const shares = new Float32Array(half);
@@ -54,7 +54,7 @@ const attention = async ({time, heads, levels, packed, first}) => {
       button.classList.toggle("on", button === chosen.button);
       button.querySelector(".looks").textContent = `${names[most]} ${Math.round(100 * from[most])}%`;
     }
-    find("about").textContent = `${chosen.button.title}; here from ${names[here]}, token ${here + 1}`;
+    find("about").textContent = `${chosen.button.title}. Selected token: ${names[here]} (${here + 1})`;
   };
   const choose = map => {
     chosen = map;

@@ -1,4 +1,4 @@
-"""Inspections as pages for a browser: offline, and only our own script can run in them.
+"""Inspections as HTML pages that work offline.
 
 >>> Path("inspect.html").write_text(inspection_page(tokenizer, inspection, heads, {"model": "x"}))
 """
@@ -13,6 +13,7 @@ from string import Template
 import numpy as np
 
 from nanolm import webpage
+from nanolm.formats import counted
 from nanolm.inspect.attribution import Attribution
 from nanolm.inspect.heads import MIXED, HeadPattern
 from nanolm.inspect.inspection import Floats, Inspection, Predictions
@@ -21,9 +22,9 @@ from nanolm.report.curves import Chart, Panel, Series, curves_svg
 from nanolm.text.page import SURPRISE_STYLE, legend, named, shade
 from nanolm.text.tokenizer import Tokenizer
 
-ATTENTION_LEVELS = (63, 31, 15, 7)  # as many as there is room for; more cannot be seen
-MAX_ATTENTION_BYTES = 650_000  # of a page
-TINTS = 10  # that page.css has, of each colour
+ATTENTION_LEVELS = (63, 31, 15, 7)  # the most that fit; more would not be visible
+MAX_ATTENTION_BYTES = 650_000  # per page
+TINTS = 10  # of each colour, in page.css
 STYLE_SHEET = webpage.beside(__file__, "page.css")
 SCRIPT = webpage.beside(__file__, "page.js")
 
@@ -36,12 +37,12 @@ def inspection_page(
     first: tuple[int, int] | None = None,
     attribution: tuple[Attribution, tuple[str, ...]] | None = None,
 ) -> str:
-    """Tokens, attention, and what each layer predicts, or (with labels) what decided a classifier;
-    `first` is the head that is shown large at first."""
+    """Tokens, attention, and the predictions of each layer or the attribution of a label. The head
+    `first` is enlarged initially."""
     tokens = [named(tokenizer, id) for id in inspection.ids]
     levels, packed = packed_attention(inspection)
     columns = len(heads[0])
-    shown = 0 if first is None else 2 + first[0] * (columns + 1) + first[1]  # after the means
+    shown = 0 if first is None else 2 + first[0] * (columns + 1) + first[1]  # after the averages
     sizes = {"time": len(tokens), "heads": columns, "levels": levels}
     body = attribution_section(*attribution, tokens) if attribution else ""
     body += filled(
@@ -52,7 +53,7 @@ def inspection_page(
         data=json.dumps({**sizes, "packed": packed, "first": shown}),
     )
     if inspection.layers:
-        scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "less")
+        scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "lower")
         body += filled(
             "predictions",
             layers=scale + layer_table(tokenizer, inspection.layers, tokens),
@@ -66,7 +67,7 @@ def filled(template: str, **parts: str) -> str:
 
 
 def packed_attention(inspection: Inspection) -> tuple[int, str]:
-    """The lower triangles as whole numbers up to a level: of roots, since most shares are small."""
+    """The lower triangles, quantized. Square roots are stored, since most shares are small."""
     roots = np.sqrt(inspection.attention[:, :, *np.tril_indices(len(inspection.ids))])
     for levels in ATTENTION_LEVELS:
         text = compressed(np.rint(levels * roots).astype(np.uint8))
@@ -106,12 +107,12 @@ def tint(value: float) -> str:
 
 
 def head_grid(heads: list[list[HeadPattern]]) -> str:
-    """A map for each head, the layers below each other; the means first."""
-    rows = [f"<th>all</th>{head_button(-1, -1, 'the mean of all heads', 'mean')}"]
+    """A map for each head, one row per layer, with the averages first."""
+    rows = [f"<th>all</th>{head_button(-1, -1, 'Average of all heads', 'average')}"]
     for layer, row in enumerate(heads):
-        cells = head_button(layer, -1, f"layer {layer + 1}, the mean of its heads", "mean")
+        cells = head_button(layer, -1, f"Layer {layer + 1}, average of its heads", "average")
         for number, head in enumerate(row):
-            title = f"head {layer + 1}.{number + 1} {head.words}"
+            title = f"Head {layer + 1}.{number + 1} {head.words}"
             cells += head_button(layer, number, title, f"{number + 1} {head.kind}")
         rows.append(f"<th>layer {layer + 1}</th>{cells}")
     return webpage.table([], rows, "grid")
@@ -131,12 +132,12 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
         if head.kind != MIXED
     ]
     rest = sum(map(len, heads)) - len(rows)
-    note = f"<p>{rest:,} others look here and there.</p>" if rest else ""
-    return webpage.table(["head", "on this text"], rows, "habits") + note
+    note = f"<p>Heads without a clear pattern: {rest:,}.</p>" if rest else ""
+    return webpage.table(["head", "pattern on this text"], rows, "habits") + note
 
 
 def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[str]) -> str:
-    """The likeliest next token by each layer, coloured by its probability; the last layer first."""
+    """Each layer's most likely next token, coloured by its probability; the last layer first."""
     rows = []
     for number, layer in enumerate(layers):
         best = zip(layer.ids[:, 0], layer.probabilities[:, 0], strict=True)
@@ -146,7 +147,7 @@ def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[st
 
 
 def prediction_table(tokenizer: Tokenizer, predictions: Predictions, tokens: list[str]) -> str:
-    """After each token, the likeliest ones, and the one that came."""
+    """For each token: the actual next token and the most likely ones."""
     came = zip(tokens[1:], predictions.actual, predictions.rank, strict=True)
     actual = [f"{token} <small>{p:.3f}, rank {rank:,}</small>" for token, p, rank in came] + [""]
     rows = []
@@ -158,7 +159,7 @@ def prediction_table(tokenizer: Tokenizer, predictions: Predictions, tokens: lis
             row += f'<td class="{kinds}">{shown} <small>{p:.3f}</small></td>'
         rows.append(row)
     ranks = map(str, range(1, predictions.ids.shape[1] + 1))
-    return webpage.table(["", "after", "came", *ranks], rows)
+    return webpage.table(["", "after", "actual", *ranks], rows)
 
 
 def shade_of(probability: float) -> str:
@@ -166,12 +167,12 @@ def shade_of(probability: float) -> str:
 
 
 def word_page(word: Occurrences, facts: dict[str, str]) -> str:
-    """How alike the vectors of a word are where it occurs, layer by layer."""
+    """How similar the vectors of a word's occurrences are, layer by layer."""
     cosines = similarities(word.vectors)  # (layers + 1, occurrences, occurrences)
     count = len(word.contexts)
-    name = "mean of all pairs"
+    name = "average of all pairs"
     panel = Panel(name, [Series(name, list(enumerate(mean_similarities(cosines))))])
-    chart = Chart("Similarity by layer", [panel], "layer; 0 is the embedding")
+    chart = Chart("Similarity by layer", [panel], "layer (0 is the embedding)")
     layers = ""
     for layer, matrix in enumerate(cosines.tolist()):
         rows = []
@@ -183,7 +184,8 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     contexts = "".join(f"<li>{escape(text)}</li>" for text in word.contexts)
     picture = curves_svg(chart) if count > 1 else ""
     body = filled("word", contexts=contexts, chart=picture, layers=layers)
-    return webpage.page(f"“{word.word}” in {count:,} places", facts, body, STYLE_SHEET)
+    title = f"“{word.word}”: {counted(count, 'occurrence')}"
+    return webpage.page(title, facts, body, STYLE_SHEET)
 
 
 def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
@@ -194,7 +196,7 @@ def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
 
 
 def heat_map(matrix: Floats) -> str:
-    """A picture of numbers between -1 and 1."""
+    """A matrix of numbers between -1 and 1 as an image."""
     height, width = matrix.shape
     packed = compressed(np.rint(127 * np.clip(np.nan_to_num(matrix), -1, 1)).astype(np.int8))
     data = f'data-width="{width}" data-height="{height}" data-packed="{packed}"'

@@ -1,4 +1,4 @@
-"""Inspections as pictures for a paper, drawn by matplotlib, which comes with nanolm[plot]."""
+"""Inspections as PNG images, drawn by matplotlib (optional dependency: nanolm[plot])."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,13 @@ from nanolm.inspect.heads import HeadPattern
 from nanolm.inspect.inspection import Floats, Inspection
 from nanolm.report.png import figure
 
-MAX_LABELS = 40  # tokens at an axis; more would overlap
+MAX_LABELS = 40  # tokens on an axis; more would overlap
 BLUES = {"cmap": "Blues", "vmin": 0}
 Spelling = Callable[[list[int]], list[str]]  # of tokens
 
 
 def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPattern]]) -> None:
-    """A map for each head, the layers below each other."""
+    """A map for each head, one row per layer."""
     picture = figure(1 + 1.6 * len(heads[0]), 0.5 + 1.8 * len(heads))
     axes = picture.subplots(len(heads), len(heads[0]), squeeze=False)
     for layer, row in enumerate(heads):
@@ -25,7 +25,7 @@ def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPatte
 
 
 def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
-    """One head large: from each token (a row) to those before it."""
+    """The attention of one head, from each token (a row) to earlier ones."""
     picture = figure(6, 6)
     axis = picture.subplots()
     picture.colorbar(axis.imshow(weights, vmax=1, **BLUES), shrink=0.7)
@@ -37,7 +37,7 @@ def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
 
 
 def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> None:
-    """After each token the most probable ones, those that came in bold."""
+    """The most likely next tokens after each token, with the actual one in bold."""
     predictions = inspection.layers[-1]
     rows, columns = predictions.ids.shape
     picture = figure(1.6 + 1.3 * columns, 0.6 + 0.24 * rows)
@@ -52,12 +52,12 @@ def predictions_png(file: Path, inspection: Inspection, spelled: Spelling) -> No
             axis.text(column, row, text, weight=weight, **middle)
     axis.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
     axis.set_yticks(range(rows), spelled(inspection.ids), fontsize=6.5, parse_math=False)
-    axis.set_title("after each token, the likeliest next ones", fontsize=9)
+    axis.set_title("most likely next tokens after each token", fontsize=9)
     picture.savefig(file, format="png")
 
 
 def matrices_png(file: Path, matrices: list[tuple[str, Floats]], aspect: str = "equal") -> None:
-    """Pictures of numbers between -1 and 1, side by side."""
+    """Heat maps of numbers between -1 and 1, side by side."""
     columns = min(4, len(matrices))
     rows = -(-len(matrices) // columns)
     picture = figure(3.2 * columns, 3.2 * rows)

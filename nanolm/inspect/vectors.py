@@ -1,4 +1,4 @@
-"""Vectors to compare: a word in its sentences, tokens among themselves, positions.
+"""Vectors to compare: occurrences of a word, token embeddings, positions.
 
 >>> word = occurrences(model, tokenizer, "bank", ["The bank lent money.", "We sat on the bank."])
 >>> similarities(word.vectors).shape  # (layers + 1, occurrences, occurrences)
@@ -18,14 +18,14 @@ from nanolm.model.positions import rotation_table, sinusoidal_table
 from nanolm.text import spelled
 from nanolm.text.tokenizer import Tokenizer
 
-CONTEXT_LETTERS = 24  # shown before and after a word
+CONTEXT_LETTERS = 24  # characters shown before and after a word
 MAX_POSITIONS = 512
 
 
 @dataclass(frozen=True)
 class Occurrences:
     word: str
-    contexts: list[str]  # the text around each occurrence, the word itself between []
+    contexts: list[str]  # the text around each occurrence, with the word in []
     vectors: Floats  # (layers + 1, occurrences, dim): after the embedding and after each layer
 
 
@@ -38,8 +38,8 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
     for text in filter(pattern.search, texts):
         ids = tokenizer.encode_prompt(text)
         if len(ids) > model.config.context:
-            limit = f"the model looks back on {model.config.context:,}; give a shorter one"
-            raise UsageError(f"--word: a text has {len(ids):,} tokens and {limit}")
+            limit = f"the model's context length is {model.config.context:,}; use a shorter text"
+            raise UsageError(f"--word: a text has {len(ids):,} tokens, but {limit}")
         ends = np.cumsum([len(tokenizer.tokens[id]) for id in ids])
         layers = torch.stack(residual_stream(model, ids))  # (layers + 1, time, dim)
         for match in pattern.finditer(text):
@@ -47,7 +47,7 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
             vectors.append(layers[:, last].float().cpu().numpy())
             contexts.append(context(match))
     if not vectors:
-        raise UsageError(f"--word {word}: no text has it; they are compared where it stands")
+        raise UsageError(f"--word {word}: no text has it; give texts that contain the word")
     return Occurrences(word, contexts, np.stack(vectors, axis=1))
 
 
@@ -59,27 +59,27 @@ def context(match: re.Match[str]) -> str:
 
 
 def similarities(vectors: Floats) -> Floats:
-    """The cosine of every pair: (..., count, dim) to (..., count, count)."""
+    """The cosine similarity of every pair: (..., count, dim) to (..., count, count)."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     directions: Floats = vectors / np.maximum(lengths, 1e-12)
     return directions @ directions.swapaxes(-1, -2)
 
 
 def mean_similarities(cosines: Floats) -> list[float]:
-    """The mean over pairs of different occurrences, for each layer."""
+    """The mean over all pairs of different occurrences, for each layer."""
     pairs = np.triu_indices(cosines.shape[-1], 1)
     return [float(layer[pairs].mean()) if len(pairs[0]) else 1.0 for layer in cosines]
 
 
 def token_of(tokenizer: Tokenizer, word: str) -> int:
-    """The token that a word is: with the space before it, or without."""
+    """The token for a word, with or without a space before it."""
     for text in (word, f" {word.strip()}", word.strip()):
         if len(ids := tokenizer.encode(text)) == 1:
             return ids[0]
     pieces = ", ".join(repr(spelled(tokenizer.tokens[id])) for id in tokenizer.encode(word))
     if not pieces:
         raise UsageError("--neighbours: give a word")
-    raise UsageError(f"--neighbours {word}: no token of this model, but {pieces}; try one of these")
+    raise UsageError(f"--neighbours {word}: not a single token, but {pieces}; try one of these")
 
 
 def neighbours(model: Model, id: int, count: int = 10) -> list[tuple[int, float]]:
@@ -94,7 +94,7 @@ def neighbours(model: Model, id: int, count: int = 10) -> list[tuple[int, float]
 def position_vectors(model: Model) -> tuple[str, Floats]:
     """The kind of positional encoding, and the vector of each position: (positions, dim)."""
     if not isinstance(model, GPT):
-        raise UsageError("--positions: a recurrent model knows where it is by what it has read")
+        raise UsageError("--positions: a recurrent model has no positional encoding")
     config = model.config
     length = min(MAX_POSITIONS, config.context)
     match config.positions:
@@ -102,8 +102,8 @@ def position_vectors(model: Model) -> tuple[str, Floats]:
             table = model.position_embedding.weight.detach()[:length]
             return "learned", table.float().cpu().numpy()
         case "sinusoidal":
-            return "sine and cosine", sinusoidal_table(length, config.dim).numpy()
+            return "sinusoidal", sinusoidal_table(length, config.dim).numpy()
         case "rope":
             tables = [table[:, : config.head_dim // 2] for table in rotation_table(length, config)]
-            return "rotary: cosines, then sines", torch.cat(tables, 1).numpy()
-    raise UsageError("--positions: this model has no vectors for them")
+            return "rotary (cosines, then sines)", torch.cat(tables, 1).numpy()
+    raise UsageError("--positions: this model has no positional encoding")

@@ -1,4 +1,4 @@
-"""Axes with round ticks, for pictures and for the terminal.
+"""Axes with round ticks, for images and the terminal.
 
 >>> [label for _, label in linear_axis([0.51, 0.93], ticks=5).ticks]
 ['0.5', '0.6', '0.7', '0.8', '0.9', '1.0']
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_VALUE = 1e100  # no measurement is larger, and squares of smaller numbers are still floats
+MAX_VALUE = 1e100  # no metric is larger, and its square is still a finite float
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class PlotArea:
 
 
 def linear_axis(values: Sequence[float], ticks: int, extend: bool = True) -> Axis:
-    """About so many ticks; with `extend` the axis ends at the ticks on both sides of the values."""
+    """An axis with about this many ticks; with `extend`, it begins and ends at a tick."""
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1 / MAX_VALUE):  # all the same
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1 / MAX_VALUE):  # all equal
         margin = abs(low) / 10 if abs(low) > 1 / MAX_VALUE else 1.0
         low, high = low - margin, high + margin
     step = round_step((high - low) / ticks)
     if not extend and all(value == int(value) for value in values):
-        step = max(1.0, step)  # there is no half step
+        step = max(1.0, step)  # no half steps
     if not extend and 0 < low <= min(step, (high - low) / 4):
-        low = 0.0  # counting began there
+        low = 0.0  # start at zero
     # 1 / 0.1 may be a little more than 10, and the axis should not extend to 1.1.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     reach = step if extend else step / 4
@@ -77,7 +77,7 @@ def round_step(rough: float) -> float:
 
 
 def tick_label(value: float, step: float, top: float) -> str:
-    """How a number is written on an axis that goes up to `top`."""
+    """A number as shown on an axis up to `top`."""
     if not value:
         return "0"
     if top >= 1e9 or step < 1e-4:
@@ -91,7 +91,7 @@ def tick_label(value: float, step: float, top: float) -> str:
 
 
 def epoch_ticks(steps: Axis, steps_per_epoch: float | None) -> list[tuple[float, str]]:
-    """Round numbers of epochs, each at its place on the axis of steps."""
+    """Round numbers of epochs, positioned on the axis of steps."""
     if not steps_per_epoch:
         return []
     low, high = steps.low / steps_per_epoch, steps.high / steps_per_epoch

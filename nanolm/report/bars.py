@@ -1,4 +1,4 @@
-"""Bars, each with its standard deviation: one SVG file.
+"""A bar chart with standard deviations, as one SVG file.
 
 >>> bars = [Bar("bag of words", 61.0, 1.0), Bar("Transformer", 98.0, 0.2)]
 >>> Path("compare.svg").write_text(bars_svg(bars, "reviews: accuracy", "{:.1f} %".format))
@@ -17,11 +17,11 @@ WIDTH, MAX_NAME_WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 720, 230, 52, 30, 16  # pix
 class Bar:
     name: str
     value: float
-    spread: float  # to both sides of the value
+    spread: float  # on both sides of the value
 
 
 def bars_svg(bars: Sequence[Bar], title: str, label: Callable[[float], str]) -> str:
-    """The bars one below the other, each with the `label` of its value behind it."""
+    """The bars below each other, each followed by the `label` of its value."""
     left = min(MAX_NAME_WIDTH, max((svg.text_width(bar.name, 12) for bar in bars), default=0)) + 28
     right = max((svg.text_width(label(bar.value), 12) for bar in bars), default=0) + 24
     x_axis = linear_axis([0.0, *(bar.value + bar.spread for bar in bars)], 5, extend=False)

@@ -1,4 +1,4 @@
-"""Curves as an SVG picture.
+"""Curves as an SVG image.
 
 >>> rows = read_metrics(Path("runs/novel/metrics.jsonl"))
 >>> loss = Series("train", [(row["step"], row.get("loss")) for row in rows])
@@ -16,12 +16,12 @@ from typing import TypeGuard, cast
 from nanolm.report import svg
 from nanolm.report.axes import MAX_VALUE, PlotArea, epoch_ticks, linear_axis, log_axis
 
-SERIES_POINTS = 500  # drawn of a series, at most: more than a curve has pixels
-CHART_POINTS = 4000  # drawn of a chart: about 80 kB
-DOTTED_POINTS = 30  # with so few, each has a dot
-TREND_POINTS = 40  # from so many on, a curve may be noise around a trend
-NOISE = 0.015  # of the axis is the mean distance from the trend, where a curve is noise
-LINE_STYLES = 12  # that svg.css has: six colours, four dashes
+SERIES_POINTS = 500  # per series: more than a curve has pixels
+CHART_POINTS = 4000  # per chart: about 80 kB
+DOTTED_POINTS = 30  # up to this many, each has a dot
+TREND_POINTS = 40  # from this many, noisy curves get a trend line
+NOISE = 0.015  # mean distance from the trend, relative to the axis, from which a curve is noisy
+LINE_STYLES = 12  # in svg.css: six colours, four dash patterns
 TITLE_HEIGHT, ROW_HEIGHT, TICKS_HEIGHT = 44, 18, 52  # pixels
 
 Point = tuple[float, float]
@@ -29,14 +29,14 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. A name has one colour in all panels."""
+    """One curve. Series of the same name have the same colour in all panels."""
 
     name: str
     points: Sequence[tuple[float | None, float | None]]
 
     @cached_property
     def finite(self) -> list[Point]:
-        """The points that are numbers, from left to right."""
+        """The points with finite values, from left to right."""
         return sorted((float(x), float(y)) for x, y in self.points if is_finite(x) and is_finite(y))
 
 
@@ -44,7 +44,7 @@ class Series:
 class Panel:
     title: str
     series: Sequence[Series]
-    mark: tuple[float, str] | None = None  # a word at an x: (1200, "best")
+    mark: tuple[float, str] | None = None  # a label at an x: (1200, "best")
 
     @property
     def drawn(self) -> list[Series]:
@@ -53,13 +53,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels with the same x axis, to be drawn as SVG here or as PNG by `nanolm.report.png`."""
+    """Panels with the same x axis, drawn as SVG here or as PNG by `nanolm.report.png`."""
 
     title: str
     panels: Sequence[Panel]
     x: str = "step"
     steps_per_epoch: float | None = None  # for a second row of ticks
-    logarithmic: bool = False  # both axes, for numbers above 0: powers are straight lines
+    logarithmic: bool = False  # both axes, for positive values: power laws are straight lines
 
     @property
     def names(self) -> list[str]:
@@ -67,8 +67,8 @@ class Chart:
 
 
 def curves_svg(chart: Chart) -> str:
-    """One or two panels side by side, more of them one below the other. Long noisy curves are faint
-    behind their trend, and curves of many points are thinned."""
+    """Up to two panels are side by side, more are below each other. Long noisy curves are faint
+    behind their trend, and curves with many points are thinned."""
     panels = chart.panels
     styles = {name: f"c{number % LINE_STYLES}" for number, name in enumerate(chart.names)}
     points = [[point for each in panel.drawn for point in each.finite] for panel in panels]
@@ -99,7 +99,7 @@ def curves_svg(chart: Chart) -> str:
         area = PlotArea(left, top + above, inner, height, x_axis, y_axes[number])
         parts.append(f'<g transform="translate({left:g} {top + 12})">{legends[number][0]}</g>')
         parts += svg.axes(area, chart.x, epoch_ticks(x_axis, chart.steps_per_epoch))
-        if panel.mark and is_finite(panel.mark[0]):  # its word is not beyond the sides
+        if panel.mark and is_finite(panel.mark[0]):  # keep its label inside the panel
             at, word = area.x(panel.mark[0]), svg.shorten(panel.mark[1], 11, inner)
             half = svg.text_width(word, 11) / 2
             centre = min(max(at, left + half), left + inner - half)
@@ -119,9 +119,9 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def curve(area: PlotArea, points: list[Point], max_points: int, style: str) -> Iterator[str]:
-    """A line, with dots where points are few, or faint behind its trend where it is noise."""
+    """A line, with dots if there are few points, or faint behind its trend if it is noisy."""
     buckets, line = in_buckets(points, max(1, max_points // 2)), points
-    if len(points) > max_points:  # the lowest and the highest of each bucket: peaks are kept
+    if len(points) > max_points:  # keep the minimum and maximum of each bucket
         ends = [(min(each, key=itemgetter(1)), max(each, key=itemgetter(1))) for each in buckets]
         line = [point for pair in ends for point in sorted(set(pair))]
     trend = noisy_trend(buckets, area.y_axis.high - area.y_axis.low)
@@ -129,13 +129,13 @@ def curve(area: PlotArea, points: list[Point], max_points: int, style: str) -> I
     for kind, each in paths.items():
         places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in each)
         yield f'<path class="{kind}" d="M{places}"/>'
-    if len(points) <= DOTTED_POINTS:  # strokes without a length, but with round ends
+    if len(points) <= DOTTED_POINTS:  # strokes of no length with round caps
         dots = "".join(f"M{area.x(x):.1f},{area.y(y):.1f}h.01" for x, y in points)
         yield f'<path class="{style} dots" d="{dots}"/>'
 
 
 def in_buckets(points: list[Point], count: int) -> list[list[Point]]:
-    """The points in at most `count` groups of neighbours."""
+    """The points in at most `count` groups of consecutive ones."""
     size = math.ceil(len(points) / count)
     return [points[start : start + size] for start in range(0, len(points), size)]
 
@@ -145,8 +145,8 @@ def mean(points: list[Point]) -> Point:
 
 
 def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
-    """The trend of a long curve that is noise around it, on an axis so high; else nothing. By local
-    linear regression, a line fitted to the neighbours of each point: no lag, true at the ends."""
+    """The trend of a long noisy curve on an axis of this height; empty if it is short or smooth.
+    Uses local linear regression, which has no lag and is accurate at the ends."""
     count = sum(map(len, buckets))
     if count < TREND_POINTS:
         return []
@@ -165,7 +165,7 @@ def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
 
 
 def legend(panel: Panel, styles: dict[str, str], width: float) -> tuple[str, int]:
-    """A panel's title and the names of its series, in as many rows as they need; and how many."""
+    """A panel's title and the names of its series, and the number of rows they take."""
     heading = svg.shorten(panel.title, 12, width)
     parts, at, row = [svg.text(0, 0, heading, "panel")], svg.text_width(heading, 13) + 18, 0
     for name in [series.name for series in panel.drawn if series.name != panel.title]:

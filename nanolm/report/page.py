@@ -1,8 +1,8 @@
-"""A run as a page to hand in: curves, the plan and how it turned out, samples, how to repeat it.
+"""The report page of a run: curves, planned vs. actual, samples, how to reproduce it.
 
     >>> write_report(Run(Path("runs/novel")))
 
-It only reads the run folder. Several runs give one page that compares them.
+It needs only the run folder. `comparison_page` compares several runs.
 """
 
 import math
@@ -23,8 +23,8 @@ from nanolm.report.run_data import RunData, read_run
 from nanolm.runs.folder import Run, ending
 from nanolm.text.page import marked
 
-MAX_SAMPLES = 6  # that are shown: the first, the last, and some between
-MAX_LETTERS = 600  # of a sample, or of a misclassified text
+MAX_SAMPLES = 6  # the first, the last, and some in between
+MAX_LETTERS = 600  # shown of a sample or a misclassified text
 MAX_MISTAKES = 10
 STYLE_SHEET = webpage.beside(__file__, "page.css")
 SPLITS = {"val": "validation", "test": "test"}
@@ -35,12 +35,12 @@ EPOCH_COLUMNS = {
     "val_accuracy": ("validation accuracy", "{:.1%}"),
     "val_bits_per_byte": ("validation bits per byte", "{:.3f}"),
 }
-as_html = partial(marked, keep=" \n\t")  # only unusual white space is made visible
+as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
 
 
 def write_report(run: Run, png: bool = False, result: dict[str, Any] | None = None) -> list[Path]:
-    """The page and the curves in the run folder; with `png` the curves as PNG too. A `result` is
-    one that run.json does not have yet."""
+    """Write the page and the curves to the run folder, with `png` also as PNG. Pass a `result` that
+    is not in run.json yet."""
     data = read_run(run)
     if result:
         data.facts["result"] = result
@@ -77,7 +77,7 @@ def report_page(data: RunData) -> str:
 
 
 def summary(data: RunData) -> dict[str, str]:
-    """The row below the heading."""
+    """The facts below the heading."""
     result = data.result
     last = {key: value for row in data.metrics for key, value in row.items()}
     steps = result.get("steps") or last.get("step", 0)
@@ -89,16 +89,17 @@ def summary(data: RunData) -> dict[str, str]:
         facts["epochs"] = f"{steps / data.steps_per_epoch:,.1f}"
     facts["time"] = f"{(result.get('seconds') or last.get('seconds', 0)) / 60:.1f} minutes"
     if (bits := result.get("val_bits_per_byte")) is not None:
-        facts["held-out text"] = f"{bits:.3f} bits per byte"
+        facts["validation bits per byte"] = f"{bits:.3f}"
     for key, name in SPLITS.items():
         if key in result:
-            facts[name] = f"{result[key]['accuracy']:.1%} of {result[key]['count']:,} right"
+            scores = result[key]
+            facts[name] = f"{scores['accuracy']:.1%} accuracy on {scores['count']:,} texts"
     return facts | {"state": ending(result)}
 
 
 def run_charts(data: RunData) -> dict[str, Chart]:
-    """The curves that are files of their own, by their names without a suffix: by step, and for a
-    classifier by epoch too, where training values are means over the epoch."""
+    """The charts that are saved as files, by name without suffix: by step, and for classifiers also
+    by epoch, with training values averaged over the epoch."""
     panels = progress_panels(data, "step", "")
     charts = {"loss": Chart(data.run.path.name, panels, steps_per_epoch=data.steps_per_epoch)}
     if data.is_classifier and (epochs := by_epoch(data)):
@@ -108,7 +109,7 @@ def run_charts(data: RunData) -> dict[str, Chart]:
 
 
 def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
-    """Two measures in training (with `train` before their keys) and in validation."""
+    """Two metrics of training (keys with the prefix `train`) and of validation."""
     best = (row for row in data.metrics if row["step"] == data.result.get("best_step"))
     mark = next(((float(row[x]), "best") for row in best), None)
     names = {train: "training", "val_": "validation"}
@@ -123,19 +124,19 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
 
 
 def by_epoch(data: RunData) -> list[dict[str, Any]]:
-    """The last evaluation of each epoch, with training values averaged over the whole epoch; every
-    evaluation where they are further apart than epochs."""
-    per_epoch = data.steps_per_epoch or math.inf  # without epochs there are no rows
-    epochs: dict[int, list[tuple[int, dict[str, Any]]]] = {}  # steps since the one before, and it
+    """The last evaluation of each epoch, with training values averaged over the epoch; or every
+    evaluation, if they are more than an epoch apart."""
+    per_epoch = data.steps_per_epoch or math.inf  # without epochs, there are no rows
+    epochs: dict[int, list[tuple[int, dict[str, Any]]]] = {}  # (steps since the last row, row)
     evaluations = [row for row in data.metrics if "val_loss" in row and row.get("epoch")]
     for before, row in pairwise([{"step": 0}, *evaluations]):
-        # An evaluation comes after the first step that reaches its place.
+        # An evaluation follows the first step that reaches its position.
         number = max(1, math.ceil((row["step"] - 1) / per_epoch))
         epochs.setdefault(number, []).append((row["step"] - before["step"], row))
     rows = []
     for number, weighted in epochs.items():
         last = dict(weighted[-1][1])
-        if abs(last["step"] - number * per_epoch) <= 1:  # the whole epoch
+        if abs(last["step"] - number * per_epoch) <= 1:  # it covers the whole epoch
             last["epoch"] = number
         for key in [key for key in last if key.startswith("train_")]:
             known = [(steps, row[key]) for steps, row in weighted if row.get(key) is not None]
@@ -158,7 +159,7 @@ def epoch_table(data: RunData) -> str:
             cells.append("" if row.get(key) is None else EPOCH_COLUMNS[key][1].format(row[key]))
         rows.append(cells)
     header = ["epoch", "step", *(EPOCH_COLUMNS[key][0] for key in keys)]
-    note = "Training values are means over all steps since the row above, with dropout on."
+    note = "Training values are averages over all steps since the previous row, with dropout on."
     return f"{text_table(header, rows)}\n<p>{note}</p>"
 
 
@@ -175,12 +176,12 @@ def planned(data: RunData) -> str:
         bits = forecast["bits_per_byte"], result["val_bits_per_byte"]
         rows.append(("bits per byte", *(f"{each:.3f}" for each in bits)))
     if result and (minutes := data.settings.get("minutes")):
-        rows.append(("seconds in all", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
+        rows.append(("total seconds", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:
         parts.append(text_table(["", "planned", "actual"], rows))
     if choices := data.facts.get("choices"):
         cells = [(each["what"], setting_text(each["value"]), each["reason"]) for each in choices]
-        parts += ["<h3>Choices and reasons</h3>", text_table(["", "chosen", "because"], cells)]
+        parts += ["<h3>Choices and reasons</h3>", text_table(["setting", "value", "reason"], cells)]
     return "\n".join(parts)
 
 
@@ -255,7 +256,7 @@ def setting_text(value: object) -> str:
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are text, not HTML; the first of each row is its heading."""
+    """Cells are text, not HTML. The first cell of each row is its heading."""
     lines = (
         f"<th>{escape(first)}</th>" + "".join(f"<td>{as_html(cell)}</td>" for cell in rest)
         for first, *rest in rows
@@ -296,6 +297,6 @@ def differing(data: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def distinct(names: list[str]) -> list[str]:
-    """The last part of each path, or all of it where the last parts are not all different."""
+    """The last part of each path, or the full paths if those are not unique."""
     short = [name.rstrip("/").rpartition("/")[2] for name in names]
     return short if len(set(short)) == len(short) else names

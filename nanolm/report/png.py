@@ -1,4 +1,4 @@
-"""Charts as PNG, drawn by matplotlib, which comes with nanolm[plot]."""
+"""Charts as PNG, drawn by matplotlib (optional dependency: nanolm[plot])."""
 
 import re
 from itertools import cycle
@@ -10,7 +10,7 @@ from nanolm.report.curves import DOTTED_POINTS, SERIES_POINTS, Chart, in_buckets
 from nanolm.report.svg import STYLE_SHEET
 
 DOTS_PER_INCH = 200
-COLOURS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # those on white
+COLOURS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # of the light theme
 LINE_STYLES = ("-", "--", ":", "-.")  # distinct in black and white too
 
 

@@ -1,4 +1,4 @@
-"""What run folders say about their runs.
+"""Reads run folders.
 
 >>> read_run(Run(Path("runs/novel"))).series("loss", "training")
 >>> [run.state for run in list_runs(Path("runs"), note=print)]
@@ -18,7 +18,7 @@ from nanolm.report.curves import Series
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
-# Raised by files edited by hand.
+# Raised by files that were edited by hand.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
@@ -40,7 +40,7 @@ class RunData:
 
     @property
     def steps_per_epoch(self) -> float | None:
-        """None for a run of a version that did not record epochs."""
+        """None for runs of old versions, which did not record epochs."""
         rows = (row for row in reversed(self.metrics) if row.get("epoch"))
         return next((row["step"] / row["epoch"] for row in rows), None)
 
@@ -59,7 +59,7 @@ def read_run(run: Run) -> RunData:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The objects of a metrics.jsonl; a last line that is incomplete is skipped."""
+    """The rows of a metrics.jsonl; an incomplete last line is skipped."""
     lines = file.read_bytes().splitlines() if file.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -69,29 +69,29 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
-            raise DataError(f"{file}, line {number}: no JSON object; remove that line")
+            raise DataError(f"{file}, line {number}: not a JSON object; remove that line")
     return rows
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run; what is not known, or not yet, is None."""
+    """One run. Values that are not known, or not yet, are None."""
 
     run: str
     corpus: str  # what it was trained on
     parameters: int | None
     steps: int | None
     bits_per_byte: float | None
-    accuracy: float | None  # on the test set where there is one, else on the validation set
+    accuracy: float | None  # on the test set if there is one, else on the validation set
     val_accuracy: float | None
     test_accuracy: float | None
     minutes: float | None
-    state: str  # finished, training (by some process now), stopped, stopped early, stopped: REASON
+    state: str  # finished, training (a process is running), stopped, stopped early, stopped: REASON
     started: str
 
 
 def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
-    """Of the runs right under `root`; what cannot be read is noted and skipped."""
+    """Summaries of the runs in `root`; unreadable ones are reported and skipped."""
     summaries = []
     for run in map(Run, sorted(root.iterdir()) if root.is_dir() else []):
         if run.path.name.startswith(files.TRASH):
@@ -101,11 +101,11 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
             try:
                 summaries.append(summarize(run))
             except DataError as error:
-                note(f"{run.path} is passed over: {error}")
+                note(f"{run.path} skipped: {error}")
             except UNREADABLE as error:
-                note(f"{run.path} is passed over: {run.facts_file}: {error!r}")
+                note(f"{run.path} skipped: {run.facts_file}: {error!r}")
         elif run.is_rest():
-            note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` removes what is there")
+            note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` deletes the rest")
     return summaries
 
 
@@ -140,5 +140,5 @@ def summarize(run: Run) -> RunSummary:
     try:
         files.check_fields(summary)
     except ValueError as error:
-        raise DataError(f"{run.facts_file} is not what nanolm writes: {error}") from None
+        raise DataError(f"{run.facts_file} was not written by nanolm: {error}") from None
     return summary

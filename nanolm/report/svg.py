@@ -1,5 +1,5 @@
-"""The parts of SVG pictures, which are light or dark as their reader's screen is: text that fits,
-lines, axes, and the file around them."""
+"""Parts of SVG images: text that fits, lines, axes, and the document itself. The images follow the
+reader's light or dark theme."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ from nanolm.report.axes import PlotArea
 from nanolm.webpage import beside
 
 STYLE_SHEET = beside(__file__, "svg.css")
-# What XML cannot hold, and what would change the direction of the text around it.
+# Characters that XML does not allow, and direction marks.
 FORBIDDEN = re.compile("[\0-\x08\v\f\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
@@ -27,7 +27,7 @@ def document(width: int, height: int, title: str, left: float, parts: Iterable[s
 
 
 def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> Iterator[str]:
-    """Grid, axes and their numbers; a second row of `epochs` where there are any."""
+    """Grid, axes and tick labels, with a second row for `epochs`, if any."""
     right, bottom = area.left + area.width, area.top + area.height
     for value, label in area.y_axis.ticks:
         yield line("grid", area.left, y := area.y(value), right, y)
@@ -60,14 +60,14 @@ def safe(words: str) -> str:
 
 
 def text_width(words: str, size: float) -> float:
-    """About how wide a text is, in pixels."""
+    """The approximate width of a text in pixels."""
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in words)
     return size * (0.58 * (len(words) - wide) + 1.05 * wide)
 
 
 def shorten(words: str, size: float, width: float) -> str:
-    """As much of a text as fits into a width, in pixels."""
-    words = " ".join(words[: int(width)].split())  # no letter is narrower than a pixel
+    """As much of a text as fits a width in pixels."""
+    words = " ".join(words[: int(width)].split())  # no character is narrower than a pixel
     if text_width(words, size) > width:
         while words and text_width(words + "…", size) > width:
             words = words[:-1]

@@ -1,4 +1,4 @@
-"""A sweep as a picture: one SVG file, a panel for each setting, a dot for each trial.
+"""A sweep as one SVG image, with a panel for each setting and a dot for each trial.
 
 >>> Path("sweep.svg").write_text(sweep_svg([Dot({"lr": 0.003}, 2.14, True, True)], "novel"))
 """
@@ -12,8 +12,8 @@ from nanolm.formats import readable
 from nanolm.report import svg
 from nanolm.report.axes import Axis, PlotArea, linear_axis
 
-LOG_RATIO = 8  # between the largest and the smallest value, from which an axis is logarithmic
-MAX_RATIO = 2  # to the best: bits per byte above that are drawn at the top
+LOG_RATIO = 8  # largest to smallest value from which an axis is logarithmic
+MAX_RATIO = 2  # to the best; higher bits per byte are drawn at the top
 MAX_COLUMNS = 3
 TOP, HEIGHT, TICKS_HEIGHT = 74, 230, 56  # pixels
 SMALL, LARGE, RING = 4, 6.5, 10  # radii in pixels
@@ -21,30 +21,30 @@ SMALL, LARGE, RING = 4, 6.5, 10  # radii in pixels
 
 @dataclass(frozen=True)
 class Dot:
-    """A trial, as it was after the first round."""
+    """A trial after the first round."""
 
     values: dict[str, Any]
     bits_per_byte: float
-    kept: bool  # trained for longer
+    kept: bool  # trained longer
     best: bool
 
 
 def sweep_svg(dots: Sequence[Dot], title: str) -> str:
-    """A panel for each setting that was varied: its values across, bits per byte up."""
-    dots = sorted(dots, key=lambda dot: (dot.best, dot.kept))  # the best on top
+    """A panel for each varied setting: its values on the x axis, bits per byte on the y axis."""
+    dots = sorted(dots, key=lambda dot: (dot.best, dot.kept))  # draw the best last
     names = list(dots[0].values)
     columns = min(MAX_COLUMNS, len(names))
     width = 560 if columns == 1 else 340
     limit = MAX_RATIO * min(dot.bits_per_byte for dot in dots)
     if any(dot.bits_per_byte > limit for dot in dots):
-        title += f"; at the top, more than {readable(limit)}"
+        title += f" (clipped at {readable(limit)})"
     bits = [min(dot.bits_per_byte, limit) for dot in dots]
-    padding = 0.06 * (max(bits) - min(bits))  # room for a ring
+    padding = 0.06 * (max(bits) - min(bits))  # room for the ring
     y_axis = linear_axis([min(bits) - padding, max(bits) + padding], 5)
     margin = 22 + max(svg.text_width(label, 11) for _, label in y_axis.ticks)
     inner, panel_height = width - margin - 16, HEIGHT + TICKS_HEIGHT
-    legend = {"a trial": (False, False), "trained for longer": (True, False)}
-    legend["the best at the end"] = (dots[-1].kept, dots[-1].best)
+    legend = {"trial": (False, False), "trained longer": (True, False)}
+    legend["best"] = (dots[-1].kept, dots[-1].best)
     parts, x = [], margin
     for label, kind in legend.items():
         parts += [*circles(x + RING, 46, *kind), svg.text(x + 2 * RING + 6, 50, label)]
@@ -63,8 +63,8 @@ def sweep_svg(dots: Sequence[Dot], title: str) -> str:
 
 
 def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis]:
-    """Where on an axis each value is, and that axis: numbers at their place, or at that of their
-    logarithm if they differ much; words, and what has no logarithm, side by side."""
+    """The position of each value, and the axis. Numbers get a linear axis, or a logarithmic one if
+    their range is wide. Words, and numbers that have no logarithm, are evenly spaced."""
     distinct = sorted(set(values))
     numbers = not isinstance(distinct[0], str | bool)
     positive = [value for value in distinct if numbers and value > 0]
@@ -79,7 +79,7 @@ def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis
     padding = 0.12 * (high - low) or 1.0
     axis = Axis(low - padding, high + padding)
     ticks, free = [], -math.inf
-    for value, place in places.items():  # as many labels as there is room for
+    for value, place in places.items():  # skip labels that would overlap
         label = svg.shorten(format_value(value), 11, width / max(2, min(len(places), 6)))
         at, half = width * axis.fraction(place), svg.text_width(label, 11) / 2 + 3
         fits = at - half >= free
@@ -89,7 +89,7 @@ def place_values(values: Sequence[Any], width: float) -> tuple[list[float], Axis
 
 
 def format_value(value: Any) -> str:
-    """As one would type it."""
+    """As typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.12g}" if isinstance(value, float) else str(value)

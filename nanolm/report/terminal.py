@@ -1,4 +1,4 @@
-"""Curves made of characters, each with two columns and four rows of dots (Unicode's Braille).
+"""Curves in the terminal, drawn with Braille characters of 2 by 4 dots.
 
 >>> print("\\n".join(plot([Series("training", points)], width=70, height=16)))
 """
@@ -12,11 +12,11 @@ from nanolm.report.curves import Point, Series
 
 BRAILLE = 0x2800
 BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column
-MARKED_POINTS = 40  # with so few, they are drawn one by one
+MARKED_POINTS = 40  # up to this many are drawn as single marks
 
 
 def plot(series: Sequence[Series], width: int, height: int, plain: bool = False) -> list[str]:
-    """Rows of text: the curves with their axes, and a legend; with `plain` all of it ASCII."""
+    """Lines of text: the curves with axes and a legend; with `plain`, in ASCII only."""
     curves = {each.name: each.finite for each in series if each.finite}
     if not curves:
         return ["no data yet"]
@@ -29,7 +29,7 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
     line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
     legend: list[str] = []
     for name, points in curves.items():
-        single = len(points) <= MARKED_POINTS and bool(legend)  # not the first: to tell them apart
+        single = len(points) <= MARKED_POINTS and bool(legend)  # the first is always a line
         mark = point_mark if single else line_mark
         legend.append(f"{mark} {name}")
         columns, rows = (inner, height) if single or plain else (2 * inner, 4 * height)
@@ -57,7 +57,7 @@ def plot(series: Sequence[Series], width: int, height: int, plain: bool = False)
 
 
 def joined(places: list[Point]) -> Iterator[Point]:
-    """The places, and enough between them to make a line."""
+    """The places, with points in between that form a line."""
     for (x1, y1), (x2, y2) in itertools.pairwise([places[0], *places]):
         steps = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
         for step in range(1, steps + 1):

@@ -1,6 +1,6 @@
 """The checkpoints of a run: listing, verifying, pruning, and the links `best` and `last`.
 
-`nanolm.files` sees to it that a checkpoint is either whole or not there.
+`nanolm.files` writes checkpoints atomically and verifies them.
 """
 
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 from nanolm.errors import ModelError
 from nanolm.files import DAMAGED, MANIFEST, aside, retire, set_aside, verify
 
-EARLIER = "earlier"  # the folder of what a run came to before it was extended
+EARLIER = "earlier"  # checkpoints of a run from before it was extended
 
 
 def newest_valid(parent: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that verifies; each damaged one on the way is reported."""
+    """The newest valid checkpoint; newer ones that are damaged are reported."""
     for folder in reversed(list_checkpoints(parent)):
         try:
             verify(folder)
             return folder
         except ModelError as error:
-            report(f"{error}; trying the checkpoint before it")
+            report(f"{error}; trying the previous checkpoint")
     return None
 
 
@@ -30,13 +30,13 @@ def list_checkpoints(parent: Path) -> list[Path]:
 
 
 def was_saved(run: Path) -> bool:
-    """Whether there is, or was, a checkpoint, be it damaged."""
+    """Whether there is or was a checkpoint, even a damaged one."""
     saved = (run / "checkpoints").glob(f"{DAMAGED}step-*")
     return any(saved) or any(os.path.lexists(run / name) for name in ("best", "last"))
 
 
 def retire_after(parent: Path, kept: Path, report: Callable[[str], None]) -> None:
-    """Remove what is newer than `kept`, and in the way of what comes next."""
+    """Remove the checkpoints that are newer than `kept`, which training will write again."""
     retire_all([each for each in list_checkpoints(parent) if each.name > kept.name], report)
 
 
@@ -51,8 +51,8 @@ def retire_all(folders: list[Path], report: Callable[[str], None]) -> None:
 
 
 def point(link: Path, target: Path) -> None:
-    """Make `link` lead to `target`, atomically; a small file where links cannot be made."""
-    if link.is_dir() and not link.is_symlink():  # by a copy of the run that had no links
+    """Point `link` to `target`, atomically. Without support for links, a text file has the path."""
+    if link.is_dir() and not link.is_symlink():  # the run was copied without links
         retire(link) if follow(link) != link.resolve() else set_aside(link)
     relative = os.path.relpath(target, link.parent)
     temporary = aside(link)
@@ -64,7 +64,7 @@ def point(link: Path, target: Path) -> None:
 
 
 def follow(link: Path) -> Path | None:
-    """The folder that `link` leads to; what an interrupted --extend has moved is in `earlier`."""
+    """The folder that `link` points to, or its copy in `earlier` after an interrupted --extend."""
     if (target := target_of(link)) is None:
         return None
     places = (target, link.parent / EARLIER / target.name)
@@ -72,9 +72,9 @@ def follow(link: Path) -> Path | None:
 
 
 def target_of(link: Path) -> Path | None:
-    """What `link` names, whether that is there or not: by a link, or by the small file in its
-    place. A folder there is what a copy without links has made of it: it stands for the checkpoint
-    that it repeats, or else for itself."""
+    """The path that `link` points to, whether it exists or not. `link` is a link, or a text file
+    with the path, or, in a run that was copied without links, a folder. Such a folder stands for
+    the checkpoint that it duplicates, or else for itself."""
     try:
         if link.is_symlink():
             return link.resolve()
@@ -84,7 +84,7 @@ def target_of(link: Path) -> Path | None:
             return None
         folders = [*link.parent.glob("checkpoints/*"), *link.parent.glob(f"{EARLIER}/*")]
         return next((each for each in folders if same_manifest(each, link)), link).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop, or no text
+    except (OSError, RuntimeError, ValueError):  # a loop, or not text
         return None
 
 

@@ -1,4 +1,4 @@
-"""Is a run whole? Every checkpoint verified, and which one would be used."""
+"""Verifies every checkpoint of a run, and says which one would be used."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ LEFT = (files.TEMPORARY, files.TRASH, JOURNAL)
 class CheckpointHealth:
     name: str
     bytes: int
-    problem: str  # nothing, if it is whole
-    links: tuple[str, ...]  # of "best" and "last", those that lead here
+    problem: str  # empty if it is intact
+    links: tuple[str, ...]  # those of "best" and "last" that point here
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     folder: str
     state: str  # "finished", "unfinished", or "a model folder"
-    problems: tuple[str, ...]  # with the run's own files
+    problems: tuple[str, ...]  # with the other files of the run
     checkpoints: tuple[CheckpointHealth, ...]
     to_go_on: str | None  # the checkpoint that training would resume from
-    to_use: str | None  # the one that `sample`, `classify` and all others would take
-    left_behind: tuple[str, ...]  # by what was killed; the next start removes it
+    to_use: str | None  # the one that `sample`, `classify` and other commands would use
+    left_behind: tuple[str, ...]  # by killed processes; the next start removes them
     set_aside: tuple[str, ...] = ()  # because it was damaged
 
     def sound(self) -> bool:
@@ -38,9 +38,9 @@ class Diagnosis:
 
 
 def examine(path: Path) -> Diagnosis:
-    """Read all of it; nothing is changed."""
+    """Check the whole folder without changing it."""
     if not path.is_dir():
-        raise UsageError(f"{path} does not exist, or is no folder")
+        raise UsageError(f"{path} does not exist or is not a folder")
     run = Run(path)
     folders = checkpoint.list_checkpoints(run.checkpoints)
     folders += [final] if (final := run.checkpoints / "final").is_dir() else []
@@ -74,7 +74,7 @@ def examine(path: Path) -> Diagnosis:
 
 
 def check(folder: Path, run: Run | None = None) -> CheckpointHealth:
-    """A checkpoint of `run`, or a model folder: from elsewhere it has no manifest of checksums."""
+    """Check a checkpoint of `run`, or a model folder, which may have no manifest of checksums."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     targets = {name: checkpoint.follow(run.path / name) for name in ("best", "last") if run}
     links = tuple(name for name, target in targets.items() if target and target.samefile(folder))

@@ -1,10 +1,10 @@
-"""The run folder: what a training run writes, and how RUN on the command line is resolved.
+"""The run folder: its files, and how RUN on the command line is resolved.
 
 runs/NAME/
-  config.toml     every resolved setting: `nanolm train --config` repeats the run
-  run.json        why each automatic choice was made, versions, machine, fingerprints, result
-  metrics.jsonl   one object a line
-  samples.md      what the model wrote as it learned
+  config.toml     every resolved setting: `nanolm train --config` reproduces the run
+  run.json        automatic choices with reasons, versions, machine, fingerprints, result
+  metrics.jsonl   one JSON object per line
+  samples.md      samples generated during training
   log.txt
   checkpoints/step-00000120/, and the links best and last: see checkpoint.py
 """
@@ -31,7 +31,7 @@ from nanolm.runs.checkpoint import EARLIER, list_checkpoints
 from nanolm.runs.toml import dump_toml
 from nanolm.text import HUB, NAMED, tokenizer_problem
 
-# Tokenizers and downloads are imported where they are needed: listing runs should be quick.
+# Tokenizers and downloads are imported lazily, so that listing runs is quick.
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
@@ -52,20 +52,20 @@ class Entry:
 
 
 class Run:
-    """The files of one run. Making one touches nothing on the disk."""
+    """The files of one run. Creating an instance does not touch the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.folder: int | None = None  # its descriptor, while it is held
-        self.begun = False  # and has a run.json
+        self.folder: int | None = None  # its descriptor while it is locked
+        self.begun = False  # locked, and has a run.json
         self.report: Callable[[str], None] = lambda text: None
 
     @property
     def path(self) -> Path:
-        """Where the folder is; while it is held, also after somebody has moved it."""
+        """Where the folder is, even if it was moved while locked."""
         if self.folder is None:
             return self._path
-        for _ in range(2):  # it may be moved between two looks
+        for _ in range(2):  # it may be moved between two checks
             path = self._path if same_folder(self._path, self.folder) else folder_path(self.folder)
             if path and (not self.begun or (path / "run.json").exists()):
                 break
@@ -75,7 +75,7 @@ class Run:
         if path != self._path:
             before, self._path = self._path, path
             resume = f"if it is interrupted, resume it with --out {path}"
-            self.report(f"{before} was moved to {path}: training goes on there; {resume}")
+            self.report(f"{before} was moved to {path}, and training continues there; {resume}")
         return path
 
     checkpoints = Entry(CHECKPOINTS)
@@ -90,7 +90,7 @@ class Run:
         return self.facts_file.is_file()
 
     def free(self) -> bool:
-        """Whether nothing is there, or only what a start that failed before the first step left."""
+        """Whether there is nothing, or only leftovers of a start that failed before step 1."""
         if not self.path.is_dir():
             return not self.path.exists()
         left = (".lock", self.log, self.config_file, self.metrics, self.samples, self.checkpoints)
@@ -99,7 +99,7 @@ class Run:
         return all(name.startswith((files.TEMPORARY, files.TRASH)) for name in names)
 
     def is_rest(self) -> bool:
-        """Whether it is what is left of a run: nothing but what runs have, and some of it."""
+        """Whether these are the remains of a run: some of its files, and no others."""
         if not self.path.is_dir():
             return False
         own = {CHECKPOINTS, EARLIER, self.metrics.name, self.samples.name}
@@ -117,7 +117,7 @@ class Run:
         return bool(self.facts().get("result", {}).get("stopped") == TooLittleTime.stopped)
 
     def clear(self) -> None:
-        """Remove what nanolm wrote, but the log, as if the run had not begun."""
+        """Remove everything that nanolm wrote except the log, to start over."""
         self.begun = False
         change = [retirement(each, self.report) for each in list_checkpoints(self.checkpoints)]
         written = (self.metrics, self.samples, self.config_file, self.facts_file)
@@ -136,9 +136,9 @@ class Run:
         return read_file(self.facts_file, partial(parse_facts, self.facts_file))
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Write what is known before the first step; run.json last, it makes the run exist."""
+        """Write the files of a new run. run.json comes last: with it, the run exists."""
         for file in (self.metrics, self.samples):
-            if file.exists():  # of a run that was removed while it was being trained
+            if file.exists():  # of a run that was removed during training
                 files.set_aside(file)
         self.configure(settings)
         self.update(facts)
@@ -151,48 +151,48 @@ class Run:
         files.write_atomically(self.facts_file, dump_facts(facts))
 
     def lengths(self) -> dict[str, int]:
-        """How long the growing files are now; part of a checkpoint's state."""
+        """The sizes of the files that grow; part of a checkpoint's state."""
         growing = (self.metrics, self.samples)
         return {file.name: file.stat().st_size if file.exists() else 0 for file in growing}
 
     def flush(self) -> None:
-        """Wait until the growing files are on the disk: a checkpoint relies on their lengths."""
+        """Wait until the growing files are on disk: a checkpoint relies on their sizes."""
         for file in (self.metrics, self.samples):
             if file.exists():
                 with file.open("ab") as stream:
                     os.fsync(stream.fileno())
 
     def cut_back(self, lengths: dict[str, int]) -> None:
-        """Undo what was appended after a checkpoint, so that nothing appears twice."""
+        """Truncate what was appended after a checkpoint, so that nothing appears twice."""
         for file in (self.metrics, self.samples):
             length = lengths.get(file.name, 0)
             if file.exists() and file.stat().st_size > length:
                 os.truncate(file, length)
 
     def recover(self, report: Callable[[str], None]) -> None:
-        """Finish what a killed process began, and remove what it left. Call it with the lock."""
+        """Finish the change of a killed process and remove its temporary files. Needs the lock."""
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
-            report(f"{path}: finished what was interrupted: {what}")
+            report(f"{path}: completed an interrupted change: {what}")
         for folder in (path, path / CHECKPOINTS):
             files.sweep(folder)
         self.begun = self.folder is not None and self.exists()
 
     def settle(self, report: Callable[[str], None]) -> None:
-        """For whoever only reads: finish what a killed process began, where that can be done."""
+        """Before reading: finish the change of a killed process, if possible."""
         if not (self.path / journal.JOURNAL).is_file():
             return
         try:
-            # Links could lead out of the folder of a stranger.
+            # Links in a downloaded folder could point outside it.
             if not any((self.path / name).is_symlink() for name in (CHECKPOINTS, EARLIER)):
                 with self.locked():
                     self.recover(report)
-        except (DataError, OSError) as error:  # in use, of a newer version, or read-only
-            report(f"{self.path}: a change was interrupted, and is not finished now: {error}")
+        except (DataError, OSError) as error:  # in use, from a newer version, or read-only
+            report(f"{self.path}: an interrupted change could not be completed: {error}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run; a second process is refused. The system lets go even after a kill."""
+        """Lock the run against other processes. The system unlocks it even after a kill."""
         made = not self.path.exists()
         try:
             with files.locked(self.path / ".lock"), self.held():
@@ -200,17 +200,17 @@ class Run:
                     yield
                 except BaseException:
                     with contextlib.suppress(DataError):
-                        if made and self.free():  # nothing that anybody could go on with
+                        if made and self.free():  # nothing to resume
                             shutil.rmtree(self.path, ignore_errors=True)
                     raise
         except files.InUse as owner:
             text = f"{self.path} is being trained by another process ({owner})"
-            raise DataError(f"{text}; wait for it, or start another run with --out") from None
+            raise DataError(f"{text}; wait for it, or start a new run with --out") from None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Know the folder by more than its name, which may change."""
-        if os.name != "nt":  # which does not let anybody move it
+        """Keep the folder open, so that it is found again if it is moved."""
+        if os.name != "nt":  # Windows does not allow moving it
             self.begun = self.exists()
             self.folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -229,7 +229,7 @@ def same_folder(path: Path, folder: int) -> bool:
 
 
 def folder_path(folder: int) -> Path | None:
-    """The path of an open folder by now; None if it has none, or the system does not say."""
+    """The current path of an open folder; None if it was removed or is unknown."""
     try:
         if sys.platform == "darwin":
             import fcntl
@@ -245,7 +245,7 @@ def folder_path(folder: int) -> Path | None:
 
 def read_file(file: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     if not file.is_file():
-        raise DataError(f"{file} does not exist, or is no file")
+        raise DataError(f"{file} does not exist or is not a file")
     try:
         return parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -257,7 +257,7 @@ def dump_facts(facts: dict[str, Any]) -> str:
 
 
 def retirement(folder: Path, report: Callable[[str], None]) -> journal.Operation:
-    """How a journal gets a superseded checkpoint out of the way: what is damaged is kept."""
+    """The journal entry that removes a superseded checkpoint, or renames a damaged one."""
     name = f"{CHECKPOINTS}/{folder.name}"
     if not (why := files.why_keep(folder)):
         return "discard", name
@@ -272,22 +272,22 @@ def parse_facts(file: Path, text: str) -> dict[str, Any]:
     result = facts.get("result", {})
     objects = (facts["request"], facts["fingerprints"], result)
     if not all(isinstance(part, dict) for part in objects):
-        raise ValueError("not what nanolm writes")
+        raise ValueError("not written by nanolm")
     for name in ("steps", "best_step", "seconds"):
         if not isinstance(value := result.get(name, 0), int | float):
-            raise ValueError(f"its result has {name} {value!r:.80}")
+            raise ValueError(f"{name} in its result is {value!r:.80}")
     return facts
 
 
 def find_named(name: str | Path, note: Callable[[str], None], progress: Report) -> Path:
-    """The model folder that RUN means: on this machine, or with hf:// on the Hub."""
+    """The model folder for RUN: local, or with hf:// from the Hugging Face Hub."""
     if str(name).startswith(HUB):
         return find_or_download(str(name), note, progress)
     return find_model(name, note)
 
 
 def find_or_download(name: str, note: Callable[[str], None], progress: Report) -> Path:
-    """The model folder that RUN means; what is no folder here is a name on the Hub."""
+    """The model folder for RUN: a local folder, or else a name on the Hub."""
     if not name.startswith(HUB) and Path(name).exists():
         return find_model(name, note)
     from nanolm.runs.hub import hub_model
@@ -297,21 +297,22 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
     except NanolmError as error:
         if name.startswith(HUB):
             raise
-        raise type(error)(f"{name} is no folder here, and {error}") from None
+        raise type(error)(f"no folder {name} here, and {error}") from None
 
 
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
-    """The model folder that RUN means: a run's best checkpoint, or a model folder itself.
-    Damaged checkpoints are reported, and the newest whole one is used instead."""
+    """The model folder for RUN: a run's best checkpoint, or RUN itself if it is a model folder.
+    Damaged checkpoints are reported, and the newest valid one is used instead."""
     Run(Path(path)).settle(report)
     return resolve_model(Path(path), report)
 
 
 def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
-    """The same, and nothing is changed."""
+    """The same, without changing anything."""
     if not path.is_dir():
-        what = "is no folder" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}; `nanolm runs` lists runs, {HUB}NAME is on Hugging Face")
+        what = "is not a folder" if path.exists() else "does not exist"
+        cure = f"`nanolm runs` lists runs, and {HUB}NAME loads a model from the Hub"
+        raise UsageError(f"{path} {what}; {cure}")
     if (path / "config.json").exists():
         if (path / files.MANIFEST).exists():
             files.verify(path)
@@ -319,7 +320,7 @@ def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
     for link in (path / name for name in LINKS):
         best = checkpoint.follow(link)
         if best != (target := checkpoint.target_of(link)):
-            report(f"{target}, the {link.name} model, is not there; using {best or 'another'}")
+            report(f"the {link.name} checkpoint {target} is missing; using {best or 'another'}")
         if best:
             try:
                 files.verify(best)
@@ -329,23 +330,23 @@ def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
                 break
     if newest := checkpoint.newest_valid(path / "checkpoints", report):
         return newest
-    raise ModelError(f"{path} holds no model: no config.json and no whole checkpoint")
+    raise ModelError(f"{path} holds no model: no config.json and no valid checkpoint")
 
 
 def model_tokenizer(folder: Path) -> "Tokenizer":
-    """The tokenizer of a model folder, which must not have tokens that the model does not know."""
+    """The tokenizer of a model folder. Its vocabulary must not exceed the model's."""
     from nanolm.text.tokenizer_files import load_tokenizer
 
     tokenizer, config = load_tokenizer(folder), load_any_config(folder)
     base = config.base if isinstance(config, ClassifierConfig) else config
     if tokenizer.vocab_size > (known := base.vocab_size):
-        tokens = f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model {known:,}"
+        tokens = f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model only {known:,}"
         raise ModelError(f"{folder}: {tokens}")
     return tokenizer
 
 
 def find_tokenizer(name: str, report: Callable[[str], None]) -> "Tokenizer":
-    """A tokenizer by its name, its file, or the folder of a model or run that has one."""
+    """A tokenizer by name, from a file, or from the folder of a model or run."""
     from nanolm.text.tokenizer_files import load_tokenizer, named_tokenizer
 
     if name in NAMED:
@@ -359,7 +360,7 @@ def find_tokenizer(name: str, report: Callable[[str], None]) -> "Tokenizer":
 
 
 def runs_by_age(root: Path) -> list[Path]:
-    """The runs under `root` that have a checkpoint, the youngest first."""
+    """The runs under `root` that have a checkpoint, the newest first."""
     ages = {
         folder: max(step.stat().st_mtime for step in saved)
         for folder in (root.iterdir() if root.is_dir() else [])
@@ -388,14 +389,14 @@ def ending(result: dict[str, Any]) -> str:
 
 
 def append(run: Run, name: str, text: str) -> None:
-    """To a file of a run, wherever that is by now."""
+    """Append to a file of a run, even if the run was moved."""
     try:
         stream = (run.path / name).open("a", encoding="utf-8")
-    except FileNotFoundError:  # moved at this moment
+    except FileNotFoundError:  # moved just now
         stream = (run.path / name).open("a", encoding="utf-8")
     try:
         with stream:
             stream.write(text)
     except OSError as error:
-        error.filename = stream.name  # writing does not say where
+        error.filename = stream.name  # write errors do not include it
         raise

@@ -1,9 +1,9 @@
-"""A model of the Hugging Face Hub, as a folder on this machine.
+"""A model from the Hugging Face Hub, as a local folder.
 
     >>> hub_model("gpt2", report)  # or "hf://gpt2", "owner/name", "hf://owner/name"
 
-Where the Hugging Face tools have it already, their copy is used. Else what a model needs is
-downloaded once (`nanolm.download`); after that no network is needed.
+If the Hugging Face cache already has the model, that copy is used. Otherwise the files that a model
+needs are downloaded once (`nanolm.download`). After that, no network is needed.
 """
 
 import json
@@ -18,7 +18,7 @@ from nanolm.errors import ModelError, UsageError
 from nanolm.machine import cache_folder
 from nanolm.text import HUB
 
-PLAIN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that leads out of a folder
+PLAIN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that points outside a folder
 REPOSITORY_NAME = re.compile(rf"(?:{HUB})?((?:{PLAIN_NAME}/)?{PLAIN_NAME})/?")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
@@ -31,20 +31,20 @@ OTHER_WEIGHTS = re.compile(rf"{PLAIN_NAME}\.({SUFFIXES})")
 
 
 def hub_model(name: str, report: Report) -> Path:
-    """The folder of the model `name`, downloaded unless it is on this machine."""
+    """The folder of the model `name`, downloaded unless it is cached."""
     match = REPOSITORY_NAME.fullmatch(name)
     if match is None:
-        how = f"write OWNER/NAME or {HUB}OWNER/NAME, and nothing after it"
-        raise UsageError(f"{name} names no model of the Hugging Face Hub; {how}")
+        how = f"type OWNER/NAME or {HUB}OWNER/NAME, with nothing after it"
+        raise UsageError(f"{name} is not a valid name on the Hugging Face Hub; {how}")
     name = match[1]
-    if folder := _of_other_tools(name):
+    if folder := _cached_by_huggingface(name):
         return folder
     repository = Repository("models", name, f"model {name}", cache_folder() / "models")
     folder = repository.fetch(partial(_choose, name), report, together=True)[0].parent
     if _is_model(folder):
         return folder
-    problem = f"{name}: its {INDEX} names files that it does not have"
-    raise ModelError(f"{problem}; if that was mended on the Hub, delete {folder} to fetch it anew")
+    problem = f"{name}: its {INDEX} lists files that are missing"
+    raise ModelError(f"{problem}; if this was fixed on the Hub, delete {folder} to download again")
 
 
 def _choose(name: str, paths: list[str]) -> list[str]:
@@ -56,25 +56,25 @@ def _choose(name: str, paths: list[str]) -> list[str]:
         weights = [INDEX, *shards]
     else:
         others = [path for path in sorted(paths) if OTHER_WEIGHTS.fullmatch(path)]
-        listed = ", ".join(others[:5]) or "no weights at all"
+        listed = ", ".join(others[:5]) or "no weights"
         raise ModelError(
-            f"{name} has {listed} where {WEIGHTS} (or {INDEX} with its parts) was expected; "
-            "nanolm reads only .safetensors, because other kinds can run code when loaded"
+            f"{name} has {listed} instead of {WEIGHTS} (or {INDEX} with its shards); "
+            "nanolm reads only .safetensors, because other formats can run code when loaded"
         )
     if CONFIG not in paths:
-        raise ModelError(f"{name} has no {CONFIG}, which says what kind of model its weights are")
+        raise ModelError(f"{name} has no {CONFIG}, which describes the model")
     return [path for path in MODEL_FILES if path in paths] + weights
 
 
-def _of_other_tools(name: str) -> Path | None:
-    """The copy that the Hugging Face tools keep, if it is whole."""
+def _cached_by_huggingface(name: str) -> Path | None:
+    """The copy in the Hugging Face cache, if it is complete."""
     try:
         users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         home = Path(os.environ.get("HF_HOME") or users / "huggingface")
         cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
         repository = cache / "--".join(("models", *name.split("/")))
         revision = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError, RuntimeError):  # not there, no text, or no home
+    except (OSError, ValueError, RuntimeError):  # missing, not text, or no home folder
         return None
     snapshot = repository / "snapshots" / revision
     return snapshot if re.fullmatch(PLAIN_NAME, revision) and _is_model(snapshot) else None

@@ -1,4 +1,4 @@
-"""What a run or model folder is: architecture, parameters, files, history, who can read it."""
+"""Facts about a run or model folder: architecture, parameters, files, history, readers."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,12 +12,12 @@ from nanolm.model.stored import checked_tensors, load_any_config, parameters_by_
 from nanolm.runs.folder import Run, find_model, model_tokenizer
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # what other hands may have written
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # raised by edited files
 
 
 @dataclass(frozen=True)
 class History:
-    """How a model was trained; what is not known, or not over, is None."""
+    """How a model was trained. Values that are not known, or not yet, are None."""
 
     step: int
     seconds: float
@@ -39,16 +39,16 @@ class Info:
     architecture: dict[str, Any]
     parameters: int
     parts: dict[str, int]
-    numbers: str  # how the weights are stored
+    numbers: str  # dtype of the stored weights
     tokenizer: dict[str, Any]
     bytes: dict[str, int]  # on disk, by file
     history: History | None
     readers: list[str]
-    why_only: str  # where nanolm alone reads it
+    why_only: str  # why only nanolm can read it
 
 
 def describe(name: str, note: Callable[[str], None]) -> Info:
-    """Read everything but the weights themselves."""
+    """Read everything except the weights."""
     folder = find_model(name, note)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
@@ -77,7 +77,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
 
 
 def read_history(path: Path, folder: Path) -> History | None:
-    """How the model in `folder` was trained: that of a run, or a checkpoint within one."""
+    """How the model in `folder`, a run or one of its checkpoints, was trained."""
     try:
         state = read_json(folder / "state.json")
         known = History(step=int(state["step"]), seconds=float(state["seconds"]))

@@ -1,12 +1,12 @@
-"""A change of several files that happens as a whole, whatever kills the process.
+"""Atomic changes of several files, even if the process is killed.
 
     >>> moved = ("move", "checkpoints/step-8", "earlier/step-8")
-    >>> commit(folder, "going back to step 4", [moved, ("link", "best", "earlier/step-8")])
-    >>> recover(folder)  # the next process: what a kill has interrupted
+    >>> commit(folder, "rolling back to step 4", [moved, ("link", "best", "earlier/step-8")])
+    >>> recover(folder)  # in the next process, after a kill
 
-All operations are first written to JOURNAL.json, atomically: from then on the change will be made,
-by this process or by the next one. Each operation can be repeated. Whoever commits or recovers
-holds the folder's lock. A folder may come from anywhere, so no operation reaches out of it.
+All operations are first written to JOURNAL.json, atomically. From then on the change will be made,
+by this process or by the next one. Operations are idempotent. `commit` and `recover` need the
+folder's lock. A folder may come from anywhere, so no operation reaches outside it.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from nanolm.runs.checkpoint import EARLIER, point
 
 JOURNAL = "JOURNAL.json"
 FORMAT = 1
-KINDS = {"move": 1, "link": 1, "write": 1, "discard": 0}  # words besides the path
-# No other folder: it may be a link.
+KINDS = {"move": 1, "link": 1, "write": 1, "discard": 0}  # arguments after the path
+# Other folders may be links.
 INSIDE = re.compile(rf"((checkpoints|{EARLIER})/)?(?!\.\.?$)[^/\\:]+")
-Operation = tuple[str, ...]  # its kind, and two paths, a path and a text, or a path
+Operation = tuple[str, ...]  # its kind, then a path and, by kind, another path or a text
 
 
 def commit(folder: Path, what: str, operations: Sequence[Operation]) -> None:
-    """Carry out `operations`, all or none; `what` is for people."""
+    """Carry out all of `operations` or none; `what` describes them in messages."""
     entry = {"format": FORMAT, "what": what, "operations": operations}
     text = json.dumps({**entry, "sha256": checksum(entry)}, indent=1) + "\n"
     files.write_atomically(folder / JOURNAL, text)
@@ -37,7 +37,7 @@ def commit(folder: Path, what: str, operations: Sequence[Operation]) -> None:
 
 
 def recover(folder: Path) -> str | None:
-    """Finish the change that was committed in `folder`, if there is one; returns what it is."""
+    """Finish the change that was committed in `folder`, if any; returns its description."""
     if not (folder / JOURNAL).is_file():
         return None
     what, operations = read(folder / JOURNAL)
@@ -63,19 +63,19 @@ def read(file: Path) -> tuple[str, list[Operation]]:
     try:
         entry: dict[str, Any] = json.loads(file.read_bytes())
         if entry["format"] > FORMAT:
-            raise DataError(f"{file} is of a newer version of nanolm; update nanolm to go on")
+            raise DataError(f"{file} was written by a newer nanolm; upgrade nanolm to continue")
         if entry.pop("sha256") != checksum(entry) or not all(map(sound, entry["operations"])):
             raise ValueError("it does not match its checksum")
         return entry["what"], entry["operations"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cure = "rename it to use the folder as it is"
         raise DataError(
-            f"{file} cannot be read, so a change stays half done: {error}; {cure}"
+            f"{file} cannot be read, so an interrupted change is incomplete: {error}; {cure}"
         ) from None
 
 
 def sound(operation: Sequence[str]) -> bool:
-    """Whether it is one of ours and stays in its folder."""
+    """Whether it is a known operation that stays inside its folder."""
     kind, name, *rest = operation
     paths = [name, *rest] if kind in ("move", "link") else [name]
     deep = kind in ("move", "discard") or "/" not in name

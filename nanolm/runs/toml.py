@@ -1,4 +1,4 @@
-"""Write flat settings as TOML; the standard library reads it (`tomllib`) and cannot write it."""
+"""Writes flat settings as TOML, which the standard library can only read (`tomllib`)."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _ESCAPED = {code: f"\\u{code:04x}" for code in VISIBLE if code >= 0x7F}
 
 
 def dump_toml(settings: Mapping[str, object]) -> str:
-    """One `name = value` a line; None, which TOML has no word for, is left out."""
+    """One `name = value` per line; None, which TOML does not have, is omitted."""
     return "".join(f"{name} = {_value(v)}\n" for name, v in settings.items() if v is not None)
 
 
@@ -17,8 +17,8 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, str):
-        # A JSON string is a TOML string but for DEL, which TOML wants escaped; as is, for those who
-        # look at the file, whatever else a terminal would obey.
+        # JSON strings are TOML strings, except that TOML requires DEL to be escaped. Everything
+        # else that controls a terminal is escaped too.
         return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
     if isinstance(value, bool):
         return str(value).lower()

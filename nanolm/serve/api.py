@@ -1,4 +1,4 @@
-"""From a request to rows of a batch, and from their tokens to an answer in OpenAI's shape."""
+"""From a request to rows of a batch, and from their tokens to a response in OpenAI's format."""
 
 import json
 import math
@@ -16,15 +16,15 @@ from nanolm.serve.engine import Limits, Tokens
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel
 from nanolm.serve.request_models import API_NAMES, APIError
 
-CHUNK = 16_384  # characters of an answer that are made and sent at a time, about
-ITEMS = 32  # of a list, at a time
+CHUNK = 16_384  # characters of a response that are sent at a time, roughly
+ITEMS = 32  # items of a list that are encoded at a time
 encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
-).encode  # an iterator as a list
+).encode  # iterators become lists
 
 
 def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
-    """What will answer a request for completions, or for chat completions: those have messages."""
+    """The answer to a request for completions, or, if it has messages, for chat completions."""
     tokenizer, prompt, top = writer.tokenizer, given.get("prompt", ""), given.get("logprobs")
     if "messages" in given:
         messages = [(each["role"], joined(each["content"])) for each in given["messages"]]
@@ -42,10 +42,11 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
     limit = limits.longest(writer.base.window())
     for ids in prompts:
         if len(ids) > limit:
-            raise APIError(f"the prompt has {len(ids):,} tokens; at most {limit:,}", param="prompt")
+            problem = f"the prompt has {len(ids):,} tokens; the limit is {limit:,}"
+            raise APIError(problem, param="prompt")
         if max(ids) >= tokenizer.vocab_size:
             last = tokenizer.vocab_size - 1
-            raise APIError(f"the prompt has the token {max(ids)}; the last one is {last}")
+            raise APIError(f"the prompt has token id {max(ids)}; the largest is {last}")
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
@@ -78,8 +79,8 @@ class Answer:
         self.rows, self.logprobs = rows, logprobs
         self.usage_wanted = given.get("stream_options", {}).get("include_usage")
         self.tokenizer = writer.tokenizer
-        self.offsets = [0] * len(rows)  # characters that were given before
-        self.written = 0  # tokens, of all texts
+        self.offsets = [0] * len(rows)  # characters sent so far
+        self.written = 0  # tokens of all texts
         self.about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -110,15 +111,15 @@ class Answer:
         return {
             "index": place,
             **self.content(tokens.text.decode(), kind),
-            "logprobs": self.chances(place, tokens) if self.logprobs else None,
+            "logprobs": self.logprob_fields(place, tokens) if self.logprobs else None,
             "finish_reason": {"": None, "length": "length"}.get(tokens.stopped, "stop"),
         }
 
     def content(self, text: str, kind: str) -> dict[str, Any]:
         return {"text": text}
 
-    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
-        """Its lists are iterators: in full they would take far more memory than `tokens`."""
+    def logprob_fields(self, place: int, tokens: Tokens) -> dict[str, Any]:
+        """Lists are iterators: materialized, they would take far more memory than `tokens`."""
         name, before = partial(token_name, self.tokenizer), self.offsets[place]
         self.offsets[place] += sum(tokens.lengths)
         return {
@@ -128,7 +129,7 @@ class Answer:
                 {name(id): finite(logprob) for id, logprob in top} for top in tokens.alternatives()
             ),
             "text_offset": islice(accumulate(tokens.lengths, initial=before), len(tokens)),
-            # Ours: texts of tokens can be the same, their ids cannot.
+            # nanolm's own: two tokens can have the same text, but not the same id.
             "ids": iter(tokens.ids),
             "alternatives": (
                 [{"id": id, "token": name(id), "logprob": finite(logprob)} for id, logprob in top]
@@ -145,7 +146,7 @@ class ChatAnswer(Answer):
         rest = {"refusal": None} if kind == "message" else {}
         return {kind: {"role": "assistant", "content": text, **rest}}
 
-    def chances(self, place: int, tokens: Tokens) -> dict[str, Any]:
+    def logprob_fields(self, place: int, tokens: Tokens) -> dict[str, Any]:
         content = (
             self.token(token.id, token.logprob)
             | {"top_logprobs": [self.token(*each) for each in token.top]}
@@ -163,7 +164,7 @@ class ChatAnswer(Answer):
 
 
 def finite(logprob: float) -> float:
-    """What JSON can hold; OpenAI writes so little for what cannot be."""
+    """JSON has no infinity. OpenAI also uses -9999."""
     return logprob if math.isfinite(logprob) else -9999.0
 
 
@@ -172,7 +173,7 @@ def event(value: dict[str, Any]) -> str:
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """`value` as JSON, piece by piece; of an iterator in it a few items at a time."""
+    """`value` as JSON, piece by piece. Iterators become lists, a few items at a time."""
     if isinstance(value, Iterator):
         comma = "["
         while items := list(islice(value, ITEMS)):
@@ -192,7 +193,7 @@ def json_pieces(value: Any) -> Iterator[str]:
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[bytes]:
-    """The same, in pieces of about `CHUNK`."""
+    """The same text in chunks of about `CHUNK` characters."""
     held, size = [], 0
     for piece in pieces:
         held.append(piece)
@@ -204,10 +205,10 @@ def chunks(pieces: Iterable[str]) -> Iterator[bytes]:
         yield "".join(held).encode()
 
 
-def labels_json(labeller: ServedClassifier, chances: Iterable[dict[str, float]]) -> dict[str, Any]:
+def labels_json(model: ServedClassifier, results: Iterable[dict[str, float]]) -> dict[str, Any]:
     data = [
         {"index": place, "label": best, "probability": each[best], "probabilities": each}
-        for place, each in enumerate(chances)
-        for best in [next(iter(each))]  # the first is the likeliest
+        for place, each in enumerate(results)
+        for best in [next(iter(each))]  # the first is the most likely
     ]
-    return {"object": "list", "model": labeller.name, "data": data}
+    return {"object": "list", "model": model.name, "data": data}

@@ -1,4 +1,4 @@
-"""The server's paths: the page, the API, and how an answer is sent.
+"""The server's routes: the playground, the API, and how responses are sent.
 
 >>> app = application(models, limits, address="127.0.0.1", key=None, note=print)
 """
@@ -52,10 +52,10 @@ PAGE_FILES = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-MAX_INSPECTIONS = 8  # pages that are kept
-LONG_BODY = 20_000  # bytes of a request that the event loop does not check itself
-BODY_BYTES = 64 << 20  # of all requests that are being read and checked
-MAX_REQUEST_TOKENS = 1_000_000  # of one request with alternatives, unless it is a single text
+MAX_INSPECTIONS = 8  # pages to keep
+LONG_BODY = 20_000  # bytes from which a request is validated in another thread
+BODY_BYTES = 64 << 20  # of all requests that are being read and validated
+MAX_REQUEST_TOKENS = 1_000_000  # alternatives included, unless the request is for a single text
 
 Kind = TypeVar("Kind", bound=ServedModel)
 
@@ -73,9 +73,9 @@ class Server:
         }
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
-        self.looks: dict[str, str] = {}
+        self.inspections: dict[str, str] = {}
         self.bodies = ByteBudget(BODY_BYTES)
-        self.threads = ThreadPoolExecutor(4, "check")  # of more at once, each takes longer
+        self.threads = ThreadPoolExecutor(4, "check")  # more would only slow each other down
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -96,7 +96,7 @@ class Server:
                 with self.bodies.hold(declared_size(request, self.limits.body)):
                     data = await read_body(request, self.limits.body)
                     request.state.size = len(data)
-                    given = await self.aside(request, lambda: checked(parse_json(data), model))
+                    given = await self.offload(request, lambda: checked(parse_json(data), model))
                     response: Response = await answer(request, given)
                 return response
 
@@ -104,7 +104,7 @@ class Server:
 
         return [
             *(Route(path, page) for path in pages),
-            Route("/look/{name}", self.look),
+            Route("/look/{name}", self.show_inspection),
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
             Route("/v1/models", self.list_models),
@@ -117,7 +117,7 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
-            raise APIError("the server has stopped writing", 503)
+            raise APIError("the generation thread has stopped", 503)
         writing = sum(len(worker.running) for worker in self.workers.values())
         counts = {"models": len(self.models), "writing": writing, "waiting": self.engine.waiting()}
         return JSONResponse({"status": "ok", **counts})
@@ -129,78 +129,78 @@ class Server:
         data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    def model(self, given: dict[str, Any], kind: type[Kind], looked_into: bool = False) -> Kind:
+    def model(self, given: dict[str, Any], kind: type[Kind], needs_attention: bool = False) -> Kind:
         for model in self.models.values():
             named = given.get("model") in (None, model.name)
-            if isinstance(model, kind) and named and (model.attention or not looked_into):
+            if isinstance(model, kind) and named and (model.attention or not needs_attention):
                 return model
-        raise APIError("no model that can do this is served", 404, "model", "model_not_found")
+        raise APIError("no model that supports this is served", 404, "model", "model_not_found")
 
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
         worker = self.workers[writer.name]
-        answer: api.Answer = await self.aside(request, api.parse, given, writer, self.limits)
+        answer: api.Answer = await self.offload(request, api.parse, given, writer, self.limits)
         rows = answer.rows
         if len(rows) > (most := self.limits.queue + worker.most):
-            raise APIError(f"{len(rows)} texts at once; at most {most}", param="n")
-        told = sum(row.params.tokens * (1 + row.top) for row in rows)
-        if told > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
-            wanted = f"{told:,} tokens and alternatives at once; at most {most:,}"
-            raise APIError(f"{wanted}: ask for less of n, max_tokens or logprobs")
+            raise APIError(f"{len(rows)} texts at once; the limit is {most}", param="n")
+        total = sum(row.params.tokens * (1 + row.top) for row in rows)
+        if total > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
+            wanted = f"{total:,} tokens and alternatives at once exceed the limit of {most:,}"
+            raise APIError(f"{wanted}; reduce n, max_tokens or logprobs")
         client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
         streamed = given.get("stream", False)
         generation = GenerationRequest(worker, rows, client, self.limits.seconds, streamed)
         return (Stream if streamed else Whole)(self.engine, generation, answer)
 
-    async def aside(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
-        """Call it; in another thread where the request is so long that it may take a while."""
+    async def offload(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
+        """Call it, in another thread if the request is so long that it may take a while."""
         if request.state.size < LONG_BODY:
             return call(*values)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *values))
 
     def count(self, model: ServedModel, texts: list[str]) -> list[int]:
-        """The ids of all texts, which are no more than a prompt may have."""
+        """The ids of all texts. Together they must not exceed the limit of a prompt."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
         if len(ids) > (most := self.limits.longest(model.base.window())):
-            raise APIError(f"{len(ids):,} tokens; at most {most:,}")
+            raise APIError(f"the input has {len(ids):,} tokens; the limit is {most:,}")
         return ids
 
     async def classify(self, request: Request, given: dict[str, Any]) -> Response:
-        labeller, texts = self.model(given, ServedClassifier), given["input"]
+        classifier, texts = self.model(given, ServedClassifier), given["input"]
         texts = [texts] if isinstance(texts, str) else texts
-        await self.aside(request, self.count, labeller, texts)
-        chances = await self.engine.do(lambda: labeller.classify(texts))
-        return JSONResponse(api.labels_json(labeller, chances))
+        await self.offload(request, self.count, classifier, texts)
+        results = await self.engine.do(lambda: classifier.classify(texts))
+        return JSONResponse(api.labels_json(classifier, results))
 
     async def tokenize(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel)
-        ids = await self.aside(request, self.count, model, [given["text"]])
+        ids = await self.offload(request, self.count, model, [given["text"]])
         tokens = [token_name(model.tokenizer, id) for id in ids]
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
-        model = self.model(given, ServedModel, looked_into=True)
+        model = self.model(given, ServedModel, needs_attention=True)
         ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
             if isinstance(model, ServedClassifier):
-                text = text.strip()  # as it is classified
-            ids = await self.aside(request, model.tokenizer.encode_prompt, text)
+                text = text.strip()  # as for classification
+            ids = await self.offload(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
-            raise APIError(f"there is no token {max(ids)}", param="ids")
-        page = await self.engine.do(lambda: model.look(ids))
+            raise APIError(f"token id {max(ids)} is out of range", param="ids")
+        page = await self.engine.do(lambda: model.inspect(ids))
         name = secrets.token_urlsafe(16)
-        self.looks[name] = await asyncio.to_thread(page)
-        while len(self.looks) > MAX_INSPECTIONS:
-            del self.looks[next(iter(self.looks))]
+        self.inspections[name] = await asyncio.to_thread(page)
+        while len(self.inspections) > MAX_INSPECTIONS:
+            del self.inspections[next(iter(self.inspections))]
         return JSONResponse({"page": f"/look/{name}"})
 
-    async def look(self, request: Request) -> Response:
-        page = self.looks.get(request.path_params["name"])
+    async def show_inspection(self, request: Request) -> Response:
+        page = self.inspections.get(request.path_params["name"])
         if page is None:
             raise HTTPException(404)
-        # The page says itself which style and script it has, and nothing else may run.
+        # The page's own policy allows its style and script by hash, and nothing else.
         policy = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
@@ -213,7 +213,7 @@ class Server:
                 refusal = APIError(str(error), 429, code="rate_limit_exceeded")
                 headers["retry-after"] = str(error.seconds)
             case HTTPException():
-                about = {404: "there is nothing at this path", 405: "not with this method"}
+                about = {404: "no such path", 405: "this path does not support this method"}
                 status = error.status_code
                 refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
@@ -223,13 +223,13 @@ class Server:
                 refusal = APIError(str(error))
             case _:
                 self.note(f"{request.url.path} failed: {error!r}")
-                refusal = APIError("computing failed", 500)
+                refusal = APIError("internal error", 500)
         return JSONResponse(refusal.body(), refusal.status, headers)
 
 
 class Generated(Response):
-    """Asks for texts and sends them, as fast as the client takes them. Until then they are held,
-    in a budget of bytes."""
+    """Submits a request to the engine and sends the texts as fast as the client reads them. A byte
+    budget limits what is held until then."""
 
     def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
         self.engine, self.generation, self.answer = engine, generation, answer
@@ -240,14 +240,14 @@ class Generated(Response):
             self.engine.take(generation)
             with listening(receive, generation) as listener:
                 async for chunk in self.send_start(send):
-                    if listener.done():  # the client has gone
+                    if listener.done():  # the client has disconnected
                         return
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # let other tasks run
                 await send({"type": "http.response.body", "body": b""})
 
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
-        """Send status and headers, and give what is to follow."""
+        """Send status and headers, and yield the chunks of the body."""
         raise NotImplementedError
         yield
 
@@ -256,7 +256,7 @@ class Whole(Generated):
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
         texts: dict[int, Tokens] = {}
         async for fresh in self.generation.events():
-            texts = fresh  # all comes at once
+            texts = fresh  # everything arrives at once
         chunks = self.answer.whole(texts)
         first, rest = next(chunks), next(chunks, None)
         headers = {"content-type": "application/json"}
@@ -279,8 +279,8 @@ class Stream(Generated):
                 for chunk in api.chunks(itertools.chain.from_iterable(parts)):
                     yield chunk
             yield self.answer.last().encode()
-        except Exception as error:  # it has begun, so no status can tell
-            about = str(error) if isinstance(error, OutOfMemory) else "computing failed"
+        except Exception as error:  # the status has already been sent
+            about = str(error) if isinstance(error, OutOfMemory) else "internal error"
             yield api.event(APIError(about, 500).body()).encode()
 
 
@@ -291,19 +291,19 @@ def start(headers: dict[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def listening(receive: Receive, generation: GenerationRequest) -> Any:
-    """Meanwhile, notice when the client goes away: what it has asked for then ends."""
+    """Watch for the client to disconnect, which cancels the generation."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        generation.gone = True
+        generation.cancelled = True
         generation.worker.engine.wake.set()
 
     listener = asyncio.create_task(listen())
     try:
         yield listener
     finally:
-        generation.gone = True
+        generation.cancelled = True
         listener.cancel()
 
 

@@ -1,4 +1,4 @@
-"""The one thread that computes: texts of many requests in one batch, and what else is asked for.
+"""The compute thread: it batches the texts of many requests, and runs all other model calls.
 
     >>> engine = Engine(limits)
     >>> engine.add(writer)
@@ -7,8 +7,8 @@
     >>> engine.take(request)
     >>> async for events in request.events(): ...
 
-Requests come from the event loop and wait until there is room for their rows; a row joins and
-leaves the batch between two tokens. All models take turns, a token each.
+Requests come from the event loop and wait until there is room for their rows. Rows join and leave
+the batch between two tokens (continuous batching). Models take turns, one step each.
 """
 
 import asyncio
@@ -35,50 +35,50 @@ from nanolm.generation.sampling_params import SamplingParams
 from nanolm.machine import give_back_memory
 from nanolm.model.device import use_fitting_threads
 
-# What is new is told so often and no oftener; tokens that come in between go out together. Sending
-# takes the event loop about a tenth of that, and while it runs the thread here has to wait for it.
-SECONDS_PER_TEXT = 0.001  # seconds a text that is written
+# The interval between two sends; tokens in between are sent together. Sending takes the event loop
+# about a tenth of that, and this thread waits meanwhile (GIL).
+SECONDS_PER_TEXT = 0.001  # for each text in progress
 MIN_SEND_INTERVAL = 0.005  # seconds
-CPU_PREFILL_TOKENS = 2048  # tokens of prompts, between two tokens of those who are written for
-SWEEP_INTERVAL = 0.1  # seconds between looks at who waits in vain
-IDLE_WAIT = 1.0  # seconds after which a thread without work looks around
-ANSWER_BYTES = 96 << 20  # of all answers that are being written or sent, at least
-PROMPT_BYTES = 40  # of each token of a prompt
-RELEASED_BYTES = 4 << 20  # of answers that are over; then memory is given back
-SMALL_BYTES = 64 << 10  # of a request that is never refused for its size
+CPU_PREFILL_TOKENS = 2048  # prompt tokens to read between two steps of the running texts
+SWEEP_INTERVAL = 0.1  # seconds between checks for cancelled requests in the queue
+IDLE_WAIT = 1.0  # seconds after which an idle thread frees memory
+ANSWER_BYTES = 96 << 20  # minimum budget for all responses in progress
+PROMPT_BYTES = 40  # per token of a prompt
+RELEASED_BYTES = 4 << 20  # of finished responses, after which memory is returned to the system
+SMALL_BYTES = 64 << 10  # requests up to this size are never refused for memory
 MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    rows: int = 64  # texts written at the same time, by each model
-    queue: int = 256  # texts that may wait for that
-    tokens: int = 4096  # of one text
-    prompt: int = 16_384  # tokens, or as many as the model can look at if that is more
-    body: int = 1 << 20  # bytes of a request
-    seconds: float = 300  # until a request is ended where it stands
+    rows: int = 64  # texts generated at the same time, per model
+    queue: int = 256  # texts that may wait
+    tokens: int = 4096  # per text
+    prompt: int = 16_384  # tokens, or the model's context length if that is more
+    body: int = 1 << 20  # bytes per request
+    seconds: float = 300  # after which a request is truncated
 
     def longest(self, window: int | None) -> int:
-        """Tokens of a prompt, for a model that looks at so many."""
+        """The longest prompt in tokens, for a model with this context length."""
         return max(self.prompt, window or 0)
 
 
 class QueueFull(NanolmError):
     def __init__(self, seconds: int) -> None:
-        super().__init__("too many requests are waiting; try again later")
-        self.seconds = seconds  # until it is worth trying again
+        super().__init__("the queue is full; try again later")
+        self.seconds = seconds  # for the Retry-After header
 
 
 class Tokens:
-    """What was written of one text, in arrays: objects would take ten times the memory."""
+    """Generated tokens of one text, in arrays: objects would take ten times the memory."""
 
     def __init__(self) -> None:
         self.text = bytearray()  # UTF-8
-        self.lengths = array("I")  # characters of the text that each token has added
+        self.lengths = array("I")  # characters that each token added
         self.ids, self.logprobs = array("i"), array("f")
-        self.top = 0  # alternatives of each token
+        self.top = 0  # alternatives per token
         self.top_ids, self.top_logprobs = array("i"), array("f")
-        self.stopped = ""  # why it ended, if it has
+        self.stopped = ""  # why it ended, as in `Sample`
 
     def add(self, piece: str, token: SampledToken, stopped: str) -> None:
         self.lengths.append(len(piece))
@@ -105,7 +105,7 @@ class Tokens:
             yield list(zip(self.top_ids[its], self.top_logprobs[its], strict=True))
 
     def parts(self, size: int) -> "Iterator[Tokens]":
-        """The same, up to `size` tokens at a time."""
+        """The same tokens in parts of up to `size`."""
         text, at = self.text.decode(), 0
         for first in range(0, max(1, len(self)), size):
             part, its = Tokens(), slice(first, first + size)
@@ -137,15 +137,15 @@ class GenerationRequest:
         self.bytes = sum(row.params.tokens * token_bytes(row.top) for row in rows)
         self.bytes += sum(len(row.prompt) * PROMPT_BYTES for row in rows if row.number == 0)
         self.deadline = time.monotonic() + seconds
-        self.left = len(rows)  # texts that are not finished
-        self.gone = False  # nobody waits for it any more
+        self.left = len(rows)  # unfinished texts
+        self.cancelled = False  # the client has disconnected
         self.failed: Exception | None = None
-        self.fresh: dict[int, Tokens] = {}  # by the place of the text
-        self.lock = threading.Lock()  # of what is fresh
+        self.fresh: dict[int, Tokens] = {}  # by the index of the text
+        self.lock = threading.Lock()  # of `fresh`
         self.ready = asyncio.Event()
 
     def add(self, row: BatchRow, token: SampledToken) -> bool:
-        """Write it down; is the text finished?"""
+        """Add a token; returns whether the text is finished."""
         place, builder = self.builders[row]
         piece = builder.add(token)
         row.written.append(token.id)
@@ -162,13 +162,13 @@ class GenerationRequest:
         return all(builder.count <= 1 for _, builder in self.builders.values())
 
     async def events(self) -> AsyncIterator[dict[int, Tokens]]:
-        """What is new of each text, until all are finished; if not streamed, all of it then.
-        Whoever stops listening has gone."""
+        """New tokens of each text until all are finished; if not streamed, all of them at the end.
+        Closing the iterator cancels the request."""
         try:
             while True:
                 await self.ready.wait()
                 self.ready.clear()
-                over = not self.left  # before the rest is taken, so that nothing is left
+                over = not self.left  # read before `fresh`, so that no token is missed
                 if self.failed:
                     raise self.failed
                 fresh: dict[int, Tokens] = {}
@@ -180,16 +180,16 @@ class GenerationRequest:
                 if over:
                     return
         finally:
-            self.gone = True
+            self.cancelled = True
             self.worker.engine.wake.set()
 
 
 class ByteBudget:
-    """Bytes that requests hold together. A small one is never refused; connections bound those."""
+    """Memory held by all requests. Small ones are never refused; connections limit those."""
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
-        self.released = 0  # since it was last set to 0
+        self.released = 0  # bytes since the last reset
 
     @contextlib.contextmanager
     def hold(self, size: int, retry_after: int = 1) -> Iterator[None]:
@@ -204,12 +204,12 @@ class ByteBudget:
 
 
 def token_bytes(top: int) -> int:
-    """Memory of a token with its alternatives in `Tokens`, arrays' spare places included."""
+    """Memory of a token with its alternatives in `Tokens`, spare capacity included."""
     return 36 + 9 * top
 
 
 class FairQueue:
-    """Rows that wait. Clients take turns, however much one of them has asked for."""
+    """Waiting rows. Clients take turns, no matter how much each has requested."""
 
     def __init__(self) -> None:
         self.clients: dict[str, deque[tuple[GenerationRequest, BatchRow]]] = {}
@@ -225,13 +225,13 @@ class FairQueue:
         rows = self.clients.pop(client)
         self.length -= 1
         if len(rows) > 1:
-            self.clients[client] = rows  # behind all others
+            self.clients[client] = rows  # last in line
         return rows.popleft()
 
     def drop(
         self, over: Callable[[GenerationRequest], bool]
     ) -> list[tuple[GenerationRequest, BatchRow]]:
-        """Take out the rows of requests that are over before they have begun."""
+        """Remove and return the rows of requests that ended while they were waiting."""
         dropped = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
         if dropped:
             for client, rows in list(self.clients.items()):
@@ -245,18 +245,18 @@ class FairQueue:
 class ModelWorker:
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
-        model = writer.model.eval()  # once: it goes through all of its parts
+        model = writer.model.eval()  # once, since it visits every module
         self.on_a_gpu = model.device.type == "cuda"
         self.length = limits.longest(model.window()) + limits.tokens
         self.most = max_rows(model, self.length, limits.rows)
         self.queue = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}
-        # After a step has failed, its rows join again one at a turn: the one on trial is to blame
-        # if that fails too.
+        # After a failed step, its rows rejoin one at a time. If a step fails again, the row on
+        # trial caused it.
         self.suspects: deque[BatchRow] = deque()
         self.trial: BatchRow | None = None
-        self.swept = 0.0  # when it was last seen who waits in vain
-        self.speed = 0.0  # tokens a second, about
+        self.swept = 0.0  # when the queue was last swept
+        self.speed = 0.0  # tokens per second, moving average
         self.threads = torch.get_num_threads()
         self.reading = PREFILL_TOKENS if self.on_a_gpu else CPU_PREFILL_TOKENS
         self.batch: Batch | None = self.begin()
@@ -269,7 +269,7 @@ class ModelWorker:
         return Batch(decoder, sampler, self.length, sizes if self.on_a_gpu else ())
 
     def warm(self) -> None:
-        """Compile and record what most requests need, so that none of them has to wait for it."""
+        """Compile kernels and capture CUDA graphs for common requests, so that none has to wait."""
         use_fitting_threads(self.writer.model)
         self.threads = torch.get_num_threads()
         self.batch = batch = self.batch or self.begin()
@@ -284,11 +284,11 @@ class ModelWorker:
                     raise ModelError(NOT_FINITE)
 
     def turn(self) -> None:
-        """One token more of everything, and whoever waits and fits in."""
+        """One step: admit waiting rows that fit, and generate one token for each row."""
         now = time.monotonic()
 
         def over(request: GenerationRequest) -> bool:
-            return request.gone or now > request.deadline
+            return request.cancelled or now > request.deadline
 
         for row, request in list(self.running.items()):
             if over(request):
@@ -301,29 +301,29 @@ class ModelWorker:
         self.batch = batch = self.batch or self.begin()
         self.join(batch, joining)
         for row, token in batch.step():
-            if not (found := self.running.get(row)):
-                continue  # it has ended, and this was under way
-            self.engine.pending.setdefault(found)
+            if not (owner := self.running.get(row)):
+                continue  # the row ended while this token was in flight
+            self.engine.pending.setdefault(owner)
             try:
-                ended = found.add(row, token)
+                ended = owner.add(row, token)
             except Exception as error:
-                self.fail(found, error)
+                self.fail(owner, error)
             else:
                 if ended:
-                    self.finish(found, row)
+                    self.finish(owner, row)
         self.trial = None
         taken = time.monotonic() - now
         if batch.rows and taken > 0:
             self.speed = 0.95 * self.speed + 0.05 * len(batch.rows) / taken
 
     def next_rows(self) -> list[BatchRow]:
-        """Who comes next: those who wait and fit in, or one of those on trial."""
+        """The rows to admit: waiting ones that fit, or one on trial."""
         while self.suspects:
             if (row := self.suspects.popleft()) in self.running:
                 self.trial = row
                 return [row]
         rows: list[BatchRow] = []
-        reading = 0  # tokens of prompts, for which all others have to wait
+        reading = 0  # prompt tokens, during which all other rows wait
         free = self.most - (len(self.batch.rows) if self.batch else 0)
         while self.queue.length and reading < self.reading and len(rows) < free:
             request, row = self.queue.next()
@@ -333,7 +333,7 @@ class ModelWorker:
         return rows
 
     def join(self, batch: Batch, rows: list[BatchRow]) -> None:
-        """All together; each alone where that fails, so that it fails for one only."""
+        """Join together, or one by one if that fails, so that only the faulty one fails."""
         try:
             batch.join(rows)
         except Exception as error:
@@ -354,7 +354,7 @@ class ModelWorker:
         self.engine.pending.setdefault(request)
 
     def retry_after(self) -> int:
-        """Seconds until there may be room."""
+        """Estimated seconds until there is room."""
         texts = max(1, self.queue.length)
         tokens = texts * sum(row.params.tokens for row in list(self.running)) / self.most
         return round(min(60, max(1, tokens / max(1, self.speed) / 4)))
@@ -363,22 +363,22 @@ class ModelWorker:
         return bool(self.queue.length or self.running or (self.batch and self.batch.busy()))
 
     def fail(self, request: GenerationRequest, error: Exception) -> None:
-        """End all texts of this request, and of no other."""
-        # Without its traceback, which holds on to all that was being computed.
+        """End all texts of this request only."""
+        # Without its traceback, which would keep tensors alive.
         request.failed, request.left = RuntimeError(repr(error)), 0
         if out_of_memory(error):
-            request.failed = OutOfMemory("not enough memory for this request; ask for less")
+            request.failed = OutOfMemory("out of memory; reduce n, max_tokens or the prompt")
         for row in request.builders:
             self.running.pop(row, None)
             if self.batch:
                 self.batch.leave(row)
         self.queue.drop(lambda waiting: waiting is request)
         self.engine.pending.setdefault(request)
-        with contextlib.suppress(OSError):  # a terminal that is gone
-            self.engine.note(f"writing failed: {error!r}")
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self.engine.note(f"generation failed: {error!r}")
 
     def recover(self, error: Exception) -> None:
-        """A step of all texts has failed. They go on where they stand, less the one to blame."""
+        """After a failed step: fail the row that caused it and resume all others."""
         blamed = next(iter(self.running)) if len(self.running) == 1 else self.trial
         self.batch, self.trial = None, None
         if blamed in self.running:
@@ -394,8 +394,8 @@ class Engine:
         self.workers: list[ModelWorker] = []
         self.requests: deque[GenerationRequest] = deque()
         self.tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self.pending: dict[GenerationRequest, None] = {}  # requests with events that were not told
-        self.tellings = 0.0  # when something was told
+        self.pending: dict[GenerationRequest, None] = {}  # requests with unsent tokens
+        self.last_sent = 0.0
         self.wake = threading.Event()
         self.closed = False
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
@@ -411,7 +411,7 @@ class Engine:
         self.thread.start()
 
     def close(self) -> None:
-        """End; what is still written ends where it stands."""
+        """Stop; unfinished texts are truncated."""
         self.closed = True
         self.wake.set()
         if self.thread.is_alive():
@@ -432,8 +432,8 @@ class Engine:
         self.wake.set()
 
     async def do(self, task: Callable[[], Any]) -> Any:
-        """The result of something short, computed between two tokens."""
-        if self.closed or len(self.tasks) > self.limits.queue:  # one is at hand, not waiting
+        """Run a short task on the compute thread, between two steps."""
+        if self.closed or len(self.tasks) > self.limits.queue:  # one of them is running
             raise QueueFull(1)
         future: Future[Any] = Future()
         self.tasks.append((future, task))
@@ -445,7 +445,7 @@ class Engine:
     def run(self) -> None:
         try:
             self.work()
-        finally:  # nobody waits for a thread that has ended
+        finally:  # nothing must keep waiting for this thread
             self.closed = True
             for request in self.requests:
                 request.worker.queue.add(request)
@@ -456,7 +456,7 @@ class Engine:
             for future, _ in self.tasks:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(QueueFull(1))
-            self.tell(everything=True)
+            self.notify(everything=True)
 
     def work(self) -> None:
         while not self.closed:
@@ -474,40 +474,40 @@ class Engine:
             for worker in self.workers:
                 if worker.busy():
                     self.turn(worker)
-            self.tell()
+            self.notify()
             if not (self.tasks or self.requests or any(worker.busy() for worker in self.workers)):
-                self.tell(everything=True)
+                self.notify(everything=True)
                 if not self.wake.wait(IDLE_WAIT) and self.budget.released > RELEASED_BYTES:
                     self.budget.released = 0
                     give_back_memory()
 
     def turn(self, worker: ModelWorker) -> None:
         try:
-            if torch.get_num_threads() != worker.threads:  # another model was at work
+            if torch.get_num_threads() != worker.threads:  # another model ran in between
                 torch.set_num_threads(worker.threads)
             worker.turn()
-        except Exception as error:  # of this model alone; the others go on
+        except Exception as error:  # affects only this model
             worker.recover(error)
 
-    def tell(self, everything: bool = False) -> None:
-        """Wake those who have events: at once if few are written, and not too often if many are."""
+    def notify(self, everything: bool = False) -> None:
+        """Wake requests that have tokens to send: less often the more texts are in progress."""
         now = time.monotonic()
         texts = sum(len(worker.running) for worker in self.workers)
-        due = everything or now - self.tellings >= max(MIN_SEND_INTERVAL, SECONDS_PER_TEXT * texts)
-        told = [
+        due = everything or now - self.last_sent >= max(MIN_SEND_INTERVAL, SECONDS_PER_TEXT * texts)
+        ready = [
             request
             for request in self.pending
             if not request.left or (request.streamed and (due or request.has_just_begun()))
         ]
-        if told and self.loop:
+        if ready and self.loop:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self.loop.call_soon_threadsafe(rouse, told)
+                self.loop.call_soon_threadsafe(wake, ready)
         if due:
-            self.tellings = now
-        for request in list(self.pending) if due else told:
+            self.last_sent = now
+        for request in list(self.pending) if due else ready:
             del self.pending[request]
 
 
-def rouse(requests: list[GenerationRequest]) -> None:
+def wake(requests: list[GenerationRequest]) -> None:
     for request in requests:
         request.ready.set()

@@ -1,8 +1,8 @@
-"""Who may ask at all: by Host and Origin, by the key, and by how the question comes.
+"""Access control: the Host and Origin headers, the API key, and the form of a request.
 
-A stranger's page in the user's browser can send requests to this machine, and with a name of its
-own for its address (DNS rebinding) even read the answers. So a request has to name this machine by
-its address or an allowed name; and a page that sends one must be of this very server.
+Any web page in the user's browser can send requests to this machine. With DNS rebinding, where the
+page's own host name resolves to this machine, it can even read the responses. So the Host header
+must be an IP address or an allowed name, and the Origin must be this server or an allowed one.
 """
 
 import asyncio
@@ -43,26 +43,26 @@ PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
     "access-control-allow-headers": "authorization, content-type",
 }
-PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # that need no key
-BODY_SECONDS = 20.0  # in which a body has to be here
-MAX_FIELDS = 1000  # of an object; none that is right has as many
-FREE_FAILURES = 8  # wrong keys of one address that are answered at once
-DELAY = 0.05  # seconds that each further one takes longer
+PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # need no key
+BODY_SECONDS = 20.0  # time limit for receiving a body
+MAX_FIELDS = 1000  # per JSON object; valid requests have far fewer
+FREE_FAILURES = 8  # wrong keys per address that are answered without delay
+DELAY = 0.05  # seconds that each further one adds
 MAX_DELAY = 2.0  # seconds
-MAX_WAITING = 32  # wrong keys of one address; more are not looked at
-MAX_SENDERS = 4096  # addresses that are remembered
+MAX_WAITING = 32  # delayed responses per address; further keys are not checked
+MAX_SENDERS = 4096  # addresses to remember
 FORGET_SECONDS = 300.0  # after the last wrong key
 
 
 class WrongKeys:
-    """Answers to wrong keys are slow: those to one address come one after the other, each later
-    than the last. Whoever hangs up has used a turn; right keys and other addresses do not wait."""
+    """Delays the responses to wrong keys: one at a time per address, each later than the last.
+    Disconnecting does not shorten the delay. Valid keys and other addresses do not wait."""
 
     def __init__(self) -> None:
-        self.senders: dict[str, Failures] = {}  # the last that failed at the end
+        self.senders: dict[str, Failures] = {}  # ordered by the last failure
 
     def too_many(self, sender: str) -> bool:
-        """Do so many wait that no more keys are tried? Else each would be told at once."""
+        """Whether to stop checking keys. A valid one would otherwise stand out by its speed."""
         return sender in self.senders and self.senders[sender].waiting >= MAX_WAITING
 
     async def delay(self, sender: str) -> None:
@@ -86,12 +86,12 @@ class WrongKeys:
 @dataclass
 class Failures:
     count: int = 0
-    waiting: int = 0  # for their answer
-    next: float = 0.0  # when the last of them is answered
+    waiting: int = 0  # delayed responses
+    next: float = 0.0  # when the last of them is sent
 
 
 def sender(scope: Scope) -> str:
-    """The client's address; of IPv6 the network, in which a client may take any address."""
+    """The client's address; for IPv6 its /64 network, where a client can take any address."""
     address, _ = scope.get("client") or ("", 0)
     literal = ip(address)
     if isinstance(literal, ipaddress.IPv6Address) and not literal.ipv4_mapped:
@@ -144,31 +144,32 @@ class AccessGuard:
         await app(scope, receive, send_guarded)
 
     def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
-        # Others on the way may see the end of such a request elsewhere, and another one behind it.
+        # Request smuggling: a proxy may see the end of such a request elsewhere.
         chunked = "transfer-encoding" in headers
         if chunked and ("content-length" in headers or scope["http_version"] != "1.1"):
-            raise APIError("send Content-Length, or (not by HTTP/1.0) Transfer-Encoding")
+            raise APIError("send either Content-Length or, in HTTP/1.1, Transfer-Encoding")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
-            raise APIError("unknown host name: use the address, or see --allow-host", 403)
+            cure = "use the IP address, or start the server with --allow-host NAME"
+            raise APIError(f"unknown host name; {cure}", 403)
         if origin is not None and not foreign:
             same = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             if origin.lower() not in same:
-                raise APIError("pages of other servers are refused; see --allow-origin", 403)
-        path = scope["path"]  # that of a page at /look/ is a secret itself
+                raise APIError("origin not allowed; start the server with --allow-origin URL", 403)
+        path = scope["path"]  # /look/ pages have unguessable names
         public = path in PUBLIC_PATHS or path.startswith("/look/")
         if self.key is None or public or scope["method"] == "OPTIONS":
             return
         if self.wrong_keys.too_many(sender(scope)):
-            raise APIError("too many wrong keys from this address", 429)
+            raise APIError("too many wrong API keys from this address", 429)
         given = headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         if not hmac.compare_digest(digest, self.key):
-            message = "this server needs its key: Authorization: Bearer KEY"
+            message = "missing or wrong API key; send the header `Authorization: Bearer KEY`"
             raise APIError(message, 401, code="invalid_api_key")
 
     def known(self, host: str) -> bool:
-        """May this machine be called so?"""
+        """Whether `host` may name this server."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower()
             _ = urlsplit(f"//{host}").port
@@ -176,8 +177,8 @@ class AccessGuard:
             return False
         if any(letter in host for letter in "/?#@\\ "):
             return False
-        # Whoever has an address needs no name server, so nobody can have lied about it. A server
-        # for this machine alone is asked for by this machine alone.
+        # An IP address involves no DNS, so it cannot be rebound. A server that listens on loopback
+        # accepts only loopback addresses.
         by_address = ip(name) is not None and not is_loopback(self.address)
         return by_address or name in self.hosts or is_loopback(name)
 
@@ -199,11 +200,11 @@ def declared_size(request: Request, most: int) -> int:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """What a request brings, if it is to be JSON, is not too much and comes in time."""
+    """The body of a request, if it is declared as JSON, small enough and complete in time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise APIError("send JSON, with Content-Type: application/json", 415)
-    too_large = APIError(f"the body has more than {most:,} bytes", 413)
+        raise APIError("the body must be JSON, with Content-Type: application/json", 415)
+    too_large = APIError(f"the body is larger than {most:,} bytes", 413)
     size = request.headers.get("content-length", "")
     if size.isdigit() and int(size) > most:
         raise too_large
@@ -215,27 +216,27 @@ async def read_body(request: Request, most: int) -> bytes:
                 if len(data) > most:
                     raise too_large
     except TimeoutError:
-        raise APIError(f"the body was not here within {BODY_SECONDS:g} seconds", 408) from None
+        raise APIError(f"the body did not arrive within {BODY_SECONDS:g} seconds", 408) from None
     except ClientDisconnect:
-        raise APIError("the body ends too early") from None
+        raise APIError("the connection closed before the body was complete") from None
     return bytes(data)
 
 
 def parse_json(data: bytes) -> Any:
     try:
         text = data.decode("utf-8")
-        return json.loads(text, parse_constant=no_number, object_pairs_hook=some_fields)
+        return json.loads(text, parse_constant=reject_constant, object_pairs_hook=limit_fields)
     except (ValueError, RecursionError) as error:
-        raise APIError(f"the body is not JSON: {error}") from None
+        raise APIError(f"the body is not valid JSON: {error}") from None
 
 
-def some_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of far too many fields the first, which are wrong as well and sooner told."""
+def limit_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, cut to MAX_FIELDS fields: enough to report an error, and quicker to check."""
     fields = dict(pairs)
     return (
         fields if len(fields) <= MAX_FIELDS else dict(itertools.islice(fields.items(), MAX_FIELDS))
     )
 
 
-def no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

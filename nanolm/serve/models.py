@@ -1,4 +1,4 @@
-"""The models that a server has, by names that tell nothing of where they are.
+"""The models of a server, by names that do not reveal their paths.
 
 >>> names_of(["runs/novel", "runs/reviews/best"])
 ['novel', 'reviews']
@@ -26,8 +26,8 @@ from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import Tokenizer
 
-MAX_INSPECTED_TOKENS = 256  # tokens of a page; attention grows with their square
-RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run: no names
+MAX_INSPECTED_TOKENS = 256  # attention grows with their square
+RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run; not used as names
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class ServedModel:
             "labels": None,
         }
 
-    def look(self, ids: list[int]) -> Callable[[], str]:
-        """What it sees in a text; what makes a page for a browser of it takes longer."""
+    def inspect(self, ids: list[int]) -> Callable[[], str]:
+        """Inspect a text. The result renders the page, which takes longer."""
         ids = ids[-min(MAX_INSPECTED_TOKENS, self.base.window() or MAX_INSPECTED_TOKENS) :]
         return partial(self.page, inspect_text(self.base, ids))
 
@@ -82,13 +82,13 @@ class ServedLanguageModel(ServedModel):
     loaded: LanguageModel
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
-        """The ids of a conversation (role, content) up to the answer, and where that stops."""
+        """The prompt's ids for (role, content) messages, and the texts that end the reply."""
         tokenizer = self.tokenizer
         if tokenizer.turn:
             start, end = tokenizer.turn
             ids = list(tokenizer.begin)
             for role, content in messages:
-                # What is written in a message is text, whatever it looks like.
+                # Special tokens spelled out in a message are plain text.
                 ids += [start, *tokenizer.encode(f"{role}\n{content}"), end]
                 ids += tokenizer.encode("\n")
             return [*ids, start, *tokenizer.encode("assistant\n")], []
@@ -108,7 +108,7 @@ class ServedClassifier(ServedModel):
         }
 
     def classify(self, texts: list[str]) -> list[dict[str, float]]:
-        """The probability of each label, the likeliest first."""
+        """The probability of each label, the most likely first."""
         if self.loaded.model.device.type == "cpu":
             use_fitting_threads(self.loaded.model)
         return [
@@ -116,7 +116,7 @@ class ServedClassifier(ServedModel):
             for row in softmax(self.loaded.logits(texts)).tolist()
         ]
 
-    def look(self, ids: list[int]) -> Callable[[], str]:
+    def inspect(self, ids: list[int]) -> Callable[[], str]:
         config = self.loaded.model.config
         window = min(self.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
         ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
@@ -126,7 +126,7 @@ class ServedClassifier(ServedModel):
 
 
 def names_of(runs: Iterable[str]) -> list[str]:
-    """Short, all different, and of harmless letters."""
+    """Short, unique names without special characters."""
     names: list[str] = []
     for run in runs:
         parts = [part for part in Path(run.removeprefix("hf://")).absolute().parts if part != "/"]

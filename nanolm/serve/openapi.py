@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server: its requests are the models that they are checked by."""
+"""The OpenAPI document of the server, generated from the models that validate requests."""
 
 from typing import Any, Literal
 
@@ -9,21 +9,21 @@ from nanolm import __version__
 from nanolm.serve.request_models import RequestModels
 
 STATUS = {
-    "400": "Something in the request is wrong; the message says what.",
-    "401": "The key is missing or wrong.",
-    "403": "By a name or from a page that is not allowed.",
+    "400": "The request is invalid. The message says why.",
+    "401": "The API key is missing or wrong.",
+    "403": "The Host or Origin header is not allowed.",
     "404": "No such model, or no such path.",
-    "408": "The body did not come in time.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is not said to be JSON.",
-    "429": "Too much is waiting; Retry-After says for how many seconds.",
-    "500": "Computing failed.",
-    "503": "The server does not write any more, or has not enough memory for this request.",
+    "415": "The Content-Type is not application/json.",
+    "429": "The queue is full. Try again after the number of seconds in Retry-After.",
+    "500": "Internal error.",
+    "503": "Generation has stopped, there are too many connections, or memory ran out.",
 }
 
 
 def response(name: str, /, **fields: Any) -> Any:
-    """The shape of an answer, or of a part of one: all of it is always there."""
+    """The schema of a response, or of a part of one. Every field is required."""
     required: Any = {field: (kind, ...) for field, kind in fields.items()}
     return create_model(name, **required)
 
@@ -51,13 +51,13 @@ MODEL = response(
 MODELS = response("ModelList", object=Literal["list"], data=array(MODEL))
 USAGE = response("Usage", prompt_tokens=int, completion_tokens=int, total_tokens=int)
 ALTERNATIVE = response("Alternative", id=int, token=str, logprob=float)
-LOGPROBS = response(  # by the model itself, before any filter
+LOGPROBS = response(  # of the model, before penalties and filters
     "CompletionLogprobs",
     tokens=list[str],
     token_logprobs=list[float],
     top_logprobs=list[dict[str, float]],
     text_offset=list[int],
-    ids=list[int],  # this and alternatives are nanolm's own
+    ids=list[int],  # `ids` and `alternatives` are nanolm's own
     alternatives=array(array(ALTERNATIVE)),
 )
 TOKEN = {"token": str, "logprob": float, "bytes": list[int] | None}
@@ -82,23 +82,24 @@ EVENT = response("Event", data=str)
 
 def document(requests: RequestModels) -> dict[str, Any]:
     operations = {
-        "/health": ("Is the server there, and how much is it doing?", None, HEALTH),
-        "/v1/models": ("The models that are served.", None, MODELS),
+        "/health": ("Server status and load.", None, HEALTH),
+        "/v1/models": ("List the served models.", None, MODELS),
         "/v1/completions": (
-            "Write on from a prompt. Defaults are those of `nanolm sample`. With stream, "
-            "server-sent events come, each with what is new of one text, and [DONE] at the end.",
+            "Complete a prompt. Defaults are those of `nanolm sample`. With stream, the response "
+            "consists of server-sent events, each with new tokens of one text, then [DONE].",
             requests.completion,
             COMPLETION,
         ),
         "/v1/chat/completions": (
-            "Write the assistant's next message. Models that were not trained for it just go on.",
+            "Generate the assistant's next message. A model that was not trained for chat just "
+            "continues the text.",
             requests.chat,
             CHAT,
         ),
-        "/v1/classify": ("The labels of texts.", requests.classification, LABELS),
-        "/v1/tokenize": ("A text as a model's tokens.", requests.tokenization, TOKENS),
+        "/v1/classify": ("Classify texts.", requests.classification, LABELS),
+        "/v1/tokenize": ("Split a text into a model's tokens.", requests.tokenization, TOKENS),
         "/v1/inspect": (
-            "A page that shows what a model sees in a text: its path here, for a while.",
+            "Create a page of a model's attention and predictions on a text. Returns its path.",
             requests.inspection,
             INSPECTION,
         ),
@@ -117,9 +118,9 @@ def document(requests: RequestModels) -> dict[str, Any]:
         free = path == "/health"
         errors = tuple(STATUS) if request else ("403", "503") if free else ("401", "403")
         done = content(answer)
-        if answer in (COMPLETION, CHAT):  # JSON as above in part, or [DONE]
+        if answer in (COMPLETION, CHAT):  # parts of the same JSON, then [DONE]
             done |= content(EVENT, "text/event-stream")
-        responses = {"200": {"description": "Done.", "content": done}} | {
+        responses = {"200": {"description": "OK.", "content": done}} | {
             status: {"description": STATUS[status], "content": content(ERROR)} for status in errors
         }
         about: dict[str, Any] = {"summary": summary, "responses": responses}

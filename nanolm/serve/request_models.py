@@ -1,8 +1,8 @@
-"""What requests may say: pydantic models, made for the models that are served and the limits.
+"""Pydantic models of the requests, built for the served models and the limits.
 
     >>> checked({"prompt": "a", "max_tokens": 5}, RequestModels(models, limits).completion)
 
-Sampling fields are those of `SamplingParams`; shapes are OpenAI's. Null is a missing field.
+The sampling fields come from `SamplingParams`, the rest follows OpenAI. Null means not given.
 """
 
 import re
@@ -17,11 +17,11 @@ from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, Sampl
 from nanolm.serve.engine import MAX_TOP_LOGPROBS, Limits
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 
-API_NAMES = {"tokens": "max_tokens"}  # OpenAI's name of a parameter
+API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 CHAT = (
-    "Where the model ends its texts with <|im_end|>, each message is put between <|im_start|> and "
-    "that, after its role and a line end (ChatML). Otherwise it is `role: content` and a line end, "
-    "and `assistant:` comes last; writing then stops at the next `user:` line."
+    "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. Otherwise "
+    "each message becomes a line `role: content`, followed by `assistant:`, and generation stops "
+    "at the next `user:` line."
 )
 
 
@@ -36,7 +36,7 @@ class APIError(NanolmError):
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         about = {"type": kinds.get(self.status, default), "code": self.code}
-        # What a request says may hold half a character, which cannot be sent back.
+        # Text from a request may contain a lone surrogate, which UTF-8 cannot encode.
         message, param = (
             text and text.encode(errors="backslashreplace").decode()
             for text in (str(self), self.param)
@@ -45,7 +45,7 @@ class APIError(NanolmError):
 
 
 class RequestModel(pydantic.BaseModel):
-    """Takes no other fields, and turns nothing into what it is not: "1" and true are no numbers."""
+    """Rejects unknown fields, and converts nothing: "1" and true are not numbers."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -70,7 +70,7 @@ def whole(least: int, most: int) -> Any:
 
 
 def one_of(**kinds: Any) -> Any:
-    """One of several kinds of input, chosen by how it begins, so that errors are about that one."""
+    """One of several kinds of input, chosen by the first item, which gives clearer errors."""
 
     def kind_of(value: Any) -> str:
         first = value[0] if isinstance(value, list) and value else None
@@ -100,7 +100,7 @@ def sampling_field(name: str, limit: int | None) -> Any:
 
 
 def slider(least: float, most: float, step: float, off: float | None = None) -> dict[str, Any]:
-    """How the page shows it; at `off` it is not sent."""
+    """The range of its slider in the playground; at `off` the field is not sent."""
     return {"x-slider": {"min": least, "max": most, "step": step, "off": off}}
 
 
@@ -114,12 +114,12 @@ class RequestModels:
         limit = {"tokens": limits.tokens, "min_tokens": limits.tokens, "seed": 2**53}
         common: dict[str, Any] = {
             "model": name_of(writers),
-            "n": optional(whole(1, 16), 1, "Number of texts.", **slider(1, 6, 1)),
+            "n": optional(whole(1, 16), 1, "Number of completions.", **slider(1, 6, 1)),
         }
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
             if about.served and TYPES[name] is not str:
                 common[API_NAMES.get(name, name)] = sampling_field(name, limit.get(name))
-        # Each byte of a ban takes a row of the whole vocabulary.
+        # Each byte of a banned text takes a row as long as the vocabulary.
         bans = listed(text(12, 1), 3, 0)
         stops = one_of(text=text(200, 1), texts=listed(text(200, 1), 16, 0))
         common |= {
@@ -127,12 +127,12 @@ class RequestModels:
             "stop": optional(stops, help=DECLARATIONS["stop"].help),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
-            "user": optional(text(200), help="Users take turns when many wait."),
+            "user": optional(text(200), help="Users take turns when requests queue up."),
         }
         prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
-        prompt = prompts, Field("", description="A text, its token ids, or a list of either.")
+        prompt = prompts, Field("", description="A text, a list of token ids, or a list of either.")
         logprobs = optional(
-            whole(0, MAX_TOP_LOGPROBS), help="Number of likeliest tokens to report."
+            whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return."
         )
         self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
@@ -161,22 +161,22 @@ class RequestModels:
 
 def name_of(models: list[str]) -> Any:
     if not models:
-        return Literal["none"], Field("none", description="No model of that kind is served.")
-    about = "One of /v1/models; the first one where it is left out."
+        return Literal["none"], Field("none", description="No model of this kind is served.")
+    about = "One of /v1/models. Default: the first."
     return Literal[tuple(models)], Field(models[0], description=about)
 
 
 def checked(body: Any, model: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The fields that are given, or APIError with the first thing that is wrong."""
+    """The given fields; APIError reports the first problem."""
     try:
         return model.model_validate(body).model_dump(exclude_unset=True, exclude_none=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-    path = [each for each in first["loc"] if not str(each).startswith("<")]  # without the kinds
+    path = [each for each in first["loc"] if not str(each).startswith("<")]  # without Tags
     where = "".join(f"[{each}]" if isinstance(each, int) else f".{each[:80]}" for each in path)[1:]
     match first["type"]:
         case "extra_forbidden":
-            problem = "is not known here" + did_you_mean(where, [*model.model_fields])
+            problem = "is not a known field" + did_you_mean(where, [*model.model_fields])
         case "missing":
             problem = "is missing"
         case "model_type":

@@ -1,4 +1,4 @@
-"""Listening: one process, a socket that is ours before a model is loaded, and a gentle end."""
+"""Listening: one process, a socket bound before the models load, and a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -20,29 +20,29 @@ from nanolm.serve.guard import App, Receive, Scope, Send
 from nanolm.serve.request_models import APIError
 from nanolm.training.interrupt import stop_signals
 
-HEADER_SECONDS = 20.0  # in which a client has to say what it wants
-STALL_SECONDS = 20.0  # in which it has to take something of what was sent
-LOOK_SECONDS = 1.0  # between two looks at a connection
-SHUTDOWN_SECONDS = 20  # seconds for what is being written when the server is to stop
-MAX_CONNECTIONS = 512  # more than rows that may be written and wait
-ACCEPTS = 16  # new connections in one turn of the event loop; closing one takes some turns
-SPARE_DESCRIPTORS = 6 * ACCEPTS  # for those under way, and for files
-BACKLOG = 4096  # connections that the system keeps until they are accepted; it may keep fewer
+HEADER_SECONDS = 20.0  # time limit for a client to send a request
+STALL_SECONDS = 20.0  # time limit for a client to read some of the response
+CHECK_SECONDS = 1.0  # between two checks of a connection
+SHUTDOWN_SECONDS = 20  # for unfinished responses when the server stops
+MAX_CONNECTIONS = 512  # more than texts that can run and wait
+ACCEPTS = 16  # new connections per iteration of the event loop; closing one takes several
+SPARE_DESCRIPTORS = 6 * ACCEPTS  # for connections being opened or closed, and for files
+BACKLOG = 4096  # connections waiting to be accepted; the system may allow fewer
 
 
 class BoundedProtocol(H11Protocol):
-    """Ends a connection that asks for nothing, or whose client takes nothing of what is sent, and
-    the one that has been idle longest where there are too many. Slow clients are waited for."""
+    """Closes connections that send no request or stop reading the response, and, when there are too
+    many, the one that has been idle longest. Clients that are merely slow are kept."""
 
     most = MAX_CONNECTIONS
     alarm: asyncio.TimerHandle | None = None
-    since = 0.0  # when something was last asked for, or taken
-    unsent = 0  # bytes, when it was last looked at
+    since = 0.0  # the last progress: data read by the client, or a finished response
+    unsent = 0  # bytes at the last check
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.since = self.loop.time()
-        self.look()
+        self.check()
         if len(self.connections) > self.most:
             self.make_room()
 
@@ -58,19 +58,19 @@ class BoundedProtocol(H11Protocol):
     def busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def look(self) -> None:
+    def check(self) -> None:
         now, unsent = self.loop.time(), unsent_bytes(self.transport)
         if unsent != self.unsent or (self.busy() and not unsent):
             self.since = now
         elif now - self.since > (STALL_SECONDS if unsent else HEADER_SECONDS):
-            # Not closed: that waits for a client that may never take what was sent.
+            # close() would wait for a client that may never read the rest.
             return self.transport.abort()
         self.unsent = unsent
-        self.alarm = self.loop.call_later(LOOK_SECONDS, self.look)
+        self.alarm = self.loop.call_later(CHECK_SECONDS, self.check)
 
     def make_room(self) -> None:
         others: list[Any] = [each for each in self.connections if each is not self]
-        # Those that are still sending what they ask for come last.
+        # Connections that are still sending a request come last.
         others.sort(key=lambda each: (each.busy(), each.since))
         if idle := next((each for each in others if each.idle()), None):
             self.connections.discard(idle)
@@ -79,7 +79,7 @@ class BoundedProtocol(H11Protocol):
             self.app = partial(refuse_crowd, self.app)
 
     def idle(self) -> bool:
-        """Nothing is owed to its client, nor has it sent what is still to be read."""
+        """Whether there is nothing to send, and nothing received that is still unread."""
         asking = not self.busy() or self.cycle.more_body
         unsent = self.transport.get_write_buffer_size()
         return asking and not unsent and not system_bytes(self.transport, "FIONREAD")
@@ -93,13 +93,13 @@ async def refuse_crowd(app: App, scope: Scope, receive: Receive, send: Send) -> 
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that the client has not taken: those of ours, and those the system still has."""
+    """Bytes that the client has not received: in our buffer and in the system's."""
     return transport.get_write_buffer_size() + system_bytes(transport, "TIOCOUTQ")
 
 
 def system_bytes(transport: asyncio.Transport, kind: str) -> int:
-    """Bytes that the system has of a connection: unread (FIONREAD) or unsent (TIOCOUTQ)."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows cannot tell
+    """Bytes in the system's buffers of a connection: unread (FIONREAD) or unsent (TIOCOUTQ)."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not available on Windows
         import fcntl
         import termios
 
@@ -110,7 +110,7 @@ def system_bytes(transport: asyncio.Transport, kind: str) -> int:
 
 
 def max_connections() -> int:
-    """As many as there are descriptors for, less some."""
+    """MAX_CONNECTIONS, or fewer if there are not enough file descriptors."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -118,13 +118,13 @@ def max_connections() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    used = os.open(os.devnull, os.O_RDONLY)  # the lowest that is free
+    used = os.open(os.devnull, os.O_RDONLY)  # the lowest free descriptor
     os.close(used)
     return max(ACCEPTS, min(MAX_CONNECTIONS, limit - used - SPARE_DESCRIPTORS))
 
 
 class GracefulServer(uvicorn.Server):
-    """Ends by a signal as it ends otherwise: after what is under way."""
+    """Handles stop signals by finishing the current requests."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -133,7 +133,7 @@ class GracefulServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         for listening in sockets or []:
-            listening.listen(BACKLOG)  # asyncio accepts as many at once as it was told, ACCEPTS
+            listening.listen(BACKLOG)  # asyncio keeps accepting ACCEPTS at a time
         self.ready()
 
     @contextlib.contextmanager
@@ -149,15 +149,15 @@ class GracefulServer(uvicorn.Server):
 def bound(address: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        # Only if TCP is named does asyncio send at once; else each answer on a connection that
-        # is kept waits for the one before to be confirmed, 40 ms.
+        # asyncio sets TCP_NODELAY only if the protocol is given. Without it, each response on a
+        # kept-alive connection waits 40 ms for the previous one to be acknowledged.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and port < 65_535
         hint = f"; try --port {port + 1}" if taken else ""
-        raise UsageError(f"cannot listen at {address}:{port}: {error.strerror}{hint}") from None
+        raise UsageError(f"cannot listen on {address}:{port}: {error.strerror}{hint}") from None
     listening.set_inheritable(True)
     return listening
 

@@ -155,7 +155,7 @@ def test_seeds(films: Path, cli: Cli) -> None:
         (["--label-colum", "x"], ["--label-column"]),
         (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
         (["--label-column", "mood"], ["--label-column mood", "text ("]),
-        (["--from", "nowhere/at/all"], ["is no folder here"]),
+        (["--from", "nowhere/at/all"], ["nowhere/at/all"]),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Whoever joins or leaves, each text is the one that would be written alone."""
+"""Each text is the same as without a batch, no matter which rows join or leave."""
 
 import random
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_a_row_that_has_left_is_left_alone() -> None:
 
 
 def test_sizes_leave_rows_idle() -> None:
-    """With a memory as a GPU has it."""
+    """With a fixed cache, as on a GPU."""
     model = lively(configure("modern", **SHAPE), std=0.4)
     batch, rows = batch_of(model), rows_of(3, 4)
     decoder = CachedDecoder(model, MOST, LENGTH)

@@ -1,4 +1,4 @@
-"""Beam search finds what that of `transformers` finds."""
+"""Beam search gives the same results as in `transformers`."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 16, "context": 64}
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Tokenizer]:
-    """A model with few tokens, so that the end is often among the likeliest: ours and theirs."""
+    """A model with few tokens, so that the end is often among the most likely: ours and theirs."""
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("beams")
@@ -65,7 +65,7 @@ def test_as_transformers(
             assert set(ids[len(beam.tokens) :]) <= {tokenizer.padding}
             assert beam.mean() == pytest.approx(score.item(), abs=1e-4)
             ended += beam.ids[-1] == tokenizer.end_of_text
-    assert ended  # some do, or half of it was not tried
+    assert ended  # at least one, or this case was not tested
 
 
 @pytest.mark.parametrize("family", ["modern", "gpt2", "lstm"])
@@ -98,7 +98,7 @@ def test_several_and_likelier_than_greedy(trained: Path) -> None:
     best = Sample("the cat")
     for _ in writer.stream([best], SamplingParams(tokens=6, beams=8)):
         pass
-    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4  # eight rows add up otherwise than one
+    assert sum(best.logprobs) >= sum(greedy.logprobs) - 1e-4  # rounding differs with eight rows
 
 
 def test_stop_texts_leave_distinct_texts_and_wait_for_the_least_tokens(trained: Path) -> None:

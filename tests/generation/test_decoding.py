@@ -1,4 +1,4 @@
-"""Cached and naive decoding agree, whatever the model, the prompts and what is beside them."""
+"""Cached and naive decoding agree for all models, prompts and batches."""
 
 from dataclasses import replace
 from typing import get_args
@@ -16,7 +16,7 @@ from nanolm.model.config import FAMILIES, ModelConfig, Positions, configure
 from nanolm.text.tokenizer import train_tokenizer
 
 CONTEXT = 12
-TOKENS = 2 * CONTEXT + 2  # well past the context: its window moves on three times
+TOKENS = 2 * CONTEXT + 2  # well beyond the context length: the window moves three times
 BYTES = train_tokenizer([], "byte")
 SHAPE = {"vocab_size": 258, "layers": 2, "heads": 2, "dim": 16, "context": CONTEXT}
 CONFIGS: dict[str, ModelConfig] = {family: configure(family, **SHAPE) for family in FAMILIES} | {
@@ -44,7 +44,7 @@ def written(
     params: SamplingParams,
     tokens: int = TOKENS,
 ) -> list[list[int]]:
-    """The ids that each row gets."""
+    """The ids of each row."""
     length = max(map(len, prompts)) + tokens
     decoder, sampler = path(model, len(prompts), length), Sampler(BYTES, len(prompts), model.device)
     batch = Batch(decoder, sampler, length)
@@ -66,7 +66,7 @@ def test_cached_and_naive_agree_token_for_token(kind: str, length: int) -> None:
         expected = written(NaiveDecoder, model, prompts, params)
         assert written(CachedDecoder, model, prompts, params) == expected
         assert written(CachedDecoder, model, prompts[:1], params) == expected[:1]
-    assert len(set(expected[0])) > 3  # it does not only say one thing
+    assert len(set(expected[0])) > 3  # it does not repeat one token
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -74,7 +74,7 @@ def test_cached_and_naive_agree_token_for_token(kind: str, length: int) -> None:
     "params", [SamplingParams(greedy=True), SamplingParams(min_p=0.02, frequency_penalty=0.5)]
 )
 def test_together_is_one_by_one(kind: str, params: SamplingParams) -> None:
-    """Rows of different lengths, whose windows move on at different times."""
+    """Rows of different lengths, whose windows move at different times."""
     model = model_of(kind)
     prompts = [prompt_of(length) for length in (3, 1, CONTEXT, 7, 2 * CONTEXT + 5, CONTEXT + 1)]
     alone = [written(CachedDecoder, model, [prompt], params)[0] for prompt in prompts]
@@ -104,7 +104,7 @@ def test_a_context_of_next_to_nothing(context: int) -> None:
 
 
 def test_nothing_is_computed_twice() -> None:
-    """A row of the decoder a token, but for the prompt and each window that has moved on."""
+    """One token per step, except for the prompt and each time a window moves."""
     model = model_of("modern")
     sizes: list[int] = []
     plain = model.hidden_states
@@ -115,5 +115,5 @@ def test_nothing_is_computed_twice() -> None:
 
     model.hidden_states = counted  # type: ignore[method-assign,assignment]
     written(CachedDecoder, model, [prompt_of(5)], SamplingParams(greedy=True), tokens=CONTEXT)
-    # 5 tokens to begin with, then one at a time until 13 do not fit into 12 and the window moves.
+    # 5 tokens first, then one at a time, until 13 do not fit in 12 and the window moves.
     assert sizes == [4, *[1] * 8, 6, *[1] * 4]

@@ -26,7 +26,7 @@ def untrained(family: str = "modern", context: int = 24) -> LanguageModel:
 
 
 def spelling(ids: list[int]) -> type[NaiveDecoder]:
-    """A decoder that is certain of these ids, one after the other."""
+    """A decoder that predicts these ids in order."""
     rest = iter(ids)
 
     class Spelling(NaiveDecoder):
@@ -37,7 +37,7 @@ def spelling(ids: list[int]) -> type[NaiveDecoder]:
 
 
 def written(sample: Sample, params: SamplingParams, ids: list[int]) -> list[str]:
-    """The pieces in which a text comes."""
+    """The pieces of a streamed text."""
     writer = untrained()
     return [text for _, text in writer.stream([sample], params, path=spelling(ids)) if text]
 
@@ -56,7 +56,7 @@ def test_a_stop_text_ends_a_sample_and_is_not_part_of_it() -> None:
     pieces = written(
         sample, SamplingParams(tokens=50, stop=("<end>", "zz")), [*b"a <e <enz <end>bc", *b"d" * 40]
     )
-    assert pieces == ["a", " ", "<e ", "<en", "z "]  # a z might have been followed by another
+    assert pieces == ["a", " ", "<e ", "<en", "z "]  # a second z might have followed
     assert (sample.text, sample.stopped) == ("a <e <enz ", "stop")
     assert bytes(sample.tokens) == b"a <e <enz <end>"
     assert len(sample.logprobs) == len(sample.tokens)
@@ -82,7 +82,7 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     assert (sample.text, sample.stopped) == ("a.b", "stop")
 
     class Ending(NaiveDecoder):
-        """The end is always the likeliest, then the letter a."""
+        """The end of text is always the most likely, then the letter a."""
 
         def logits(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             logits = torch.zeros(1, 258)
@@ -166,7 +166,7 @@ def test_a_model_is_left_as_it_was(trained: Path) -> None:
     writer = nanolm.load(trained)
     writer.model.train()
     for _ in writer.stream([Sample("a")], SamplingParams(tokens=3)):
-        break  # somebody has seen enough
+        break  # the caller stops early
     assert writer.model.training
 
 

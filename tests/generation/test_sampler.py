@@ -1,4 +1,4 @@
-"""Every filter held to `transformers`, and draws to the distribution they should come from."""
+"""Every filter agrees with `transformers`, and samples follow the right distribution."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ FILTERS: dict[str, dict[str, Any]] = {
 def sampler_of(
     params: SamplingParams, prompts: list[list[int]], first: int = 0, top: int = 0
 ) -> Sampler:
-    """Rows with the random numbers from `first` on."""
+    """Rows with random numbers starting at `first`."""
     sampler = Sampler(BYTES, len(prompts), CPU)
     for row, prompt in enumerate(prompts):
         sampler.begin(row, params, prompt, first + row, top)
@@ -67,7 +67,7 @@ def sampler_of(
 
 
 def by_transformers(params: SamplingParams) -> LogitsProcessorList:
-    """What `generate` makes of the same settings, in its order."""
+    """The result of `generate` with the same settings, in its order."""
     parts: list[Any] = []
     if params.repetition_penalty != 1:
         parts.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
@@ -119,7 +119,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
         counts += torch.bincount(ids, minlength=SIZE)
     wanted = expected.double() * rows * steps
     assert counts[wanted == 0].sum() == 0
-    # What is expected fewer than five times goes together, as the test wants it.
+    # Merge outcomes expected fewer than five times, as the test requires.
     rare = (wanted > 0) & (wanted < 5)
     groups = [(c, w) for c, w in zip(counts.tolist(), wanted.tolist(), strict=True) if w >= 5]
     if rare.any():
@@ -138,7 +138,7 @@ def test_100_000_draws_follow_the_filtered_distribution(name: str) -> None:
 def test_frequency_and_presence_penalties() -> None:
     sampler = sampler_of(SamplingParams(frequency_penalty=0.5, presence_penalty=2.0), [[7, 7, 7]])
     logits = torch.zeros(1, SIZE)
-    assert sampler.scores(logits).abs().max() == 0  # what is in the prompt was not written
+    assert sampler.scores(logits).abs().max() == 0  # tokens of the prompt do not count
     for id in (5, 5, 9):
         sampler.accept(torch.tensor([id]))
     scores = sampler.scores(logits)[0]
@@ -255,7 +255,7 @@ def test_all_wrong_parameters_are_named_at_once() -> None:
         "--min-tokens 201: must be from 0 to --tokens"
     ]
     assert SamplingParams(ban=("x" * 100, "y" * 101)).problems() == [
-        "--ban: together at most 200 bytes"
+        "--ban: all texts together must be at most 200 bytes"
     ]
     assert SamplingParams(top_k=2.5, tokens="9").problems() == [  # type: ignore[arg-type]
         "--tokens 9: must be a whole number",
@@ -283,10 +283,10 @@ def test_a_model_that_has_diverged_still_gives_tokens(params: SamplingParams) ->
 
 
 def test_nothing_waits_for_the_cpu() -> None:
-    """A step reads no value of a tensor, or a GPU would stop for it."""
+    """A step reads no value of a tensor, which would make a GPU wait."""
     params = SamplingParams(**FILTERS["all together"], frequency_penalty=0.1, seed=1)
     sampler = sampler_of(params, [PROMPT])
-    assert sampler.active.sampled  # seen before a step, as a batch does
+    assert sampler.active.sampled  # computed before a step, as in a batch
     sampler.prepare(1)
 
     def refuse(tensor: Tensor) -> Any:
@@ -299,7 +299,7 @@ def test_nothing_waits_for_the_cpu() -> None:
 
 
 def test_every_row_has_parameters_of_its_own() -> None:
-    """Whatever is beside it, a row draws what it draws alone."""
+    """A row samples the same tokens as alone, no matter which rows are beside it."""
     every = [
         SamplingParams(**values, seed=number) for number, values in enumerate(FILTERS.values())
     ]

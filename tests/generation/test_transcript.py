@@ -18,13 +18,13 @@ def test_what_comes_is_the_text_before_the_first_stop(
         if transcript.stopped:
             break
         assert text.startswith(shown)
-        # Held back is at most what a stop text could begin with, and a part of a character.
+        # At most the beginning of a stop text and a part of a character are held back.
         read = data[: start + size].decode(errors="ignore")
         assert len(read) - len(shown) < max(map(len, stops), default=1)
     shown += transcript.finish()
     places = [text.find(stop) for stop in stops if stop in text]
     assert transcript.stopped == bool(places)
-    # Of several that are complete at once the first counts.
+    # If several are complete at once, the first counts.
     assert shown == text[: min(places)] if places and size == 1 and len(stops) == 1 else True
     if places:
         assert not any(stop in shown for stop in stops)

@@ -1,4 +1,4 @@
-"""Words: where they end, and that their probabilities are those of the tokens that spell them."""
+"""Words: their boundaries, and that their probabilities match those of their tokens."""
 
 import math
 from pathlib import Path
@@ -23,8 +23,8 @@ BOUNDARIES = WordBoundaries(TOKENIZER, torch.device("cpu"))
 
 
 def brute_force(word: bytes, token: bytes) -> bool:
-    """Whether the token, behind the word, belongs to it: by the pattern itself, and blanks belong
-    to what follows them."""
+    """Whether the token continues the word, by the pattern itself; spaces belong to the next
+    word."""
     text, more = (each.decode(errors="surrogateescape") for each in (word, word + token))
     return bool(regex.fullmatch(r"[^\S\r\n]+", text)) or all(
         part.end() != len(text) for part in regex.finditer(WORD_PATTERN, more)
@@ -63,7 +63,7 @@ def test_half_a_character_goes_on_with_its_other_half() -> None:
 
 @pytest.fixture(scope="module")
 def spelling(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    """A model of characters, that has learned a few words."""
+    """A character model that has learned a few words."""
     out = tmp_path_factory.mktemp("words")
     (out / "cats.txt").write_text("the cat sat. the cats sit. a cat can sing. " * 40)
     shape: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 32, "context": 24, "batch": 16}
@@ -132,7 +132,7 @@ def test_the_words_together_are_as_likely_as_the_text(spelling: LanguageModel, p
 
 
 def test_searching_changes_nothing_but_finds_more(spelling: LanguageModel) -> None:
-    sample = sampled(spelling, "the", tokens=24, seed=2)  # past the context
+    sample = sampled(spelling, "the", tokens=24, seed=2)  # beyond the context length
     plain, searched = score_words(spelling, sample), score_words(spelling, sample, top=4)
     naive = score_words(spelling, sample, top=4, path=NaiveDecoder)
     for one, other, slow in zip(plain, searched, naive, strict=True):

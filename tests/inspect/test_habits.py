@@ -1,4 +1,4 @@
-"""What the README's smallest model is found to do."""
+"""Attention patterns of the smallest preset."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from nanolm.text.sources import embedded_file
 
 
 def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
-    """A previous-token or an induction head, by the page itself."""
+    """The page reports a previous-token or an induction head."""
     nanolm.train(
         "embedded:tiny",
         out=tmp_path / "run",
@@ -24,5 +24,5 @@ def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
     habits = page.partition('<table class="habits">')[2].partition("</table>")[0]
-    wanted = ("the token before (", "what followed the same token, earlier (")
+    wanted = ("the previous token (", "the token after an earlier occurrence (")
     assert any(words in habits for words in wanted), habits

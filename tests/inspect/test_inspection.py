@@ -1,4 +1,4 @@
-"""What is shown of a model is what it does: held to `transformers`, and to the model itself."""
+"""Inspection agrees with `transformers` and with the model itself."""
 
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,12 @@ def test_the_last_layer_of_the_lens_is_the_model(family: str) -> None:
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    with pytest.raises(UsageError, match="no attention to look at"):
+    with pytest.raises(UsageError, match="no attention"):
         inspect_text(of_family("lstm"), [1, 2, 3])
 
 
 def attention(mask: Any) -> Any:
-    """Heads that look where they are told to, or at the first token where that is nowhere."""
+    """Heads that attend where `mask` says, or else to the first token."""
     weights = np.tril(np.asarray(mask, dtype=np.float32))
     weights[weights.sum(axis=1) == 0, 0] = 1
     return weights / weights.sum(axis=1, keepdims=True)
@@ -105,7 +105,7 @@ def test_a_text_of_one_token_has_heads_too() -> None:
 
 def test_a_word_is_the_same_until_the_first_layer() -> None:
     tokenizer = train_tokenizer([], "byte")
-    model = of_family("modern", **SHAPE)  # positions are turned in, not added
+    model = of_family("modern", **SHAPE)  # rotary positions, so the embedding has none
     texts = ["a bank, a Bank", "the bank", "embankment"]
     found = occurrences(model, tokenizer, "bank", texts)
     assert found.contexts == ["a [bank], a Bank", "a bank, a [Bank]", "the [bank]"]
@@ -118,7 +118,7 @@ def test_a_word_is_the_same_until_the_first_layer() -> None:
     assert means[2] == pytest.approx((cosines[2].sum() - 3) / 6)
     with pytest.raises(UsageError, match="no text has it"):
         occurrences(model, tokenizer, "river", texts)
-    with pytest.raises(UsageError, match="looks back on 32"):
+    with pytest.raises(UsageError, match="context length is 32"):
         occurrences(model, tokenizer, "bank", ["bank " * 9])
 
 
@@ -133,7 +133,7 @@ def test_neighbours_are_those_of_all_pairs() -> None:
     found = neighbours(model, id, 7)
     assert [other for other, _ in found] == order[1:8]
     assert [value for _, value in found] == pytest.approx([float(cosines[n]) for n in order[1:8]])
-    with pytest.raises(UsageError, match="no token of this model, but 'n', 'o'"):
+    with pytest.raises(UsageError, match="not a single token, but 'n', 'o'"):
         token_of(tokenizer, "no")
 
 
@@ -142,7 +142,7 @@ def test_positions_of_every_kind() -> None:
     assert kind == "learned"
     assert vectors.shape == (32, 16)
     kind, vectors = position_vectors(of_family("gpt2", positions="sinusoidal", **SHAPE))
-    assert kind == "sine and cosine"
+    assert kind == "sinusoidal"
     assert np.allclose(similarities(vectors).diagonal(), 1, atol=1e-6)
     kind, vectors = position_vectors(of_family("modern", **SHAPE))
     assert kind.startswith("rotary")
@@ -165,7 +165,7 @@ def test_what_decided(pool: Any) -> None:
     assert len(found.rollout) == len(found.gradient) == len(IDS)
 
     def margin(changed: int, factor: float) -> float:
-        """What the label has before the others, one token's vector being longer."""
+        """The margin of the label, with one token's vector made longer."""
         factors = torch.ones(1, len(IDS), 1)
         factors[0, changed] = factor
         handle = base.token_embedding.register_forward_hook(lambda _, x, y: y * factors)
@@ -180,7 +180,7 @@ def test_what_decided(pool: Any) -> None:
 
 
 def test_a_page_of_two_hundred_tokens_is_small() -> None:
-    """With as many heads as GPT-2, all of which look about at random: the worst there is."""
+    """With as many heads as GPT-2, all of them random: the worst case."""
     model = of_family("gpt2", **SHAPE | {"layers": 12, "heads": 12, "dim": 96, "context": 200})
     ids = torch.randint(256, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     seen = inspect_text(model, ids)

@@ -1,4 +1,4 @@
-"""The pages open in a real browser, from disk: no complaint, no request, and all of it works."""
+"""The pages in a real browser, from disk: no errors, no requests, and everything works."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_pages_without_one(name: str, browser: Browser, pages: dict[str, Path]) 
 
 
 def opened(browser: Browser, page: Path, ready: str) -> None:
-    """As wide as a desk and as a phone, by day and by night."""
+    """On a desktop and on a phone, in light and dark mode."""
     browser.complaints.clear()
     browser.requests.clear()
     for width in WIDTHS:
@@ -104,14 +104,14 @@ def test_hover_and_choice(browser: Browser, pages: dict[str, Path]) -> None:
     browser.look(1200)
     browser.open(pages["language model"], READY)
     text = 'document.getElementById("about").textContent'
-    assert browser.value(text).startswith("the mean of all heads; here from t, token 42")
+    assert browser.value(text).startswith("Average of all heads. Selected token: t (42)")
     browser.point("#tokens button", 4)
-    assert browser.value(text).startswith("the mean of all heads; here from a, token 5")
+    assert browser.value(text).startswith("Average of all heads. Selected token: a (5)")
     assert browser.value('document.querySelectorAll("#tokens button.on").length') == 1
     large = 'document.getElementById("large").toDataURL()'
     before = browser.value(large)
     browser.point('.grid button[data-layer="1"][data-head="2"]', click=True)
-    assert browser.value(text).startswith("head 2.3 looks")
+    assert browser.value(text).startswith("Head 2.3 ")
     assert browser.value(large) != before
     chosen = browser.value("""(() => { const on = document.querySelector(".grid button.on");
         return [on.dataset.layer, on.dataset.head]; })()""")
@@ -121,7 +121,7 @@ def test_hover_and_choice(browser: Browser, pages: dict[str, Path]) -> None:
 def test_what_a_head_looks_at_is_what_was_measured(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    """Read back from the page: the token that each head looks at most, and how much."""
+    """Read back from the page: the token that gets most of each head's attention, and how much."""
     tokenizer = train_tokenizer([], "byte")
     model = of_family("modern", vocab_size=258, context=64)
     ids = tokenizer.encode_prompt(TEXT)
@@ -139,7 +139,7 @@ def test_what_a_head_looks_at_is_what_was_measured(
 
 def test_the_first_head_is_the_one_asked_for(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["classifier"], READY)
-    assert browser.value('document.getElementById("about").textContent').startswith("head 2.3 ")
+    assert browser.value('document.getElementById("about").textContent').startswith("Head 2.3 ")
 
 
 def test_hostile_text_is_inert(browser: Browser, tmp_path: Path) -> None:

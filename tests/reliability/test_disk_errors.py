@@ -38,10 +38,10 @@ def test_every_error_of_a_disk_is_one(
     def fails(*arguments: object) -> None:
         raise error
 
-    with pytest.raises(DiskFull, match=r"cannot be written .*saved before is intact"):
+    with pytest.raises(DiskFull, match=r"cannot write .*saved earlier is intact"):
         files.commit(parent, "step-00000004", fails)
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(DiskFull, match="cannot be written, and is as it was before"):
+    with pytest.raises(DiskFull, match=r"cannot write .*, which is unchanged"):
         files.write_atomically(file, "more")
     verify(committed)
     assert file.read_text() == "as it was"
@@ -59,7 +59,7 @@ def test_a_limit_on_file_size(size: int, ended: Ended, commands: Commands, tmp_p
     journey, whole = ended
     command = commands.start(*journey.words("run"), file_bytes=size)
     assert command.wait() == 7, command.said()
-    assert "the limit on file size is reached" in command.said()
+    assert "file size limit" in command.said()
     assert "ulimit -f" in command.said()
     assert "Traceback" not in command.said()
     assert not list(tmp_path.rglob(".tmp-*"))
@@ -90,7 +90,7 @@ def test_a_page_is_whole_or_as_it_was(
     whole = written.read_bytes()
     command = commands.start(*given, file_bytes=900)
     assert command.wait() == 7, command.said()
-    assert "the limit on file size is reached" in command.said()
+    assert "file size limit" in command.said()
     assert "Traceback" not in command.said()
     assert written.read_bytes() == whole
     assert not list(tmp_path.rglob(".tmp-*"))

@@ -34,7 +34,7 @@ def test_a_disk_that_is_full_after_so_many_bytes(
         run = tmp_path / str(number)
         with monkeypatch.context() as patch:
             disk_holds(patch, dice.randrange(size), commits=1 + number % 4)
-            with pytest.raises(DiskFull, match=r"disk is full.*MB or more; .* MB are free"):
+            with pytest.raises(DiskFull, match=r"disk is full.*MB or more; .* MB free"):
                 journey.go(run)
         saved = list_checkpoints(run / "checkpoints")
         for folder in saved:

@@ -1,4 +1,4 @@
-"""Bars: what is drawn, and that nothing in a name is markup."""
+"""Bar charts: their contents, and that names are escaped."""
 
 import itertools
 import xml.etree.ElementTree as ElementTree

@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def picture(*panels: Panel, title: str = "run") -> ElementTree.Element:
-    """The picture, after all that must be true of every one."""
+    """The image, after the checks that apply to all images."""
     text = curves_svg(Chart(title, panels))
     assert len(text) < 100_000
     root = ElementTree.fromstring(text)
@@ -58,7 +58,7 @@ def test_two_panels() -> None:
     root = picture(loss, accuracy, title="my run")
     assert root.findtext(f"{SVG}title") == "my run"
     assert {"my run", "loss", "accuracy", "train", "val", "best", "step"} <= set(words(root))
-    # Noise is faint behind its trend, few points have dots, a name keeps its colour.
+    # Noise is faint behind its trend, few points get dots, a name keeps its colour.
     assert classes(root) == ["c0 faint", "c0", "c1", "c1 dots", "c1", "c1 dots"]
     raw, trend = paths(root, only_curves=True)[:2]
     assert len(raw) == 300
@@ -106,7 +106,7 @@ def test_many_lines_stay_small() -> None:
 def test_a_smooth_line_is_not_faint() -> None:
     root = picture(Panel("rate", [Series("rate", noisy(300, noise=0))]))
     assert classes(root) == ["c0"]
-    assert words(root).count("rate") == 1  # a line that is named as its panel needs no second word
+    assert words(root).count("rate") == 1  # a line named like its panel needs no second label
 
 
 @pytest.mark.parametrize(

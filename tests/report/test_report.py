@@ -1,4 +1,4 @@
-"""The report of a run: what it says, how large it is, how long it takes."""
+"""The report of a run: contents, size, and time to write it."""
 
 import json
 import time
@@ -28,7 +28,7 @@ def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert f"nanolm {journey.verb} --config" in page
-    assert write_report(Run(path))  # and anew, from the folder alone
+    assert write_report(Run(path))  # again, from the folder alone
     assert (path / "report.html").read_text(encoding="utf-8") == page
 
 
@@ -90,7 +90,7 @@ def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:
     (row,) = list_runs(tmp_path, notes.append)
     assert (row.steps, row.minutes, row.bits_per_byte, row.state) == (7, 1.5, 2.5, "stopped")
     assert len(notes) == 1
-    assert "c-broken is passed over" in notes[0]
+    assert "c-broken skipped" in notes[0]
     with stopped.locked():
         assert list_runs(tmp_path, notes.append)[0].state == "training"
     (row,) = list_runs(trained.parent, notes.append)
@@ -112,7 +112,7 @@ def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
     text = "\n".join(rows)
     assert text.isascii() == plain
     curve, mark = rows[:12], "o" if plain else "●"
-    # The looks, from the upper left to the lower right.
+    # Evaluations, from the upper left to the lower right.
     places = [(n, row.index(mark)) for n, row in enumerate(curve) if mark in row]
     assert len(places) == 6
     assert places == sorted(places)
@@ -132,7 +132,7 @@ def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None
     facts = {**Run(trained).facts(), "result": {"steps": 14, "best_step": 7}}
     run.begin({**settings, "data": ["x.tsv"]}, facts)
     rows = []
-    for step, accuracy in ((4, 0.5), (7, 0.8), (11, 0.9), (14, 1.0)):  # two looks an epoch
+    for step, accuracy in ((4, 0.5), (7, 0.8), (11, 0.9), (14, 1.0)):  # two evaluations per epoch
         scores = {"val_loss": 1 / step, "val_accuracy": step / 14}
         training = {"train_loss": 2 / step, "train_accuracy": accuracy}
         rows.append({"step": step, "epoch": step / 7, "seconds": 1.0, **training, **scores})
@@ -149,7 +149,7 @@ def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None
         "report.html", "loss.svg", "epochs.svg", "loss.png", "epochs.png",
     ]  # fmt: skip
     assert all(file.read_bytes()[:4] == b"\x89PNG" for file in written[3:])
-    # Without `epoch`, as 0.1.0 wrote it: curves by step alone.
+    # Without `epoch`, as 0.1.0 wrote it: only curves by step.
     for row in rows:
         del row["epoch"]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))

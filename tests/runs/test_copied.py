@@ -1,4 +1,4 @@
-"""A run folder is itself wherever it is: copied without links, packed and unpacked, read-only."""
+"""Run folders work after any copy: without links, packed and unpacked, read-only."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def with_folders(run: Path, copy: Path) -> None:
 
 
 def with_small_files(run: Path, copy: Path) -> None:
-    """As git on Windows and many an unpacker write links."""
+    """Links as git on Windows and many unpackers write them."""
     shutil.copytree(run, copy, symlinks=True)
     for name in ("best", "last"):
         target = os.readlink(copy / name)
@@ -97,7 +97,7 @@ def linked_and_whole(run: Path) -> None:
 
 
 def test_a_folder_that_is_no_copy_is_set_aside(committed: Path, tmp_path: Path) -> None:
-    """In the place of a link: another model, a damaged one, or a user's own things."""
+    """Instead of a link: another model, a damaged one, or the user's own files."""
     parent = tmp_path / "checkpoints"
     parent.mkdir()
     step = committed.rename(parent / committed.name)

@@ -44,7 +44,7 @@ def resume(run: Path, notes: list[str]) -> None:
 
 
 def contents(folder: Path) -> set[str]:
-    """Of all that does not grow."""
+    """Hashes of all files that do not grow."""
     known = (file for file in folder.rglob("*") if file.is_file())
     return {files.sha256(file) for file in known if file.name not in (".lock", "log.txt")}
 
@@ -134,7 +134,7 @@ def test_a_newer_format_is_named(run: Path) -> None:
         with pytest.raises(DataError, match=f"{file} was written by a newer nanolm .format 99;"):
             read()
         file.write_text(json.dumps(values | {"format": "x"}))
-        with pytest.raises(DataError, match="is not nanolm's"):
+        with pytest.raises(DataError, match="not written by nanolm"):
             read()
 
 
@@ -168,5 +168,5 @@ def test_a_broken_run_does_not_hide_the_others(run: Path, cli: Cli) -> None:
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["run"] for line in result.stdout.splitlines()] == [str(run)]
     for number in range(len(BROKEN)):
-        assert f"broken-{number} is passed over: " in result.stderr
+        assert f"broken-{number} skipped: " in result.stderr
         assert f"broken-{number}/run.json" in result.stderr

@@ -102,5 +102,5 @@ def test_the_newest_run(trained: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("contents", ["", "{", "[]", "{}", '{"request": 1, "fingerprints": {}}'])
 def test_a_damaged_run_json_is_named(contents: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(contents)
-    with pytest.raises(DataError, match=r"run\.json (cannot be read|is not nanolm's)"):
+    with pytest.raises(DataError, match=r"run\.json (cannot be read|was not written by nanolm)"):
         Run(tmp_path).finished()

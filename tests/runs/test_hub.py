@@ -20,7 +20,7 @@ LISTING = "/api/models/o/n/tree/main?recursive=true"
 
 @pytest.fixture(autouse=True)
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the Hugging Face tools, still empty; ours is empty too."""
+    """The Hugging Face cache, still empty; ours is empty too."""
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "ours"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "theirs"))
     return tmp_path / "theirs"
@@ -32,14 +32,14 @@ def index(*shards: object) -> bytes:
 
 
 def asked(server: Server) -> list[str]:
-    """The files that were asked for since the last call of this."""
+    """The files requested since the last call."""
     names = [path.rpartition("/")[2] for path, _ in server.asked if "/api/" not in path]
     server.asked.clear()
     return names
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What was downloaded, without the records beside it."""
+    """The downloaded files, without the records beside them."""
     files = [file for file in folder.iterdir() if (folder / f"{file.name}.json").exists()]
     return {file.name: file.read_bytes() for file in files}
 
@@ -52,7 +52,7 @@ def test_a_model_is_downloaded_once(server: Server) -> None:
     assert (names[0], names[-1]) == ("config.json", "model.safetensors")  # the small files first
     for name in ("hf://o/n", "o/n", "o/n/"):
         assert hub_model(name, quiet) == folder
-    assert not server.asked  # no network once everything is there
+    assert not server.asked  # no network once everything is cached
     (folder / "vocab.json").unlink()
     assert hub_model("o/n", quiet) == folder
     assert asked(server) == ["vocab.json"]
@@ -71,7 +71,7 @@ def test_weights_in_several_files(server: Server) -> None:
 def test_an_index_of_files_that_are_not_there(server: Server) -> None:
     hub(server, "o/n", [["config.json", INDEX, SHARDS[0]]], "models")
     server.put(f"/o/n/resolve/main/{INDEX}", content(index(*SHARDS)))
-    with pytest.raises(ModelError, match=f"{INDEX} names files that it does not have.*delete"):
+    with pytest.raises(ModelError, match=f"{INDEX} lists files that are missing.*delete"):
         hub_model("o/n", quiet)
 
 
@@ -116,11 +116,11 @@ def test_not_open(server: Server, code: int, path: str) -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["config.json", "pytorch_model.bin", "x.h5"], r"has pytorch_model.bin, x.h5 where.*code"),
-        (["model.Q4.gguf"], r"has model.Q4.gguf where .* only .safetensors"),
-        (["config.json", *SHARDS], r"has model-00001-of.* where .*index.json"),
-        (["config.json", INDEX], r"has no weights at all where"),
-        ([], r"has no weights at all"),
+        (["config.json", "pytorch_model.bin", "x.h5"], r"has pytorch_model.bin, x.h5 .*code"),
+        (["model.Q4.gguf"], r"has model.Q4.gguf instead .* only .safetensors"),
+        (["config.json", *SHARDS], r"has model-00001-of.* instead of .*index.json"),
+        (["config.json", INDEX], r"has no weights instead of"),
+        ([], r"has no weights"),
         (["model.safetensors"], r"has no config.json"),
     ],
 )
@@ -129,7 +129,7 @@ def test_repositories_that_are_of_no_use(server: Server, paths: list[str], messa
     with pytest.raises(ModelError, match=f"^o/n {message}"):
         hub_model("o/n", quiet)
     assert not asked(server)
-    hub(server, "o/n", [NEEDED], "models")  # mended, and seen at once
+    hub(server, "o/n", [NEEDED], "models")  # fixed, and noticed at once
     assert contents(hub_model("o/n", quiet)).keys() == set(NEEDED)
 
 
@@ -146,7 +146,7 @@ def test_hostile_names_lead_nowhere(server: Server) -> None:
     listing = folder.with_name(f"{folder.name}.json")
     assert everything == {*records, listing, folder / ".lock", listing.with_name(".lock")}
     hub(server, "evil/n", [evil], "models")
-    with pytest.raises(ModelError, match=r"has model-1-of-1.safetensors where") as caught:
+    with pytest.raises(ModelError, match=r"has model-1-of-1.safetensors instead of") as caught:
         hub_model("evil/n", quiet)
     assert str(caught.value).isprintable()
 
@@ -163,12 +163,12 @@ def test_a_model_that_has_moved(server: Server) -> None:
     ["", "hf://", "o/n/main", "hf://o/n/x.txt", "o//n", "../n", "o/..", "/o/n", "o n", "n?x", "ü"],
 )
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(UsageError, match="write OWNER/NAME or hf://OWNER/NAME, and nothing after"):
+    with pytest.raises(UsageError, match="OWNER/NAME or hf://OWNER/NAME, with nothing after"):
         hub_model(name, quiet)
 
 
 def kept(cache: Path, name: str, files: dict[str, bytes]) -> Path:
-    """What the Hugging Face tools leave: files are links to where all versions are."""
+    """A Hugging Face cache: files are links to a folder with all versions."""
     repository, revision = cache / name, "0123456789abcdef" * 2 + "01234567"
     snapshot = repository / "snapshots" / revision
     for folder in (snapshot, repository / "refs", repository / "blobs"):

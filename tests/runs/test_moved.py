@@ -59,7 +59,7 @@ def test_a_removed_run_ends_with_a_message(commands: Commands, tmp_path: Path) -
 def test_a_removed_run_does_not_come_back(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does one of which only a part is removed so far."""
+    """Nor does a partly removed one."""
     run = tmp_path / "run"
 
     def remove() -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CLIENTS = {  # how many of each kind there are
+CLIENTS = {  # number of clients of each kind
     "stream": 64,
     "slow_reader": 4,
     "big_answer": 2,
@@ -38,12 +38,12 @@ CLIENTS = {  # how many of each kind there are
     "idle": 32,
 }
 HEALTH_INTERVAL = 0.1  # seconds
-FINISH = 60.0  # seconds for what was begun before the end
+FINISH = 60.0  # seconds to finish requests that are running at the end
 MAX_GROWTH, MAX_HEALTH = 50 << 20, 1.0  # bytes after the first minute; seconds at 99.9 %
 
 
 class Cut(Exception):
-    """An answer ended before its end."""
+    """A response was cut off."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Load:
     def over(self) -> bool:
         return time.monotonic() >= self.ends
 
-    # How a client speaks.
+    # Sending requests.
 
     @contextlib.asynccontextmanager
     async def connect(
@@ -69,7 +69,7 @@ class Load:
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         connection = socket.socket()
         connection.setblocking(False)
-        if window:  # what is not read is not taken by the system either
+        if window:  # a small receive buffer, so that unread data stays with the server
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.port))
         reader, writer = await asyncio.open_connection(sock=connection, limit=window or 1 << 16)
@@ -85,7 +85,7 @@ class Load:
         return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
     async def ask(self, kind: str, data: bytes, pace: float = 0.0, slowly: int = 0) -> None:
-        """Send it and read the whole answer; `slowly`: so many bytes, then a pause of `pace`."""
+        """Send it and read the whole response, `slowly` bytes at a time with pauses of `pace`."""
         try:
             async with self.connect(slowly or None) as (reader, writer):
                 writer.write(data)
@@ -97,7 +97,7 @@ class Load:
         if status == 200 and body.startswith(b"data:") and not body.endswith(b"data: [DONE]\n\n"):
             self.cuts.append(f"{kind}: no [DONE] after {body[-200:]!r}")
 
-    # The kinds of clients; each does one thing, and is called again.
+    # The kinds of clients. Each call does one thing, and is repeated.
 
     async def stream(self, source: random.Random) -> None:
         tokens = source.randint(10, 200)
@@ -107,7 +107,7 @@ class Load:
         await asyncio.sleep(source.uniform(0.5, 3))
 
     async def slow_reader(self, source: random.Random) -> None:
-        """About 64 kB a second: an answer of a megabyte takes longer than most time limits."""
+        """About 64 kB per second: a megabyte takes longer than most time limits."""
         body = {"n": 4, "logprobs": 20, "max_tokens": 150, "min_tokens": 150, "user": "slow"}
         body["stream"] = source.random() < 0.5
         data = self.request("/v1/completions", body)
@@ -138,7 +138,7 @@ class Load:
         if source.random() < 0.3:
             for _ in range(source.randint(1, 5)):
                 data[source.randrange(len(data))] = source.randrange(256)
-        with contextlib.suppress(ConnectionError, TimeoutError, Cut):  # it may be no request at all
+        with contextlib.suppress(ConnectionError, TimeoutError, Cut):  # it may not be a request
             async with self.connect() as (reader, writer), asyncio.timeout(5):
                 writer.write(data)
                 status, _ = await answer(reader)
@@ -157,7 +157,7 @@ class Load:
                     await reader.read(1)
         await asyncio.sleep(source.uniform(0, 1))
 
-    # What is measured.
+    # Measurements.
 
     async def health(self, source: random.Random) -> None:
         began = time.monotonic()
@@ -193,7 +193,7 @@ class Load:
             self.cuts.append(f"{len(late)} clients were not answered {FINISH:.0f} s after the end")
 
     def growth(self) -> int:
-        """Bytes more than at the end of the first minute, at the most; of a short run, its half."""
+        """Peak growth in bytes after the first minute, or after the first half of a short run."""
         start = round(min(60, len(self.memory) / 2))
         return max(self.memory[start:]) - int(statistics.median(self.memory[:start][-10:]))
 
@@ -223,7 +223,7 @@ class Load:
 async def answer(
     reader: asyncio.StreamReader, slowly: int = 0, pace: float = 0.0
 ) -> tuple[int, bytes]:
-    """Status and body; Cut if the connection ends before either does."""
+    """Status and body; raises Cut if the connection ends early."""
 
     async def exactly(count: int) -> bytes:
         data = b""
@@ -251,7 +251,7 @@ async def answer(
 
 
 def strange(text: str, source: random.Random) -> str:
-    """JSON with something changed in it."""
+    """A mutated JSON body."""
     odd = [r"\ud800", "NaN", "1e999", "null", "[" * 2000, "9" * 400, "\x00", '"n":', "{}", "-", '"']
     for _ in range(source.randint(0, 3)):
         place = source.randrange(len(text))

@@ -1,4 +1,4 @@
-"""The API by OpenAI's own client, and by what others could send."""
+"""The API, with OpenAI's own client and with invalid requests."""
 
 import http.client
 import json
@@ -40,7 +40,7 @@ def sampled(cli: Cli, server: Served, *arguments: object) -> dict[str, Any]:
 def test_models_are_listed(served: Served) -> None:
     listed = served.client().models.list().data
     assert [model.id for model in listed] == ["writer", "other", "labels"]
-    assert str(served.folder) not in listed[0].model_dump_json()  # nothing of where they are
+    assert str(served.folder) not in listed[0].model_dump_json()  # paths are not revealed
     kinds = [model.model_dump()["kind"] for model in listed]
     assert kinds == ["language model", "language model", "classifier"]
 
@@ -66,7 +66,7 @@ def test_answers_on_one_connection_come_at_once(served: Served) -> None:
         assert json.loads(connection.getresponse().read())
         taken.append(time.monotonic() - began)
     connection.close()
-    assert statistics.median(taken) < 0.03  # 0.04 if one waits for the last to be confirmed
+    assert statistics.median(taken) < 0.03  # 0.04 if each waits for the previous acknowledgement
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_answers_on_one_connection_come_at_once(served: Served) -> None:
 def test_a_completion_is_what_sample_writes(
     served: Served, cli: Cli, arguments: dict[str, Any]
 ) -> None:
-    """Past the context too, greedy and drawn."""
+    """Greedy and sampled, also beyond the context length."""
     options = [part for name, value in arguments.items() for part in (option(name), value)]
     expected = sampled(cli, served, "--prompt", "the cat", "--tokens", 60, *options)
     found = served.client().completions.create(
@@ -199,14 +199,14 @@ def test_inspect_gives_a_page(served: Served, name: str) -> None:
     page = connection.getresponse().read().decode()
     assert "What the model sees" in page
     refused = post(served, "/v1/inspect", {"model": "other", "text": "the cat sat"})
-    assert refused[0] == 404  # an LSTM has no attention to look at
+    assert refused[0] == 404  # an LSTM has no attention
     assert refused[2]["error"]["message"] == "model must be one of writer, labels"
 
 
 WRONG: list[tuple[Any, int, str]] = [
     ({"max_tokens": 0}, 400, "max_tokens must be greater than or equal to 1"),
     ({"temperature": "hot"}, 400, "temperature must be a valid number"),
-    ({"temperatur": 1}, 400, "temperatur is not known here; did you mean temperature?"),
+    ({"temperatur": 1}, 400, "temperatur is not a known field; did you mean temperature?"),
     ({"model": "writr"}, 404, "model must be one of writer, other; did you mean writer?"),
     ({"model": "labels"}, 404, "model must be one of writer, other"),
     ({"n": 17}, 400, "n must be less than or equal to 16"),
@@ -226,16 +226,16 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"prompt": {}}, 400, "prompt must be a valid string"),
     ({"prompt": ["a", 5]}, 400, "prompt[1] must be a valid string"),
     ({"prompt": []}, 400, "prompt must have at least 1 item"),
-    ({"stream_options": {"usage": 1}}, 400, "stream_options.usage is not known here"),
-    (b"{", 400, "the body is not JSON"),
-    (b'{"temperature": NaN}', 400, "NaN is no JSON"),
-    (b"[" * 100_000, 400, "the body is not JSON"),
-    (b"\xff", 400, "the body is not JSON"),
-    (b" " * (1 << 20) + b"{}", 413, "more than 1,048,576 bytes"),
-    ({"prompt": "ab " * 20_000}, 400, "tokens; at most 16,384"),
-    ({"n": 16, "max_tokens": 4096, "logprobs": 20}, 400, "ask for less of n, max_tokens"),
+    ({"stream_options": {"usage": 1}}, 400, "stream_options.usage"),
+    (b"{", 400, "not valid JSON"),
+    (b'{"temperature": NaN}', 400, "NaN is not JSON"),
+    (b"[" * 100_000, 400, "not valid JSON"),
+    (b"\xff", 400, "not valid JSON"),
+    (b" " * (1 << 20) + b"{}", 413, "1,048,576 bytes"),
+    ({"prompt": "ab " * 20_000}, 400, "the limit is 16,384"),
+    ({"n": 16, "max_tokens": 4096, "logprobs": 20}, 400, "reduce n, max_tokens"),
     ({"ban": ["x" * 13]}, 400, "ban[0] must have at most 12 characters"),
-    ({"stream_options": {str(n): n for n in range(50_000)}}, 400, "is not known here"),
+    ({"stream_options": {str(n): n for n in range(50_000)}}, 400, "stream_options.0"),
 ]
 
 
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_said(served: Served, body: Any, status: int, message: 
 
 
 def test_whole_numbers_and_null(served: Served) -> None:
-    """2.0 is an integer in JSON Schema, and null is as if a field were not there."""
+    """2.0 is an integer in JSON Schema, and null means not given."""
     body = {"model": "writer", "max_tokens": 2.0, "prompt": [1.0, 2], "stop": None, "top_k": None}
     status, _, answer = post(served, "/v1/completions", body)
     assert (status, answer["usage"]["prompt_tokens"]) == (200, 2)
@@ -275,7 +275,7 @@ def test_other_methods_and_paths(served: Served) -> None:
 
 
 def test_whoever_goes_away_is_not_written_for(start: Start) -> None:
-    """And soon: long before the text would have been done."""
+    """Soon: long before the text would have been finished."""
     server = start("--max-tokens", 1_000_000, "--timeout", 600)
     client = server.client()
     stream = client.completions.create(
@@ -305,14 +305,14 @@ def test_too_many_are_told_to_come_again(start: Start) -> None:
     assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
     assert 1 <= int(headers["retry-after"]) <= 60
     status, _, answer = post(server, "/v1/completions", {"model": "writer", "n": 6})
-    assert (status, answer["error"]["message"]) == (400, "6 texts at once; at most 5")
+    assert (status, answer["error"]["message"]) == (400, "6 texts at once; the limit is 5")
     for connection in connections:
         connection.close()
     until(lambda: health(server)["writing"] == health(server)["waiting"] == 0)
 
 
 def test_tokens_are_bounded(start: Start) -> None:
-    """Where nothing is asked for too, and behind a prompt as long as can be."""
+    """Also by default, and after the longest possible prompt."""
     server = start("--max-tokens", 3, names=("writer",))
     for body in ({}, {"max_tokens": 3}, {"min_tokens": 3}, {"prompt": [1] * 16_384}):
         status, _, answer = post(server, "/v1/completions", body)
@@ -346,7 +346,7 @@ def test_a_stop_lets_what_is_written_be_finished(start: Start) -> None:
 
 
 def test_the_curl_lines_of_the_readme(served: Served) -> None:
-    """As written, but for the port and the model."""
+    """As documented, except for the port and the model."""
     lines = README.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     commands = [line.strip() for line in lines if line.strip().startswith("curl ")]
     assert len(commands) >= 3

@@ -1,4 +1,4 @@
-"""How much clients can make the server hold, and how long it waits for them."""
+"""Limits on memory that clients can make the server use, and on the time it waits for them."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ print(slowest)
 
 
 class Health:
-    """Asks all the time and remembers the slowest answer, in a process that does nothing else."""
+    """Polls continuously and records the slowest response, in its own process."""
 
     def __init__(self, served: Served) -> None:
         port = str(urlsplit(served.url).port)
@@ -79,7 +79,7 @@ class Health:
 
 
 def peak(served: Served) -> int:
-    """Bytes it has held at most, since this was last asked for."""
+    """Peak memory in bytes since the last call."""
     process = Path(f"/proc/{served.process.pid}")
     lines = (process / "status").read_text().splitlines()
     (process / "clear_refs").write_text("5")
@@ -87,7 +87,7 @@ def peak(served: Served) -> int:
 
 
 def big_answers(served: Served, clients: int, tokens: int) -> tuple[int, int, float]:
-    """Bytes that the server held more at most, and afterwards; the slowest answer of /health."""
+    """Growth of the server's memory at its peak and afterwards; the slowest /health response."""
     requests.post(f"{served.url}/v1/completions", json={**BIG, "max_tokens": 2}, timeout=60)
     peak(served)
     before = served.memory()
@@ -122,7 +122,7 @@ def test_six_of_the_biggest_answers(start: Start) -> None:
 
 
 def test_what_answers_hold_is_bounded(served: Served) -> None:
-    """More of the biggest ones than fit in the budget: some are to come again."""
+    """More of the largest requests than the budget allows: some get status 429."""
     body = json.dumps({**BIG, "max_tokens": 2900, "min_tokens": 2900, "stream": True}).encode()
     clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(16)]
     for client in clients:
@@ -131,7 +131,7 @@ def test_what_answers_hold_is_bounded(served: Served) -> None:
     for client in clients:
         client.close()
     assert {start[9:12] for start in starts} == {b"200", b"429"}
-    # Small ones are let through meanwhile.
+    # Small requests are still accepted.
     answer = requests.post(f"{served.url}/v1/completions", json={"max_tokens": 2}, timeout=30)
     assert answer.status_code == 200
 
@@ -160,7 +160,7 @@ def test_tokens_are_what_was_put_into_them() -> None:
     texts = [part.text.decode() for part in parts]
     assert texts == ["a日本", "é\n", "xyz😀b", "crest"]
     assert [part.stopped for part in parts] == ["", "", "", "length"]
-    (only,) = Tokens().parts(3)  # an end that comes before any token
+    (only,) = Tokens().parts(3)  # it ended before any token
     assert len(only) == 0
 
 
@@ -173,7 +173,7 @@ def test_json_in_pieces_is_json() -> None:
 
 
 async def serve_bytes(size: int, client: Any) -> Any:
-    """What `client(port)` gives, of a server that answers with so many bytes."""
+    """The result of `client(port)`, with a server that responds with this many bytes."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % size)]
@@ -195,7 +195,7 @@ async def serve_bytes(size: int, client: Any) -> Any:
 
 
 def receive_slowly(port: int, pause: float, times: int) -> int:
-    """Ask, read a little now and then, and then the rest: how many bytes came."""
+    """Request, read slowly, then read the rest; returns the number of bytes."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.connect(("127.0.0.1", port))
@@ -217,7 +217,7 @@ def receive_slowly(port: int, pause: float, times: int) -> int:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -232,7 +232,7 @@ def test_time_runs_from_what_was_last_taken(pause: float, times: int, whole: boo
 def test_a_connection_that_is_used_is_kept_and_an_idle_one_is_not() -> None:
     def client(port: int) -> float:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        for _ in range(20):  # for longer than one may be idle
+        for _ in range(20):  # longer than the idle limit
             connection.request("GET", "/")
             connection.getresponse().read()
             time.sleep(0.05)
@@ -245,7 +245,7 @@ def test_a_connection_that_is_used_is_kept_and_an_idle_one_is_not() -> None:
 
 @pytest.mark.slow
 def test_an_answer_is_not_cut_while_it_is_read(start: Start) -> None:
-    """Some 12 MB in 40 seconds: on a slow line, long after all is written."""
+    """About 12 MB in 40 seconds: a slow connection, long after generation has finished."""
     served = start(names=("writer",))
     body = json.dumps({**BIG, "max_tokens": 400, "min_tokens": 400}).encode()
     with socket.socket() as client:
@@ -262,7 +262,7 @@ def test_an_answer_is_not_cut_while_it_is_read(start: Start) -> None:
 
 
 class Replayed:
-    """A socket, with what was already read of it."""
+    """A socket, with the data already read from it."""
 
     def __init__(self, data: bytes, client: socket.socket) -> None:
         self.data, self.client = data, client
@@ -305,7 +305,7 @@ def crowd() -> Iterator[Crowd]:
 def test_idle_connections_keep_nobody_out(
     crowd: Crowd, start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A thousand, of which some have begun to ask, where 256 files may be open."""
+    """A thousand connections, some with a partial request, with a limit of 256 open files."""
     with open_files(256):
         served = start("--max-tokens", 1_000_000, names=("writer",))
     asked = raw_request(b'{"max_tokens": 1000000, "min_tokens": 1000000, "stream": true}')
@@ -323,7 +323,7 @@ def test_idle_connections_keep_nobody_out(
 def test_where_all_connections_are_in_use(
     crowd: Crowd, start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Then others are told so, and /health still answers."""
+    """Further clients get an error, and /health still responds."""
     with open_files(256):
         served = start("--max-tokens", 1000, "--batch", 8, names=("writer",))
     asked = raw_request(b'{"max_tokens": 1000, "min_tokens": 1000, "stream": true}')
@@ -388,7 +388,7 @@ FRAMINGS = [
 def test_where_a_request_ends_is_beyond_doubt(
     served: Served, headers: bytes, version: bytes, path: bytes
 ) -> None:
-    """Else refused, and nothing behind it is read."""
+    """Refused otherwise, and nothing after it is read."""
     start = b"POST %s HTTP/%s\r\nhost: 127.0.0.1\r\n" % (path, version)
     smuggled = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as client:
@@ -470,8 +470,8 @@ def test_of_each_kind_one_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     for number in range(1000):
         note(f"/v1/x failed: {number}")
-        note("writing failed: " + "x" * 10_000)
-    assert [line[:20] for line in lines] == ["/v1/x failed: 0", "writing failed: xxxx"]
+        note("generation failed: " + "x" * 10_000)
+    assert [line[:20] for line in lines] == ["/v1/x failed: 0", "generation failed: x"]
     assert len(lines[1]) == 500
     clock += 60
     note("/v1/x failed: again")

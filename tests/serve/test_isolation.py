@@ -1,4 +1,4 @@
-"""What goes wrong in one text ends that one; the others are what they would be alone."""
+"""A failure in one text ends only that text; the others are unaffected."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ def test_a_row_that_joins_again_goes_on_as_if_it_had_stayed(models: Path, name: 
 
 
 def broken_at(step: int, bad: list[BatchRow], error: Exception) -> Failing:
-    """A step that fails with one of these rows among the others, when that has so many tokens."""
+    """Makes a step fail when one of these rows has this many tokens."""
     launch = Batch.launch
 
     def fail(batch: Batch) -> None:
@@ -214,8 +214,8 @@ def completion(server: Served, **body: Any) -> requests.Response:
 
 
 def test_requests_beside_each_other_get_what_they_get_alone(start: Start, tmp_path: Path) -> None:
-    """Over HTTP, with a vocabulary of 9 tokens: logprobs of more than there are, filters and bans
-    that leave nothing, extreme penalties, wrong ids, clients that hang up."""
+    """Over HTTP, with a vocabulary of 9 tokens: more logprobs than tokens, filters and bans that
+    leave nothing, extreme penalties, wrong ids, clients that disconnect."""
     server = start("--batch", 16, names=(small_vocabulary(tmp_path / "few", 9),))
     usual = {"prompt": [1, 2], "max_tokens": 60, "min_tokens": 60, "temperature": 1.2}
     quiet = [{**usual, "seed": seed, "n": 1 + seed % 3} for seed in range(6)]
@@ -265,7 +265,7 @@ def test_an_error_can_quote_half_a_character() -> None:
     assert json.loads(bytes(JSONResponse(body).body))["error"]["param"] == r"x.\ud800"
 
 
-# Bodies that are JSON to some, and to others not.
+# Bodies that only some parsers accept as JSON.
 BODIES = [
     r'{"\ud800": 1}',
     r'{"prompt": "a\udfff b"}',

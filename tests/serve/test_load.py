@@ -1,4 +1,4 @@
-"""The server under mixed load; NANOLM_LOAD_SECONDS=3600 is the hour of docs/reliability.md."""
+"""The server under mixed load; NANOLM_LOAD_SECONDS=3600 gives the hour in docs/reliability.md."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ def test_mixed_load_cuts_no_answer_and_leaves_nothing_behind(start: Start, train
 
 
 def test_an_answer_that_ends_early_is_noticed() -> None:
-    """The measure itself: what it must not let pass."""
+    """The measurement itself: it must detect truncated responses."""
 
     async def read(data: bytes) -> tuple[int, bytes]:
         reader = asyncio.StreamReader()

@@ -27,7 +27,7 @@ def visit(browser: Browser, server: Served, rest: str = "/") -> None:
 
 
 def put(browser: Browser, selector: str, value: object) -> None:
-    """As if it were typed or chosen."""
+    """As if typed or selected."""
     browser.value(
         f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
         f"e.value = {json.dumps(str(value))};"
@@ -36,7 +36,7 @@ def put(browser: Browser, selector: str, value: object) -> None:
 
 
 def box(name: str) -> str:
-    """Where the number of a parameter is typed."""
+    """The number input of a parameter."""
     return f"#params [data-name={name}] input[type=number]"
 
 
@@ -53,7 +53,7 @@ CTRL = 2
 
 
 def text_of(browser: Browser, number: int = 0) -> str:
-    """What stands in a card, but for the marks of line ends."""
+    """The text of a card, without the newline marks."""
     found = browser.value(
         f"(() => {{ const body = document.querySelectorAll('.body')[{number}].cloneNode(true);"
         "for (const mark of body.querySelectorAll('i')) mark.remove(); return body.textContent;})()"
@@ -63,7 +63,7 @@ def text_of(browser: Browser, number: int = 0) -> str:
 
 
 def fine(browser: Browser, server: Served) -> None:
-    """No error in the console, and nothing asked of anybody else."""
+    """No error in the console, and no request to other servers."""
     assert browser.complaints == []
     assert all(url.startswith((server.url, "data:", "about:")) for url in browser.requests)
     assert browser.value("document.getElementById('problem').hidden") is True
@@ -92,7 +92,7 @@ def test_type_and_it_writes_what_sample_writes(browser: Browser, served: Served,
 
 
 def test_every_declared_parameter_has_a_control(browser: Browser, served: Served) -> None:
-    """And what is off is not sent, as the server would not know it."""
+    """Parameters that are off are not sent."""
     visit(browser, served)
     names = browser.value("[...document.querySelectorAll('.param')].map(row => row.dataset.name)")
     declared = [name for name, about in DECLARATIONS.items() if about.slider]
@@ -127,7 +127,7 @@ def test_it_streams_and_stops(browser: Browser, start: Start) -> None:
     browser.wait(IDLE)
     count = browser.value("document.querySelectorAll('.token').length")
     assert "stopped" in browser.value("document.querySelector('.text header').textContent")
-    browser.point("#write", click=True)  # and again, by the keyboard
+    browser.point("#write", click=True)  # again, with the keyboard
     browser.wait(f"!({IDLE}) && document.querySelectorAll('.token').length > 20")
     press(browser, "Escape")
     browser.wait(IDLE)
@@ -161,8 +161,8 @@ def test_another_token_leads_elsewhere(browser: Browser, served: Served) -> None
     )
     assert branch.startswith("the dog" + kept)
     assert branch != before
-    assert "go on from here" in other
-    # By the keyboard: along the tokens, into the others, and back.
+    assert "continue from here" in other
+    # With the keyboard: along the tokens, into the alternatives, and back.
     browser.value("document.querySelector('.token').focus()")
     press(browser, "ArrowRight")
     press(browser, "ArrowDown")
@@ -197,7 +197,7 @@ def test_other_models_classify_and_are_looked_into(browser: Browser, served: Ser
 def test_the_key_comes_with_the_address(browser: Browser, start: Start) -> None:
     server = start("--key", "a-long-secret", names=("labels",))
     visit(browser, server, "/#key=a-long-secret")
-    assert browser.value("location.href") == f"{server.url}/"  # it is not left lying about
+    assert browser.value("location.href") == f"{server.url}/"  # the key is removed from the URL
     browser.wait("document.querySelectorAll('.label').length === 2")
     fine(browser, server)
 

@@ -1,4 +1,4 @@
-"""Who waits, who is written for, and what is told of it; without a socket."""
+"""Queueing, batching and events of the engine, without a socket."""
 
 import asyncio
 from pathlib import Path
@@ -54,8 +54,8 @@ def test_who_has_gone_waits_no_longer(engine: Engine) -> None:
     going, staying = request_of(worker, 3, "a"), request_of(worker, 2, "a")
     queue.add(going)
     queue.add(staying)
-    going.gone = True
-    assert [request for request, _ in queue.drop(lambda request: request.gone)] == [going] * 3
+    going.cancelled = True
+    assert [request for request, _ in queue.drop(lambda request: request.cancelled)] == [going] * 3
     assert [queue.next()[0] for _ in range(queue.length)] == [staying] * 2
 
 
@@ -65,7 +65,7 @@ async def all_of(request: GenerationRequest) -> dict[int, Tokens]:
 
 
 def test_requests_share_steps_and_nothing_else(engine: Engine) -> None:
-    """Seven texts of three requests in three places: each as if it were alone."""
+    """Seven texts of three requests in three rows: each as if it were alone."""
 
     async def ask() -> list[dict[int, Tokens]]:
         engine.start(asyncio.get_running_loop())
@@ -172,4 +172,4 @@ def test_a_conversation_by_the_tokens_of_the_tokenizer() -> None:
         for part in expected
         for id in (tokenizer.encode(part) if isinstance(part, str) else part)
     ]
-    assert (ids, stops) == (flat, [])  # what a message says is text, whatever it looks like
+    assert (ids, stops) == (flat, [])  # special tokens in a message are plain text

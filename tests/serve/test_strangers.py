@@ -1,4 +1,4 @@
-"""What strangers, slow clients and broken programs can do to the server: nothing."""
+"""The server withstands strangers, slow clients and broken programs."""
 
 import http.client
 import json
@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from servers import Served, Start
 
-GROWTH = 50 << 20  # bytes that the server may hold more at the end
+GROWTH = 50 << 20  # bytes by which the server may have grown at the end
 
-# Host, Origin, whether that may ask; PORT is the server's.
+# Host, Origin, whether it is allowed; PORT is the server's.
 PAIRS: list[tuple[str | None, str | None, bool]] = [
     ("127.0.0.1:PORT", None, True),
     ("localhost:PORT", None, True),
@@ -91,7 +91,7 @@ def test_other_addresses_need_the_key(start: Start) -> None:
     right = {"authorization": "Bearer a-long-secret"}
     assert requests.get(f"{url}/v1/models", headers=right, timeout=30).status_code == 200
     assert requests.get(f"{url}/health", timeout=30).status_code == 200
-    assert requests.get(url, timeout=30).status_code == 200  # the page, which then asks with it
+    assert requests.get(url, timeout=30).status_code == 200  # the page itself needs no key
 
 
 def test_a_key_is_made_where_one_is_needed(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def operations(server: Served) -> Iterator[Any]:
 
 
 def requests_by_the_document(server: Served, each: int) -> int:
-    """Requests that follow the OpenAPI document, and others that do not; how many."""
+    """Valid and invalid requests by the OpenAPI document; returns their number."""
     done = 0
     for operation in operations(server):
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
@@ -137,7 +137,7 @@ def requests_by_the_document(server: Served, each: int) -> int:
                 nonlocal done
                 done += 1
                 response = case.call(timeout=30)
-                if response.status_code != 413:  # refused too, though not for what is wrong in it
+                if response.status_code != 413:  # also refused, but for another reason
                     case.validate_response(response)
 
             ask()
@@ -145,7 +145,7 @@ def requests_by_the_document(server: Served, each: int) -> int:
 
 
 def raw_bytes(server: Served, count: int) -> int:
-    """What is hardly HTTP, or not at all."""
+    """Data that is hardly HTTP, or not at all."""
     source = random.Random(1)
     body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
     good = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -181,7 +181,7 @@ def raw_bytes(server: Served, count: int) -> int:
 
 
 def survives(server: Served, each: int, raw: int) -> int:
-    requests_by_the_document(server, 10)  # what is only loaded once
+    requests_by_the_document(server, 10)  # warm up
     before = server.memory()
     done = requests_by_the_document(server, each) + raw_bytes(server, raw)
     assert server.process.poll() is None
@@ -196,7 +196,7 @@ def test_some_fuzzed_requests(start: Start, tally: Tally) -> None:
 
 
 def test_prompts_of_every_length_leave_nothing_behind(start: Start) -> None:
-    """A kernel is made for each length, and not all of them are kept."""
+    """A kernel is compiled for each length, and not all of them are kept."""
     server = start("--max-tokens", 1, names=("other",))
 
     def read(lengths: range) -> None:
@@ -220,7 +220,7 @@ def test_ten_thousand_fuzzed_requests(start: Start, tally: Tally) -> None:
 
 
 def test_200_slow_clients_hold_nobody_up(start: Start) -> None:
-    """Some send a byte now and then, some ask for much and read nothing."""
+    """Some send a byte at a time, some request a lot and read nothing."""
     server = start("--max-tokens", 100_000, names=("writer",))
     body = json.dumps({"max_tokens": 100_000, "min_tokens": 100_000, "stream": True}).encode()
     asked = (

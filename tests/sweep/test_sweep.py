@@ -323,7 +323,7 @@ def test_the_picture_is_xml_whatever_the_names_are() -> None:
     ]
     dots = [Dot(each, 9.0 - 8 * n, n == 1, n == 1) for n, each in enumerate(values)]
     picture = sweep_svg(dots, "<b>&")
-    assert "at the top, more than 2" in picture
+    assert "clipped at 2" in picture
     root = ElementTree.fromstring(picture)
     space = "{http://www.w3.org/2000/svg}"
     assert len(list(root.iter(f"{space}circle"))) == 3 + 1 + 3 * (2 + 1)

@@ -120,7 +120,7 @@ def test_training_starts_from_another_model(trained: Path, corpus: Path, tmp_pat
 def test_a_start_that_cannot_be(trained: Path, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--context 99: .* at most 16 tokens"):
         nanolm.train(corpus, out=tmp_path / "x", start_from=trained, context=99)
-    with pytest.raises(UsageError, match=r"is no folder here, and .* names no model"):
+    with pytest.raises(UsageError, match=r"no folder .* here, and .*OWNER/NAME"):
         nanolm.train(corpus, out=tmp_path / "x", start_from="runs/not/there")
     large = tmp_path / "large"  # a tokenizer that does not match the model
     shutil.copytree(trained / "best", large, ignore=lambda *_: ["MANIFEST.json"])

@@ -1,5 +1,5 @@
 "use strict";
-// The playground. It asks the API of the server that it came from, and nothing else.
+// The playground. It calls only the API of the server that it was loaded from.
 
 const find = id => document.getElementById(id);
 const on = (id, event, call) => find(id).addEventListener(event, call);
@@ -10,7 +10,7 @@ const make = (kind, classes = "", ...children) => {
   return element;
 };
 
-// The key of a server for others stands behind the # of its address, which is never sent.
+// The API key follows the # in the URL, which browsers never send.
 const inHash = new URLSearchParams(location.hash.slice(1)).get("key");
 if (inHash) {
   sessionStorage.setItem("key", inHash);
@@ -34,7 +34,7 @@ const problem = error => {
   find("problem").textContent = error ? error.message : "";
   find("problem").hidden = !error;
 };
-// What goes wrong in `call` is shown.
+// Wraps `call` so that its errors are shown on the page.
 const safely = call => async (...given) => {
   try {
     await call(...given);
@@ -50,7 +50,7 @@ const events = async function* (answer) {
   for (;;) {
     const {value, done} = await reader.read();
     if (done) return;
-    if (performance.now() - shown > 30) {  // let the page be drawn, and keys be heard
+    if (performance.now() - shown > 30) {  // let the browser repaint and handle input
       await new Promise(over => setTimeout(over));
       shown = performance.now();
     }
@@ -63,7 +63,7 @@ const events = async function* (answer) {
 
 // ---- Sampling parameters
 
-const params = {};  // controls by the names of request fields
+const params = {};  // controls by request field
 
 const control = (name, label, about, ...inputs) => {
   const row = make("label", "param", make("span", "", label), ...inputs, make("small", "", about));
@@ -72,11 +72,11 @@ const control = (name, label, about, ...inputs) => {
   find("params").append(row);
   return params[name] = row;
 };
-// For each field of the OpenAPI document that has a slider.
+// A slider for a field of the OpenAPI document.
 const addSlider = (name, field) => {
   const {min, max, step, off} = field["x-slider"], first = field.default ?? off;
   const label = name.replaceAll("_", " ");
-  const about = field.description + (field.default === null ? ` ${off} is off.` : "");
+  const about = field.description + (field.default === null ? ` ${off} turns it off.` : "");
   const slider = make("input"), box = make("input"), row = control(name, label, about, box, slider);
   Object.assign(slider, {type: "range", min, max, step, value: first});
   Object.assign(box, {type: "number", min, step, value: first});
@@ -98,9 +98,9 @@ const addText = (name, label, hint, about) => {
 const addControls = ({components}) => {
   for (const [name, field] of Object.entries(components.schemas.CompletionRequest.properties))
     if (field["x-slider"]) addSlider(name, field);
-  addText("seed", "seed", "any", "The same seed gives the same text.");
-  addText("stop", "stop at", "", "Stop before this text; \\n is a line end.");
-  addText("ban", "never write", "", "A text that must not come.");
+  addText("seed", "seed", "random", "The same seed gives the same text.");
+  addText("stop", "stop text", "", "Stop before this text. Type \\n for a newline.");
+  addText("ban", "banned text", "", "Never generate this text.");
 };
 
 const settings = () => {
@@ -109,7 +109,7 @@ const settings = () => {
   const stop = params.stop.value().replaceAll("\\n", "\n");
   if (stop) given.stop = stop;
   if (params.ban.value()) given.ban = [params.ban.value()];
-  // Chosen here if not there, so that it can be told.
+  // A random seed is chosen here so that the page can show it.
   const seed = params.seed.value().trim();
   given.seed = seed === "" ? Math.floor(Math.random() * 1e6) : Number(seed);
   return given;
@@ -117,7 +117,7 @@ const settings = () => {
 
 // ---- Tokens and their colours
 
-const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // bits up to which a colour goes, as in other pages
+const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // upper limit of each colour in bits, as in the other pages
 const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
 const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
 const seen = text => [...text].map(letter => PICTURES[letter]
@@ -127,17 +127,17 @@ const chance = logprob => {
   return value >= 0.0995 ? `${Math.round(100 * value)}%` : `${(100 * value).toPrecision(2)}%`;
 };
 find("legend").append("probability: ", ...[...STEPS, Infinity].map((bits, step) =>
-  make("span", `s${step}`, bits === Infinity ? "less" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
+  make("span", `s${step}`, bits === Infinity ? "lower" : `≥ ${Number((2 ** -bits).toPrecision(2))}`)));
 
-// ---- Writing
+// ---- Generation
 
 let models = [], model = null, controller = null, counting = 0;
 
 class Text {
-  // One text: what came before (ids), and its tokens {id, piece, logprob, others}.
+  // One generated text: the prompt's ids, and the tokens {id, piece, logprob, others}.
   constructor(name, prompt, ids, kept, given) {
     Object.assign(this, {name, prompt, ids, given, tokens: []});
-    const look = make("button", "", "look inside");
+    const look = make("button", "", "Inspect");
     this.about = make("span");
     this.body = make("p", "body", make("b", "", prompt));
     const title = make("div", "", make("b", "", name), this.about);
@@ -181,7 +181,7 @@ const busy = on => {
   controller = on ? new AbortController() : null;
 };
 
-// Let the server write on in `texts`, which all go on from the ids that they have.
+// Stream completions of `ids` into `texts`.
 const write = async (texts, ids, given) => {
   problem(null);
   others.close();
@@ -204,7 +204,7 @@ const write = async (texts, ids, given) => {
       });
       const speed = `${Math.round(count / (performance.now() - started) * 1000)} tokens/s`;
       find("status").textContent = speed;
-      const why = {stop: "ended", length: "as long as asked"}[choice.finish_reason];
+      const why = {stop: "finished", length: "token limit reached"}[choice.finish_reason];
       if (why) text.done = true;
       text.say(`${text.tokens.length} tokens${why ? `, ${why}` : ""}, seed ${given.seed}`);
       said = speed;
@@ -242,14 +242,14 @@ const branch = async (from, place, other) => {
   given.max_tokens = Math.max(1, given.max_tokens - place - 1);
   delete given.min_tokens;
   const drawn = {...from.tokens[place], ...other, piece: other.token, name: other.token};
-  const text = new Text(`${from.name}, otherwise from token ${place + 1}`, from.prompt, from.ids,
+  const text = new Text(`${from.name}, branched at token ${place + 1}`, from.prompt, from.ids,
     [...from.tokens.slice(0, place), drawn], from.given);
   from.card.after(text.card);
   busy(true);
   await write([text], text.whole(), given);
 };
 
-// ---- What else could have come
+// ---- Alternative tokens
 
 const others = {
   box: find("others"), timer: 0, from: null,
@@ -267,7 +267,7 @@ const others = {
       const row = make("button", `other${other.id === token.id ? " came" : ""}`,
         make("span", "", seen(other.token)), make("span", "", chance(other.logprob)));
       row.style.setProperty("--share", `${100 * Math.exp(other.logprob)}%`);
-      row.title = `token ${other.id}: go on from here with it`;
+      row.title = `token ${other.id}: continue from here with this token`;
       row.addEventListener("click", () => branch(text, place, other));
       return row;
     });
@@ -301,7 +301,7 @@ document.addEventListener("click", event => {
   if (!event.target.closest("#others, .token")) others.close();
 });
 
-// ---- The prompt as tokens, while it is typed
+// ---- Tokens of the prompt, updated while typing
 
 const later = (wait, call) => {
   let timer = 0;
@@ -355,8 +355,8 @@ const choose = name => {
   controller?.abort();
   model = models.find(each => each.id === name);
   const number = value => value.toLocaleString("en");
-  find("facts").textContent = `${model.kind}, ${number(model.parameters)} parameters, looks at `
-    + `${number(model.context)} tokens of ${number(model.vocabulary)} kinds`;
+  find("facts").textContent = `${model.kind} · ${number(model.parameters)} parameters · `
+    + `context ${number(model.context)} · vocabulary ${number(model.vocabulary)}`;
   const writes = model.kind === "language model";
   const hidden = {writing: !writes, labelling: writes, inside: true, why: !model.attention,
     legend: true, hint: false};
