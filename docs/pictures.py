@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import Browser  # noqa: E402
 
 COLUMNS = 100
-TERMINAL = """nanolm train stories.txt --minutes 2 --evaluations 3
+TERMINAL = """nanolm train stories.txt --minutes 2 --evaluations 2
 nanolm sample --prompt "One day in spring" --stop "***" --tokens 100"""
 TRANSCRIPT = """nanolm train shakespeare.txt --minutes 1 --evaluations 2
 nanolm sample --prompt "ROMEO:" --tokens 60 --temperature 0.7"""
@@ -119,7 +119,7 @@ def main() -> None:
                 server.terminate()
         if sys.argv[1:]:
             shutil.copy(sys.argv[1], folder / "shakespeare.txt")
-            new = f"```\n{session(TRANSCRIPT, folder).plain}\n```"
+            new = re.sub(r" +\n", "\n", f"```\n{session(TRANSCRIPT, folder).plain}\n```")
             old = r"(?s)```\n\$ nanolm train shakespeare.txt.*?```"
             text = README.read_text(encoding="utf-8")
             README.write_text(re.sub(old, lambda _: new, text), encoding="utf-8")
