@@ -119,8 +119,8 @@ def main() -> None:
                 server.terminate()
         if sys.argv[1:]:
             shutil.copy(sys.argv[1], folder / "shakespeare.txt")
-            new = re.sub(r" +\n", "\n", f"```\n{session(TRANSCRIPT, folder).plain}\n```")
-            old = r"(?s)```\n\$ nanolm train shakespeare.txt.*?```"
+            new = re.sub(r" +\n", "\n", f"```console\n{session(TRANSCRIPT, folder).plain}\n```")
+            old = r"(?s)```console\n\$ nanolm train shakespeare.txt.*?```"
             text = README.read_text(encoding="utf-8")
             README.write_text(re.sub(old, lambda _: new, text), encoding="utf-8")
 

@@ -46,7 +46,7 @@ def commands(slow: bool) -> list[list[str]]:
     short |= {"bench": ["--seconds", "0.05"], "train": ["--steps", "2", *small]}
     short |= {"finetune": ["--steps", "2"], "finetune-sentiment": ["--steps", "2"]}
     found = []
-    for block in re.findall(r"^```$(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```(?:bash|console)$(.*?)^```$", README, re.MULTILINE | re.DOTALL):
         for line in re.findall(r"^(?:\$ )?nanolm (.*)$", block, re.MULTILINE):
             words = shlex.split(re.sub(r"--(minutes|budget) \d+", "", line), comments=True)
             words += ["--steps", "2"] if "--extend" in words else short.get(words[0], [])
