@@ -73,7 +73,7 @@ def test_the_commands_of_the_readme_run(cli: Cli, tmp_path: Path, slow: bool) ->
     typed = commands(slow)
     assert {words[0] for words in typed} >= set(VERBS) - {"serve"} - set(() if slow else LONG)
     for words in typed:
-        if words[0] == "report":  # compares with another run
+        if words[0] == "report" and not (tmp_path / "runs" / "corpus-2").exists():
             small = next(other for other in typed if other[:2] == ["train", "corpus.txt"])
             assert cli(*small, "--out", "runs/corpus-2").returncode == 0
         result = cli(*words)
