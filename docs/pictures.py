@@ -3,8 +3,7 @@
     python docs/pictures.py                     five minutes, needs Chromium
     python docs/pictures.py shakespeare.txt     also refreshes the transcript in README.md
 
-It trains on data/stories.txt in a pseudo-terminal, samples from the model, and opens `nanolm serve`
-in a headless browser. Each picture comes in a light and a dark version.
+It trains on data/stories.txt in a pseudo-terminal, then opens `nanolm serve` in a headless browser.
 """
 
 import base64
@@ -97,9 +96,10 @@ def draw_playground(browser: Browser, url: str) -> None:
     browser.value("document.getElementById('pieces').open = true")
     browser.point("#write", click=True)
     browser.wait("document.querySelector('.token') && document.getElementById('stop').disabled")
+    token = "document.querySelector('.text:last-child .token:nth-child(n + 22).s2')"  # a close call
     for name in ("light", "dark"):
         browser.look(1160, dark=name == "dark")
-        browser.point(".text:last-child .token", 24)
+        browser.value(f"{token}.dispatchEvent(new Event('mouseenter'))")
         shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=SIZE)["data"])
         picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256)
         picture.save(DOCS / f"playground-{name}.png", optimize=True)
