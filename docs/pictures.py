@@ -1,0 +1,129 @@
+"""Makes the pictures of README.md from real runs: a terminal (SVG) and the playground (PNG).
+
+    python docs/pictures.py                     five minutes, needs Chromium
+    python docs/pictures.py shakespeare.txt     also refreshes the transcript in README.md
+
+It trains on data/stories.txt in a pseudo-terminal, then opens `nanolm serve` in a headless browser.
+"""
+
+import base64
+import io
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
+from rich.text import Text
+
+DOCS, ROOT = Path(__file__).parent, Path(__file__).parents[1]
+README = ROOT / "README.md"
+sys.path.insert(0, str(ROOT / "tests"))
+from browser import Browser  # noqa: E402
+
+COLUMNS = 100
+TERMINAL = """nanolm train stories.txt --minutes 2 --evaluations 2
+nanolm sample --prompt "One day in spring" --stop "***" --tokens 100"""
+TRANSCRIPT = """nanolm train shakespeare.txt --minutes 1 --evaluations 2
+nanolm sample --prompt "ROMEO:" --tokens 60 --temperature 0.7"""
+PAGE = {"#prompt": "Once upon a time", "[data-name=n] input": 2}
+SIZE = {"x": 0, "y": 0, "width": 1160, "height": 640, "scale": 1.5}
+ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+
+
+def lines_of(command: str, folder: Path) -> list[str]:
+    """What a command leaves on a terminal, with its escape codes for colours."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (200, COLUMNS))
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    words = [sys.executable, "-m", *shlex.split(command)]
+    process = subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, **streams)
+    os.close(theirs)
+    output = b""
+    with suppress(OSError):  # raised when the other end is closed
+        while part := os.read(ours, 1 << 16):
+            output += part
+    assert process.wait() == 0, output.decode()
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", output.decode()):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif up := re.fullmatch(r"\x1b\[(\d+)A", part):
+            row -= int(up[1])
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and (part[0] != "\x1b" or part[-1] == "m"):
+            lines[row] += part
+    return [line for line in lines if line]
+
+
+def session(commands: str, folder: Path) -> Text:
+    lines: list[Text] = []
+    for command in commands.splitlines():
+        lines.append(Text.assemble(("$ ", "green"), (command, "bold")))
+        lines += [*map(Text.from_ansi, lines_of(command, folder)), Text()]
+    return Text("\n").join(lines[:-1])
+
+
+def draw_terminal(screen: Text) -> None:
+    for name, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", SVG_EXPORT_THEME)):
+        console = Console(width=COLUMNS, record=True, file=io.StringIO())
+        console.print(screen)
+        svg = console.export_svg(title="nanolm", theme=theme)
+        svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # downloads nothing
+        svg = svg.replace("Fira Code", "ui-monospace, Menlo, Consolas")
+        svg = svg.replace("rgba(255,255,255,0.35)", "#8c959f")
+        (DOCS / f"terminal-{name}.svg").write_text(svg, encoding="utf-8")
+
+
+def draw_playground(browser: Browser, url: str) -> None:
+    browser.tell("Emulation.setScrollbarsHidden", hidden=True)
+    browser.tell("Page.navigate", url=url)
+    browser.wait("document.body && document.body.dataset.ready === 'yes'")
+    for box, value in PAGE.items():
+        browser.value(f"box = document.querySelector('{box}'); box.value = '{value}'")
+        browser.value("box.dispatchEvent(new Event('input'))")
+    browser.value("document.getElementById('pieces').open = true")
+    browser.point("#write", click=True)
+    browser.wait("document.querySelector('.token') && document.getElementById('stop').disabled")
+    token = "document.querySelector('.text:last-child .token:nth-child(n + 22).s2')"  # a close call
+    for name in ("light", "dark"):
+        browser.look(1160, dark=name == "dark")
+        browser.value(f"{token}.dispatchEvent(new Event('mouseenter'))")
+        shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=SIZE)["data"])
+        picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256)
+        picture.save(DOCS / f"playground-{name}.png", optimize=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(ROOT / "data" / "stories.txt", folder)
+        draw_terminal(session(TERMINAL, folder))
+        serve = [sys.executable, "-m", "nanolm", "serve", "runs/stories", "--port=0"]
+        server = subprocess.Popen(serve, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE)
+        with server, Browser(folder / "profile") as browser:
+            try:
+                draw_playground(browser, server.stdout.readline().decode().strip())
+            finally:
+                server.terminate()
+        if sys.argv[1:]:
+            shutil.copy(sys.argv[1], folder / "shakespeare.txt")
+            new = re.sub(r" +\n", "\n", f"```console\n{session(TRANSCRIPT, folder).plain}\n```")
+            old = r"(?s)```console\n\$ nanolm train shakespeare.txt.*?```"
+            text = README.read_text(encoding="utf-8")
+            README.write_text(re.sub(old, lambda _: new, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
