@@ -1,9 +1,9 @@
-"""The links and the code blocks of Markdown files, and running the blocks as a reader would.
+"""Finds links and code blocks in Markdown files, and runs the blocks as a reader would.
 
-bash runs a ```bash block line by line, and the lines after `$ ` of a ```console block. `nanolm` is
-then a fork of a process that has loaded everything, with smaller settings (`shrink`). A line that
+bash runs each line of a ```bash block, and the lines after `$ ` of a ```console block. Each `nanolm`
+is a fork of a process that has loaded all modules, with smaller settings (`shrink`). A line that
 cannot run in the tests ends in a comment that says why: `# needs a network`, `# takes 10 minutes`,
-`# runs until Ctrl-C`. A ```python block runs in this process.
+`# runs until Ctrl-C`. A ```python block runs in the test process.
 """
 
 import json
@@ -23,7 +23,8 @@ from commands import Loaded
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"  # (needs|takes|runs until) .+$")
-# `nanolm`, as bash finds it: passes on what was typed, and the streams by their names.
+LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds ")  # takes seconds even when tiny
+# The `nanolm` that bash finds: sends its arguments, folder and process id to the test.
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
 channel = socket.socket(socket.AF_UNIX)
@@ -43,9 +44,9 @@ class Block:
     text: str
 
     def commands(self) -> list[str]:
-        """Each with the lines that continue it."""
+        """Each command with its continuation lines."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        if self.language == "console":
+        if self.language != "bash":  # the other lines are output
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         return [line for line in lines if line.strip()]
 
@@ -55,12 +56,12 @@ def blocks(document: Path) -> list[Block]:
 
 
 def prose(document: Path) -> str:
-    """Without code, in which brackets are no links and # begins no heading."""
+    """The text without code blocks."""
     return FENCE.sub("", document.read_text(encoding="utf-8"))
 
 
 def links(document: Path) -> list[str]:
-    """The targets of links and pictures, in Markdown and HTML."""
+    """The targets of all links and images, in Markdown and HTML."""
     text = re.sub(r"`[^`\n]*`", "`", prose(document))
     return re.findall(r"\]\(([^()\s]+)\)", text) + re.findall(
         r'(?:href|src(?:set)?)="([^"]+)"', text
@@ -68,7 +69,7 @@ def links(document: Path) -> list[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """Of its headings: by the rules that GitHub and the site share."""
+    """Of all headings, by the rules that GitHub and mkdocs share."""
     headings = re.findall(r"^#+ (.+?)(?: #+)?$", prose(document), re.MULTILINE)
     plain = [re.sub(r"\]\([^)]*\)|[`*\[\]]", "", heading) for heading in headings]
     slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain]
@@ -77,7 +78,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def shrink(arguments: list[str]) -> list[str]:
-    """The same command, as small as it can be."""
+    """The same command with the smallest settings."""
     if not arguments or {"--help", "--plan", "--list-presets"} & set(arguments):
         return arguments
     verb = arguments[0]
@@ -113,24 +114,26 @@ def shrink(arguments: list[str]) -> list[str]:
 
 @dataclass
 class Runner:
-    """Runs the blocks of one document in `folder`, in their order."""
+    """Runs the blocks of a document in order, in `folder`."""
 
     loaded: Loaded
     folder: Path
-    address: str = ""  # of a server, in place of 127.0.0.1:8000
+    address: str = ""  # of a running server; replaces 127.0.0.1:8000
+    slow: bool = False  # run only LONG commands, instead of all others
     lock: threading.Lock = field(default_factory=threading.Lock)
-    names: dict[str, Any] = field(default_factory=dict)  # of all Python blocks so far
+    done: set[tuple[str, ...]] = field(default_factory=set)  # arguments after `shrink`
+    names: dict[str, Any] = field(default_factory=dict)  # defined by earlier Python blocks
 
     def run(self, document: Path) -> int:
-        """How many commands and Python blocks it ran; all of them have to work."""
+        """Run all blocks; returns the number of commands and Python blocks."""
         count = 0
         with Forks(self) as path:
             for block in blocks(document):
-                if block.language == "python":
+                if block.language == "python" and not self.slow:
                     self.run_python(block.text)
                     count += 1
-                for command in block.commands() if block.language in ("bash", "console") else ():
-                    if not REASON.search(command):
+                for command in block.commands():
+                    if not REASON.search(command) and bool(LONG.match(command)) == self.slow:
                         self.run_command(self.here(command), path)
                         count += 1
         return count
@@ -162,11 +165,13 @@ class Runner:
 
 
 class Forks:
-    """While it is open, `nanolm` on this PATH starts a fork of the loaded process."""
+    """A context in which `nanolm` on the PATH it returns starts a fork of the loaded process."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.socket = runner, socket.socket(socket.AF_UNIX)
-        self.folder = tempfile.TemporaryDirectory(prefix="nanolm-docs-")  # a short name
+        self.folder = tempfile.TemporaryDirectory(
+            prefix="nanolm-docs-"
+        )  # socket paths must be short
 
     def __enter__(self) -> str:
         address, program = (Path(self.folder.name, name) for name in ("socket", "nanolm"))
@@ -189,15 +194,20 @@ class Forks:
     def connection(self) -> socket.socket | None:
         try:
             return self.socket.accept()[0]
-        except OSError:  # it is closed
+        except OSError:  # closed by __exit__
             return None
 
     def fork(self, channel: socket.socket) -> None:
         with channel, channel.makefile("r", encoding="utf-8") as lines:
             arguments, folder, pid = json.loads(lines.readline())
+            small = shrink(arguments)
             with self.runner.lock:
+                if small[0] == "train" and tuple(small) in self.runner.done:
+                    channel.sendall(b"0\n")  # differs only in options that `shrink` drops
+                    return
+                self.runner.done.add(tuple(small))
                 started = self.runner.loaded.ask(
-                    arguments=shrink(arguments),
+                    arguments=small,
                     folder=folder,
                     environment=dict(os.environ),
                     streams=[f"/proc/{pid}/fd/{number}" for number in range(3)],

@@ -1,5 +1,6 @@
-"""The documentation: its links lead somewhere, its examples run, and the site builds."""
+"""The documentation: links resolve, examples run, quoted messages exist, and the site builds."""
 
+import ast
 import gzip
 import json
 import os
@@ -20,17 +21,19 @@ import nanolm
 
 CHECKOUT = Path(__file__).parents[1]
 PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
+PACKAGE = CHECKOUT / "nanolm"
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *PAGES]
-# Pages whose blocks are not run here, and why.
+# Pages whose blocks do not run here, with the reason.
 NOT_RUN = {
     "benchmarks": "a log of measurements, each with the command that made it",
-    "course": "its commands take 5 minutes; tests/test_course.py has a stand-in for them",
-    "distributed": "its commands need several GPUs; tests/training/test_distributed.py has others",
+    "course": "its commands take 5 minutes; tests/test_course.py checks them with a stand-in",
+    "distributed": "its commands need several GPUs; see tests/training/test_distributed.py",
     "experiments": "a log of measurements, each with the command that made it",
-    "reliability": "each row of its table names its own test",
+    "reliability": "each row of its table names its own tests",
 }
 GUIDES = [page for page in PAGES if page.stem not in NOT_RUN]
-LANGUAGES = {"bash", "console", "python", "text"}  # only `text` is not run
+WITH_EXAMPLES = [page for page in GUIDES if {b.language for b in blocks(page)} - {"text"}]
+LANGUAGES = {"bash", "console", "python", "text"}
 SENTENCE = "It was a dark night in the year {n}. She said that the {n} cats sat on the mat.\n"
 REVIEWS = [
     (f"The film was {word} in {n} ways.", word) for n in range(20) for word in ("good", "bad")
@@ -38,7 +41,7 @@ REVIEWS = [
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     for target in links(document):
         if re.match(r"https?://|mailto:", target):
             continue
@@ -46,7 +49,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         file = (document.parent / unquote(name)).resolve() if name else document
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), target
-        # The site has only what is in docs/.
+        # The site contains only files in docs/.
         assert document not in PAGES or file.parent == document.parent, target
 
 
@@ -58,7 +61,7 @@ def test_every_page_is_in_the_navigation_once(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files and runs that the guides speak of, all of them tiny."""
+    """Tiny versions of all files and runs that the guides mention."""
     folder = tmp_path_factory.mktemp("docs")
     novel = "".join(SENTENCE.format(n=n) for n in range(60))
     table = [("text", "label"), *REVIEWS]
@@ -92,21 +95,48 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def runner(loaded: Loaded, prepared: Path, tmp_path: Path) -> Runner:
+    return Runner(loaded, shutil.copytree(prepared, tmp_path / "folder", symlinks=True))
+
+
 @pytest.mark.parametrize("page", GUIDES, ids=lambda file: file.stem)
-def test_examples_run(
-    page: Path, loaded: Loaded, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_blocks_say_what_they_are(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
-    folder = shutil.copytree(prepared, tmp_path / "folder", symlinks=True)
-    runner = Runner(loaded, folder)
+    for block in blocks(page):
+        assert block.language != "text" or not re.search(
+            r"^(\$ )?nanolm ", block.text, re.MULTILINE
+        )
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda file: file.stem)
+def test_examples_run(page: Path, runner: Runner, request: pytest.FixtureRequest) -> None:
     if page.stem == "serve":
         start: Start = request.getfixturevalue("start")
-        runs = (folder / "runs" / "stories", folder / "runs" / "reviews")
+        runs = [runner.folder / "runs" / name for name in ("stories", "reviews")]
         runner.address = start(*runs, names=()).url.removeprefix("http://")
     assert runner.run(page)
 
 
-def test_reasons_are_seen() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classify", "compare", "train"])
+def test_long_examples_run(name: str, runner: Runner) -> None:
+    runner.slow = True
+    assert runner.run(CHECKOUT / "docs" / f"{name}.md")
+
+
+def test_messages_of_the_faq_exist() -> None:
+    nodes = (ast.walk(ast.parse(file.read_text("utf-8"))) for file in PACKAGE.rglob("*.py"))
+    strings = [node.value for each in nodes for node in each if isinstance(node, ast.Constant)]
+    messages = "\n".join(text for text in strings if isinstance(text, str))
+    quoted = re.findall(
+        r"^### `(.+)`$", (CHECKOUT / "docs/faq.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert len(quoted) > 40
+    assert [message for message in quoted if message not in messages] == []
+
+
+def test_reasons_are_recognized() -> None:
     assert REASON.search("nanolm sample hf://gpt2  # needs a network; a model of the Hub")
     assert not REASON.search("nanolm sample runs/novel  # the newest run")
 
