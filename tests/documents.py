@@ -1,9 +1,9 @@
 """Finds links and code blocks in Markdown files, and runs the blocks as a reader would.
 
-bash runs each line of a ```bash block, and the lines after `$ ` of a ```console block. Each `nanolm`
-is a fork of a process that has loaded all modules, with smaller settings (`shrink`). A line that
-cannot run in the tests ends in a comment that says why: `# needs a network`, `# takes 10 minutes`,
-`# runs until Ctrl-C`. A ```python block runs in the test process.
+bash runs each line of a ```bash block, and the lines after `$ ` of a ```console block. Each
+`nanolm` is a fork of a process that has loaded all modules, with smaller settings (`shrink`). A
+line that cannot run in the tests ends in a comment that says why: `# needs a network`,
+`# takes 10 minutes`, `# runs until Ctrl-C`. A ```python block runs in the test process.
 """
 
 import json
@@ -203,8 +203,8 @@ class Forks:
             small = shrink(arguments)
             with self.runner.lock:
                 if small[0] == "train" and tuple(small) in self.runner.done:
-                    channel.sendall(b"0\n")  # differs only in options that `shrink` drops
-                    return
+                    channel.sendall(b"0\n")
+                    return  # only options that `shrink` drops were different
                 self.runner.done.add(tuple(small))
                 started = self.runner.loaded.ask(
                     arguments=small,
