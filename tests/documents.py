@@ -24,12 +24,13 @@ from commands import Loaded
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"  # (needs|takes|runs until) .+$")
 LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds ")  # takes seconds even when tiny
-# The `nanolm` that bash finds: sends its arguments, folder and process id to the test.
+# The `nanolm` that bash finds: sends its arguments, folder, process id and environment.
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
 channel = socket.socket(socket.AF_UNIX)
 channel.connect({address!r})
-channel.sendall(json.dumps([sys.argv[1:], os.getcwd(), os.getpid()]).encode() + b"\\n")
+sent = [sys.argv[1:], os.getcwd(), os.getpid(), dict(os.environ)]
+channel.sendall(json.dumps(sent).encode() + b"\\n")
 sys.exit(int(channel.makefile().readline()))
 """
 BUDGETS = ("--minutes", "--steps", "--epochs", "--tokens", "--budget", "--seeds", "--seconds")
@@ -199,17 +200,17 @@ class Forks:
 
     def fork(self, channel: socket.socket) -> None:
         with channel, channel.makefile("r", encoding="utf-8") as lines:
-            arguments, folder, pid = json.loads(lines.readline())
+            arguments, folder, pid, environment = json.loads(lines.readline())
             small = shrink(arguments)
             with self.runner.lock:
-                if small[0] == "train" and tuple(small) in self.runner.done:
+                if small[:1] == ["train"] and tuple(small) in self.runner.done:
                     channel.sendall(b"0\n")
                     return  # only options that `shrink` drops were different
                 self.runner.done.add(tuple(small))
                 started = self.runner.loaded.ask(
                     arguments=small,
                     folder=folder,
-                    environment=dict(os.environ),
+                    environment=environment,
                     streams=[f"/proc/{pid}/fd/{number}" for number in range(3)],
                     privileged=True,
                     file_bytes=None,
