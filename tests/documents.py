@@ -21,6 +21,8 @@ from typing import Any
 
 from commands import Loaded
 
+from nanolm.cli.train import command as train
+
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"  # (needs|takes|runs until) .+$")
 LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds ")  # takes seconds even when tiny
@@ -204,8 +206,10 @@ class Forks:
             small = shrink(arguments)
             with self.runner.lock:
                 if small[:1] == ["train"] and tuple(small) in self.runner.done:
+                    # Only options that `shrink` drops are different: check that they are valid.
+                    train.make_context("train", arguments[1:])
                     channel.sendall(b"0\n")
-                    return  # only options that `shrink` drops were different
+                    return
                 self.runner.done.add(tuple(small))
                 started = self.runner.loaded.ask(
                     arguments=small,
