@@ -1,9 +1,10 @@
-# nanolm: `make` lists the recipes. Only Python 3.11 or newer and make need to be there.
+# nanolm: `make` lists the recipes. They need only make and Python 3.11 or newer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NANOLM := $(BIN)/nanolm
 READY := $(VENV)/ready
+DOCS_READY := $(VENV)/docs-ready
 
 FILE ?=
 DATA ?=
@@ -14,80 +15,88 @@ ARGS ?=
 export FILE DATA WHAT PROMPT RUN SMALL LARGE SST SST_TEST GPT2 MINUTES COURSE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint data wheel clean
+.PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint docs data wheel clean
 
 help: ## list the recipes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
 	  /^# hint / {split($$0, part, / hint |: /); hint[part[2]] = " " part[3]}' Makefile
 
-setup: $(READY) ## make .venv and install nanolm with its test tools into it
+setup: $(READY) ## create .venv and install nanolm with its development tools
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("nanolm needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	@echo "installing into $(VENV) (torch is large: a minute or more)"
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("nanolm needs Python 3.11 or newer; try make PYTHON=python3.12 ...")'
+	@echo "installing into $(VENV); torch is large, so this takes a minute or more"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
-demo: setup ## train on the embedded stories (2 minutes), then write three new ones
+demo: setup ## train on the embedded stories for 2 minutes, then generate three new ones
 	@$(NANOLM) train embedded:stories --minutes 2
 	@echo
 	@$(NANOLM) sample -n 3 --tokens 250 --temperature 0.7 </dev/null
 	@echo
 	@echo 'Now try:'
-	@echo '  $(NANOLM) sample --prompt "Once upon a time"     write on from your own words'
-	@echo '  $(NANOLM) train your-text.txt                    three minutes on your own text'
-	@echo '  $(NANOLM) train embedded:tiny --preset nano      the smallest model of all'
-	@echo '  $(NANOLM) --help'
+	@echo '  $(NANOLM) sample --prompt "Once upon a time"     continue your own opening'
+	@echo '  $(NANOLM) train your-text.txt                    train on your own text for three minutes'
+	@echo '  $(NANOLM) train embedded:tiny --preset nano      train the smallest model'
+	@echo '  $(NANOLM) --help                                 list all commands'
 
 # hint course: SST=sst2.tsv
-course: setup ## the course's assignment, step by step; also SMALL=, LARGE=, SST_TEST=, GPT2= (docs/course.md)
+course: setup ## run the course assignment step by step; also SMALL=, LARGE=, SST_TEST=, GPT2= (docs/course.md)
 	@NANOLM='$(NANOLM)' sh data/course.sh
 
 # hint train: FILE=text.txt
-train: setup ## train on your text (more options: ARGS="--minutes 10")
-	@test -n "$$FILE" || { echo 'say which text: make train FILE=your-text.txt'; exit 2; }
+train: setup ## train on your text (add options with ARGS="--minutes 10")
+	@test -n "$$FILE" || { echo 'no text given; try make train FILE=your-text.txt'; exit 2; }
 	@$(NANOLM) train "$$FILE" $(ARGS)
 
 # hint sample: PROMPT="Once upon"
-sample: setup ## write with the newest run (or RUN=runs/x)
+sample: setup ## generate text with the newest run (or RUN=runs/x)
 	@$(NANOLM) sample $${RUN:+"$$RUN"} --prompt "$$PROMPT" $(ARGS)
 
 # hint finetune-sentiment: DATA=x.tsv
-finetune-sentiment: setup ## teach the newest run (or RUN=runs/x, RUN=none) to tell good from bad
+finetune-sentiment: setup ## fine-tune the newest run (or RUN=runs/x, RUN=none) as a sentiment classifier
 	@$(NANOLM) finetune-sentiment $${DATA:+"$$DATA"} $${RUN:+--from "$$RUN"} $(ARGS)
 
 # hint serve: RUN=runs/x
-serve: setup ## a playground in the browser, and an API, for a model
-	@test -n "$$RUN" || { echo 'say which model: make serve RUN=runs/x'; exit 2; }
+serve: setup ## serve a model: a playground in the browser and an API
+	@test -n "$$RUN" || { echo 'no model given; try make serve RUN=runs/x'; exit 2; }
 	@$(NANOLM) serve "$$RUN" $(ARGS)
 
 # hint resume: RUN=runs/x
-resume: setup ## go on with an unfinished run
-	@test -n "$$RUN" || { echo 'say which run: make resume RUN=runs/x'; exit 2; }
-	@$(NANOLM) train --config "$$RUN/config.toml" --out "$$RUN" --resume $(ARGS)
+resume: setup ## resume an unfinished run
+	@test -n "$$RUN" || { echo 'no run given; try make resume RUN=runs/x'; exit 2; }
+	@$(NANOLM) train --config "$$RUN/config.toml" --out "$$RUN" $(ARGS)
 
 test: setup ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: setup ## run the longer trials too
+test-slow: setup ## run the slow tests too
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile default $(ARGS)
 
 # hint bench: WHAT=training
-bench: setup ## measure against others: training, sampling, serving, feeding, starting, saving; text and learning FILE=, classifying DATA=
+bench: setup ## run a benchmark: training, sampling, serving, feeding, starting, saving; text and learning need FILE=, classifying DATA=
 	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
 	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 
-lint: setup ## check style and types
+lint: setup ## check style and types with ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-data: setup ## write the embedded corpora anew, byte for byte the same
+docs: $(DOCS_READY) ## build the documentation site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo 'open site/index.html in a browser'
+
+$(DOCS_READY): $(READY)
+	@$(BIN)/pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $(DOCS_READY)
+
+data: setup ## regenerate the embedded corpora (byte-identical)
 	@$(BIN)/python data/generate.py
 
 wheel: setup ## build a wheel into dist/
 	@$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
-clean: ## remove .venv, dist and caches; runs/ stays
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove .venv, dist, site and caches; keep runs/
+	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,8 +2,8 @@
 
     python docs/architecture.py
 
-Packages are boxes in layers; an arrow goes from a package to one that it imports. What follows from
-other arrows is left out (transitive reduction), so that the picture can be read.
+Each box is a package, and each arrow points from a package to one that it imports. Imports that
+follow from other arrows are omitted (transitive reduction), which keeps the picture readable.
 """
 
 import ast
@@ -32,7 +32,7 @@ text { fill: #e6edf3; } .lines { fill: #9da7b1; } .page { fill: #0d1117; }
 
 
 def parts() -> dict[str, list[Path]]:
-    """The files of each package, and of each module right below nanolm/."""
+    """The files of each package, and of each module directly in nanolm/."""
     files: dict[str, list[Path]] = {}
     for file in sorted(PACKAGE.rglob("*")):
         if file.suffix in SUFFIXES:
@@ -42,7 +42,7 @@ def parts() -> dict[str, list[Path]]:
 
 
 def imports() -> dict[str, set[str]]:
-    """Which parts each part imports, in any of its functions too."""
+    """The parts that each part imports, also inside functions."""
     files = parts()
     graph: dict[str, set[str]] = {}
     for name, each in files.items():
@@ -60,7 +60,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without the imports that others imply."""
+    """Without imports that follow from others."""
 
     def reachable(name: str) -> set[str]:
         return graph[name].union(*map(reachable, graph[name]))
@@ -72,7 +72,7 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def chains(graph: dict[str, set[str]]) -> dict[tuple[str, str], list[tuple[int, str]]]:
-    """Each arrow as its places (row, name), with an unnamed place in each row that it passes."""
+    """The points (row, name) of each arrow, with an unnamed point in each row that it crosses."""
 
     def depth(name: str) -> int:
         return 1 + max(map(depth, graph[name]), default=-1)
@@ -90,8 +90,8 @@ def chains(graph: dict[str, set[str]]) -> dict[tuple[str, str], list[tuple[int, 
 
 
 def positions(arrows: Iterable[list[tuple[int, str]]]) -> dict[tuple[int, str], float]:
-    """The x of each place: in each row from left to right by the mean of what points to it, so that
-    arrows are short and cross little."""
+    """The x of each point. Points in a row are sorted by the mean x of the points above them, which
+    keeps arrows short and crossings few."""
     x: dict[tuple[int, str], float] = {}
     rows: dict[int, set[str]] = {}
     above: dict[tuple[int, str], list[tuple[int, str]]] = {}
@@ -102,7 +102,7 @@ def positions(arrows: Iterable[list[tuple[int, str]]]) -> dict[tuple[int, str], 
             above.setdefault(lower, []).append(upper)
     for row in sorted(rows):
         wanted = {
-            name: sum(x[place] for place in above.get((row, name), []))
+            name: sum(x[point] for point in above.get((row, name), []))
             / len(above.get((row, name), "x"))
             for name in rows[row]
         }
@@ -125,17 +125,17 @@ def picture() -> str:
     lines = [
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
         f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}">',
-        f"<title>The packages of nanolm</title><style>{STYLE}</style>",
+        f"<title>nanolm packages and their imports</title><style>{STYLE}</style>",
         '<rect class="page" width="100%" height="100%"/>',
         '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
         'orient="auto"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker>',
-        f'<text class="title" x="{MARGIN}" y="32">nanolm: arrows point to what is imported</text>',
+        f'<text class="title" x="{MARGIN}" y="32">nanolm packages and their imports</text>',
     ]
     for (name, other), chain in arrows.items():
         path = ""
         for upper, lower in itertools.pairwise(chain):
             (x1, y1), (x2, y2) = (
-                (x[place] + shift, TOP + ROW * place[0]) for place in (upper, lower)
+                (x[point] + shift, TOP + ROW * point[0]) for point in (upper, lower)
             )
             y1, bend = y1 + BOX_HEIGHT, (ROW - BOX_HEIGHT) / 2
             path += f"{'L' if path else 'M'}{x1:.1f},{y1} "
