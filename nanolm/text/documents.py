@@ -93,7 +93,7 @@ def json_text(row: Any, place: str, field: str | None) -> str:
         return json_text(row, place, texts[0])
     hint = f"its texts are {listed(texts)}" if texts else "it holds no text"
     raise DataError(
-        f"{place}: no text in the field {field or 'text'!r}; {hint} (--text-field NAME)"
+        f"{place}: no text in the field {field or 'text'!r}; {hint} (--text-column NAME)"
     )
 
 

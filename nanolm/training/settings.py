@@ -183,7 +183,9 @@ class TrainSettings(Settings):
     shard: bool | None = None
 
     def reading(self) -> Reading:
-        return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
+        field = self.text_field or self.text_column  # two names for the same thing
+        column = self.text_column or self.text_field
+        return Reading(self.encoding, self.document_separator, field, column)
 
     def problems(self) -> list[str]:
         problems = super().problems()
