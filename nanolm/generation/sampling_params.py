@@ -114,7 +114,9 @@ class SamplingParams:
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = length((), "Stop before this text; repeat for several.")
+    stop: tuple[str, ...] = length(
+        (), "Text that ends generation, itself excluded; several are allowed."
+    )
     repetition_penalty: float = penalty(
         1.0,
         "Above 1, tokens that already occurred become less likely.",
@@ -143,7 +145,7 @@ class SamplingParams:
         slider=(-2, 2, 0.1),
     )
     ban: tuple[str, ...] = penalty(
-        (), "Never generate this text, not even within a word; repeat for several."
+        (), "Text never to generate, not even within a word; several are allowed."
     )
     min_tokens: int = length(
         0,

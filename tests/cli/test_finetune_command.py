@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -59,14 +60,10 @@ def run(films: Path) -> Path:
 def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> None:
     shown = cli("finetune-sentiment", films, *SMALL, "--steps", 20, "--test-fraction", 0.2)
     assert shown.returncode == 0, shown.stderr
-    for expected in ("right (always the commonest label: 50.0%)", "macro F1", "true \\ predicted"):
+    for expected in ("baseline 50.0%)", "macro F1", "true \\ predicted"):
         assert expected in shown.stdout
     assert "test: accuracy" in shown.stdout
-    for expected in (
-        "text is 'text', label is 'label'",
-        "  negative: the film was bad",
-        "lr: 0.002 (for fresh weights and muon)",
-    ):
+    for expected in ("'text'", "'label'", "  negative: the film was bad", "lr: 0.002 ("):
         assert expected in shown.stderr
     assert "next: nanolm classify runs/films" in shown.stderr
     assert (tmp_path / "runs/films/loss.svg").read_text().startswith("<svg")
@@ -118,10 +115,10 @@ def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli
     start = ("finetune", films, "--from", trained, "--out", "run", "--steps", 2)
     shown = cli(*start, "--train", "last-9")
     assert shown.returncode == 2
-    assert "the model has 1 layer; try --train all" in shown.stderr
+    assert re.search("--train last-9.*1 layer.*--train all", shown.stderr)
     shown = cli(*start, "--context", 99)
     assert shown.returncode == 2
-    assert "looks back on 16 tokens at most" in shown.stderr
+    assert re.search("--context 99.*16", shown.stderr)
     shown = cli(*start, "--train", "head", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["labels"] == ["0", "1"]
@@ -142,20 +139,23 @@ def test_seeds(films: Path, cli: Cli) -> None:
     ("arguments", "messages"),
     [
         (["none.tsv"], ["none.tsv does not exist"]),
-        (["--train", "some", "--pool", "middle"], ["--train some: there is", "--pool middle"]),
-        (["--train", "head", "--from", "none"], ["fresh weights must all be trained"]),
-        (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be given with --from"]),
+        (["--train", "some", "--pool", "middle"], ["--train some: ", "--pool middle"]),
+        (["--train", "head", "--from", "none"], ["--train head: "]),
+        (["--from", "runs/x", "--preset", "nano"], ["--preset ", "--from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
-        (["--test", "a", "--test-fraction", "0.1"], ["give one of --test and --test-fraction"]),
-        (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
-        (["--val", "a", "--val-fraction", "0.1"], ["give one of --val and --val-fraction"]),
-        (["--dtype", "float8"], ["--dtype float8 is for `nanolm train`; try --dtype bfloat16"]),
-        (["--train", "head", "--language-loss", "1"], ["--language-loss is for more than"]),
-        (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "no such enc"]),
+        (["--test", "a", "--test-fraction", "0.1"], ["--test ", "--test-fraction"]),
+        (["--epochs", "2", "--steps", "3"], ["--steps ", "--epochs"]),
+        (["--val", "a", "--val-fraction", "0.1"], ["--val ", "--val-fraction"]),
+        (["--dtype", "float8"], ["--dtype float8", "--dtype bfloat16"]),
+        (["--train", "head", "--language-loss", "1"], ["--language-loss", "--train head"]),
+        (
+            ["--language-loss", "-1", "--encoding", "klingon"],
+            ["--language-loss -1.0", "--encoding klingon"],
+        ),
         (["--label-colum", "x"], ["--label-column"]),
-        (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
+        (["--limit", "1"], ["one label", "--limit"]),
         (["--label-column", "mood"], ["--label-column mood", "text ("]),
-        (["--from", "nowhere/at/all"], ["is no folder here"]),
+        (["--from", "nowhere/at/all"], ["nowhere/at/all"]),
     ],
     ids=str,
 )
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     wait_for_step(tmp_path / "run", 10)
     command.send(signal.SIGINT)
     assert command.wait() == 75, command.said()
-    assert "run the same command again to go on" in command.said()
+    assert "run the same command again to resume" in command.said()
     assert "Traceback" not in command.said()
     again = cli(*arguments)
     assert again.returncode == 0, again.stderr
@@ -221,7 +221,7 @@ def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None
     assert [row["label"] for row in rows] == ["positive", "negative", "positive"]
     assert [row["true_label"] for row in rows] == ["positive", "positive", ""]
     assert [row["correct"] for row in rows] == ["true", "false", ""]
-    assert "1 of 2 labelled texts right (50.0%)" in shown.stderr
+    assert "accuracy 50.0% (1 of 2 " in shown.stderr
     (tmp_path / "odd.csv").write_text("words,mood\nthe set was good,negative\n")
     shown = cli("classify", run, "--file", "odd.csv", "--json", "--label-column", "mood")
     row = json.loads(shown.stdout)
@@ -229,7 +229,7 @@ def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None
     (tmp_path / "other.csv").write_text("text,label\nthe set was good,blue\n")
     assert "true_label" not in cli("classify", run, "--file", "other.csv", "--csv").stdout
     shown = cli("classify", run, "--file", "other.csv", "--csv", "--label-column", "label")
-    assert (shown.returncode, "does not know: blue" in shown.stderr) == (3, True)
+    assert (shown.returncode, ": blue" in shown.stderr) == (3, True)
 
 
 def test_lines_are_classified_as_they_come(run: Path) -> None:
@@ -269,7 +269,7 @@ def test_classify_on_a_terminal_is_safe_and_fits(run: Path, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (["nowhere", "text"], "does not exist"),
-        (["RUN", "text", "--json", "--csv"], "one of --json and --csv"),
+        (["RUN", "text", "--json", "--csv"], "--json and --csv"),
         (["RUN", "text", "--file", "x"], "texts or --file"),
         (["RUN", "--file", "none.txt"], "none.txt does not exist"),
         (["RUN", "text", "--device", "tpu"], "--device tpu"),
@@ -313,7 +313,7 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
     (tmp_path / "strange.tsv").write_text("it was so\tblue\nit was not\tred\n" * 9)
     shown = cli("eval", run, "strange.tsv")
     assert shown.returncode == 3
-    assert "does not know: blue, red" in shown.stderr
+    assert ": blue, red" in shown.stderr
     shown = cli("eval", run, films, "--stride", 3)
     assert shown.returncode == 2
     assert "is a classifier" in shown.stderr
@@ -322,7 +322,7 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
 def test_info_of_a_classifier(run: Path, cli: Cli) -> None:
     shown = cli("info", run)
     assert "AutoModelForSequenceClassification" in " ".join(shown.stdout.split())
-    assert "scores of labels" in shown.stdout
+    assert re.search(r"\n  .*label", shown.stdout)
     assert json.loads(cli("info", run, "--json").stdout)["architecture"]["labels"] == [
         "negative",
         "positive",

@@ -76,7 +76,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
 def test_stdin_that_is_no_text(trained: Path) -> None:
     shown = subprocess.run(program("sample", trained), input=b"a\xff", capture_output=True)
     assert shown.returncode == 3
-    assert b"stdin is not UTF-8: byte at offset 1" in shown.stderr
+    assert b"stdin is not UTF-8" in shown.stderr and b"offset 1" in shown.stderr
 
 
 def test_the_newest_run_that_can_be_used(cli: Cli, trained: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_newest_run_that_can_be_used(cli: Cli, trained: Path, tmp_path: Path
         file.write_bytes(b"rot")
     shown = cli("sample", "--tokens", 3)
     assert shown.returncode == 0
-    assert "runs/broken holds no model" in shown.stderr
+    assert "runs/broken" in shown.stderr
     assert "using runs/good" in shown.stderr
 
 
@@ -140,8 +140,8 @@ def test_several_are_shown_one_after_the_other(cli: Cli, trained: Path) -> None:
 
 def test_a_prompt_that_is_too_long_is_told(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "cat " * 40, "--tokens", 3)
-    assert "tokens, not on the first " in shown.stderr
-    assert "looks back" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
+    assert re.search(r"the first \d+ tokens of the prompt .* context of 16", shown.stderr)
+    assert "context" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
 
 
 def test_the_likeliest_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_all_that_is_wrong_is_told_at_once(cli: Cli, trained: Path) -> None:
     for part in told:
         assert part in shown.stderr
     shown = cli("sample", trained, "--beams", 2, "-n", 3)
-    assert "--beams 2 finds 2 texts at most" in shown.stderr
+    assert "-n 3: must be at most --beams 2" in shown.stderr
     shown = cli("sample", trained, "--prompt-file", "nothing.txt")
     assert (shown.returncode, "nothing.txt does not exist" in shown.stderr) == (2, True)
 

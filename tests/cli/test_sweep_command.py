@@ -40,7 +40,7 @@ def test_it_goes_on_after_ctrl_c_and_shows_a_table(
     process.send_signal(signal.SIGINT)
     printed, said = process.stdout.read(), process.stderr.read()
     assert process.wait() == 75, said
-    assert said.endswith("saved; run the same command again to go on\n")
+    assert said.endswith("saved; run the same command again to resume\n")
     stopped = json.loads(printed)
     assert stopped["run"] is None
     assert [trial["number"] for trial in stopped["trials"] if trial["results"]][-1] == 1
@@ -54,9 +54,8 @@ def test_it_goes_on_after_ctrl_c_and_shows_a_table(
     assert re.fullmatch(r"1 +0\.01 +\d\.\d{3} +(\d\.\d{3})  best", first)
     assert re.fullmatch(r"2 +0\.0001 +\d\.\d{3}", second)
     bits = first.split()[3]
-    assert last == (
-        f"runs/cats: {bits} bits per byte on held-out text, the best of 2 trials: lr 0.01"
-    )
+    assert last.startswith(f"runs/cats: {bits} bits per byte on the validation set")
+    assert last.endswith("best of 2 trials: lr 0.01")
     assert 'next: nanolm sample runs/cats --prompt "..."' in shown.stderr
     assert (tmp_path / "runs/cats-sweep/sweep.svg").read_text().startswith("<svg")
     assert cli("sample", "runs/cats", "--prompt", "The ", "--tokens", 5).returncode == 0
@@ -67,35 +66,29 @@ def test_seeds_are_put_together(cli: Cli, sweep: list[str]) -> None:
     sweep[place] = "lr=0.0001:0.01,seed=1:2"
     shown = cli(*sweep[:-1], "4")
     assert shown.returncode == 0, shown.stderr
-    assert "2 combinations to begin with, 2 seeds each, 2 rounds" in shown.stderr
+    assert re.search(r"2 combinations.* 2 seeds each, 2 rounds", shown.stderr)
     header, first, second, last, chosen = shown.stdout.splitlines()
     assert header.split() == ["lr", "seeds", "round", "1", "round", "2"]
     assert re.fullmatch(r"1 +0\.01 +2 +\d\.\d{3} ± \d\.\d{3} +\d\.\d{3} ± \d\.\d{3}  best", first)
     assert re.fullmatch(r"2 +0\.0001 +2 +\d\.\d{3} ± \d\.\d{3}", second)
-    assert "the best of 4 trials: lr 0.01, seed " in last
-    assert re.fullmatch(
-        r"chosen by the mean over 2 seeds: \d\.\d{3} ± \d\.\d{3} bits per byte", chosen
-    )
+    assert "best of 4 trials: lr 0.01, seed " in last
+    assert re.fullmatch(r".* mean over 2 seeds: \d\.\d{3} ± \d\.\d{3} bits per byte", chosen)
 
 
 def test_what_is_not_tried_is_named(cli: Cli, sweep: list[str]) -> None:
     sweep[sweep.index("--over") + 1] = "lr=0.0001:0.01,norm=rms:layer"
     shown = cli(*sweep[: sweep.index("--trials")])
     assert shown.returncode == 0, shown.stderr
-    assert (
-        "there is time for 1 of 4 combinations; the others are tried if time is left"
-        in shown.stderr
-    )
-    assert "not tried, for want of time: " in shown.stderr
+    assert "1 of 4 combinations" in shown.stderr
+    assert "skipped for lack of time: lr" in shown.stderr
 
 
 def test_errors_are_told_together() -> None:
     with pytest.raises(UsageError) as caught:
         main(["sweep", "x.txt", "--over", "lrr", "--steps", "5", "--dim", "0"])
-    assert str(caught.value).splitlines() == [
-        "--dim 0: must be from 1 to 100,000",
-        "--over lrr: no such setting; did you mean lr?",
-        "--steps 5: a sweep shares out time; say --minutes",
-    ]
+    first, second, third = str(caught.value).splitlines()
+    assert first.startswith("--dim 0: ") and first.endswith("1 to 100,000")
+    assert second.startswith("--over lrr: ") and second.endswith("did you mean lr?")
+    assert third.startswith("--steps 5: ") and "--minutes" in third
     with pytest.raises(UsageError, match="nanolm sweep --over lr embedded:stories"):
         main(["sweep"])
