@@ -55,7 +55,7 @@ def show(survey: "Survey") -> None:
     rows = {
         "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
         "documents": f"{survey.documents:,}, the longest {survey.longest_document:,} bytes",
-        "duplicates": f"{survey.duplicates:,} of the documents",
+        "duplicates": f"{survey.duplicates:,}",
         "text": f"{survey.bytes:,} bytes, {survey.characters:,} characters "
         f"({survey.distinct_characters:,} distinct)",
         "odd characters": f"{survey.replacement_characters:,} U+FFFD (lost in an earlier "

@@ -46,7 +46,7 @@ TABLE: Table = {
         "batch": "Batch size in texts.",
         "optimizer": "Optimizer of the weight matrices.  [default: muon from scratch, else adamw]",
         "lr": "Peak learning rate.  [default: set by --train]",
-        "layer_decay": "Factor on the learning rate for each layer further from the output.",
+        "layer_decay": "Layer-wise learning rate decay: the factor per layer, output first.",
         "language_loss": "Weight of the auxiliary language-model loss.",
         "distill": "Weight of soft labels from a linear n-gram model, also on synthetic texts.  "
         "[default: for small models and few texts, chosen by cross-validation; else 0]",

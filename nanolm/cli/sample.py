@@ -222,7 +222,7 @@ class SampleSession:
         for prompt in prompts:
             if unseen := self.writer.unseen(prompt):
                 context = self.writer.model.config.context
-                note(f"the first {unseen:,} tokens of the prompt exceed the context of {context:,}")
+                note(f"prompt truncated to fit {context:,} tokens; dropped the first {unseen:,}")
         samples = [Sample(prompt, number) for prompt in prompts for number in range(self.count)]
         started = time.monotonic()
         if live:

@@ -34,8 +34,8 @@ TABLE: Table = {
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "Model size, nano to gpt2-xl; see --list-presets.  [default: chosen for the text "
-        "and machine]",
+        "preset": "Model size (see --list-presets): nano to gpt2-xl.  [default: chosen for the "
+        "text and machine]",
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",
         "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
@@ -75,7 +75,7 @@ TABLE: Table = {
     },
     "Hardware": {
         **MACHINE,
-        "workers": "Split each batch across N parallel workers on a CPU; must divide --threads.  "
+        "workers": "Split each batch across N parallel workers, which share --threads (CPU only).  "
         "[default: measured]",
         "attention": "Attention kernel on a GPU; math also works on a CPU.  [default: measured]",
         "compile": "Use torch.compile.  [default: if it pays off within the run]",

@@ -22,7 +22,7 @@ def test_check(cli: Cli, texts: Path) -> None:
     for line in [
         "files:          2 (skipped: 1 binary)",
         "documents:      2, the longest 1,110 bytes",
-        "duplicates:     1 ",
+        "duplicates:     1\n",
         "60 control characters",
         "tokenizer:      bpe",
         "example:        The same sentence, and a ␛[31m code.",

@@ -140,8 +140,8 @@ def test_several_are_shown_one_after_the_other(cli: Cli, trained: Path) -> None:
 
 def test_a_prompt_that_is_too_long_is_told(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "cat " * 40, "--tokens", 3)
-    assert re.search(r"the first \d+ tokens of the prompt .* context of 16", shown.stderr)
-    assert "context" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
+    assert re.search(r"prompt truncated.* 16 tokens.* first \d+", shown.stderr)
+    assert "truncated" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
 
 
 def test_the_likeliest_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
