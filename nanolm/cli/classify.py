@@ -62,9 +62,9 @@ def command(
     problems = reading.problems()
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if as_json and as_csv:
-        problems.append("give one of --json and --csv")
+        problems.append("use only one of --json and --csv")
     if text and files:
-        problems.append("give texts or --file, not both")
+        problems.append("give either TEXT or --file, not both")
     if (reading.text_column or reading.label_column) and not files:
         problems.append("--text-column and --label-column need --file (`--file -` for stdin)")
     if not text and not files and sys.stdin.isatty():

@@ -74,7 +74,7 @@ def command(
     modes = [flag for flag, value in flags.items() if value]
     problems = unwritable("--out", None if as_json else out)
     if len(modes) > 1:
-        problems.append(f"give only one of {', '.join(modes)}")
+        problems.append(f"use only one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
     if head is not None and not re.fullmatch(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}", head):
         problems.append(f"--head {head}: give a layer and a head, both from 1, such as 3.2")

@@ -34,7 +34,7 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     """
     problems = unwritable("--out", out)
     if terminal and out is not None:
-        problems.append("give either --terminal or --out")
+        problems.append("use only one of --terminal and --out")
     if png and (terminal or out is not None or len(run) > 1):
         problems.append("--png needs a single run; omit --out and --terminal")
     refuse(problems)

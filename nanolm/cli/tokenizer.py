@@ -263,7 +263,7 @@ def load(name: str | None) -> "Tokenizer":
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
     if file is not None and arguments:
-        raise UsageError("give TEXT or --file, not both")
+        raise UsageError("give either TEXT or --file, not both")
     if arguments:
         return list(arguments)
     try:

@@ -270,7 +270,7 @@ def test_classify_on_a_terminal_is_safe_and_fits(run: Path, tmp_path: Path) -> N
     [
         (["nowhere", "text"], "does not exist"),
         (["RUN", "text", "--json", "--csv"], "--json and --csv"),
-        (["RUN", "text", "--file", "x"], "texts or --file"),
+        (["RUN", "text", "--file", "x"], "TEXT or --file"),
         (["RUN", "--file", "none.txt"], "none.txt does not exist"),
         (["RUN", "text", "--device", "tpu"], "--device tpu"),
         (["RUN", "text", "--min-probability", "7"], "min-probability"),
