@@ -87,14 +87,14 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
         "processes, 4-byte gradients exchanged during the backward pass (half a step), no other "
         "waiting."
     )
-    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s   of n  grown")
+    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s strong   weak")
     for row in rows:
         times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
         click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
         "step: measured here with the rows per process. comm: communication. exposed: the part not "
-        "overlapped with compute. of n: strong-scaling efficiency. grown: weak-scaling efficiency."
+        "overlapped with compute. strong, weak: scaling efficiency."
     )
 
 
@@ -105,7 +105,7 @@ def show_results(report: "BenchReport") -> None:
     versions = f"torch {machine['torch']}, nanolm {machine['nanolm']}"
     print_wrapped(f"{machine['name']}{threads}, {machine['dtype']}, {versions}")
     if on_cpu:
-        print_wrapped("of peak: fraction of the measured matmul rate on as many threads")
+        print_wrapped("of peak: fraction of the measured matmul rate with the same threads")
     click.echo(f"\n{'preset':<12} {'measurement':<24} {'value':>14} {'unit':<10} {'of peak':>8}")
     before = None
     for result in report.results:

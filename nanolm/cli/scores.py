@@ -65,7 +65,7 @@ def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
     table = [["probability", "predicted", "true"]]
     for each in mistakes:
         table.append([f"{each.probability:.3f}", one_line(each.predicted), one_line(each.label)])
-    most = sys.maxsize if width is None else max(NARROWEST, min(LABEL_WIDTH, (width - 10) // 2))
+    most = sys.maxsize if width is None else max(NARROWEST, min(LABEL_WIDTH, (width - 15) // 2))
     rooms = [min(cell_width(column), most) for column in zip(*table, strict=True)]
     lead = sum(rooms) + 2 * len(rooms)
     beside = width is None or width - lead >= TEXT_WIDTH
