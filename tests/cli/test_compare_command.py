@@ -1,4 +1,4 @@
-"""`nanolm compare` as it is typed."""
+"""`nanolm compare` on the command line."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from conftest import Cli
 from journeys import journeys
 
 
-def test_a_table_and_what_it_teaches(cli: Cli, tmp_path: Path) -> None:
+def test_the_table_and_its_lessons(cli: Cli, tmp_path: Path) -> None:
     data = journeys(tmp_path)["fine-tuning"].text
     asked = ["compare", data, "--only", "majority, bag,averaging", "--budget", "0.1"]
     shown = cli(*asked, "--seeds", "2", "--threads", "1")
@@ -29,7 +29,7 @@ def test_a_table_and_what_it_teaches(cli: Cli, tmp_path: Path) -> None:
     assert len(outcome["rows"][1]["results"]) == 2
 
 
-def test_what_data_is(cli: Cli, tmp_path: Path) -> None:
+def test_the_kind_of_data(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("good\tIt was a bright day.\nbad\tThe clocks struck.\n" * 9)
     shown = cli("compare", "novel.txt", "--label-column", "1", "--test", "x.tsv")
     assert shown.returncode == 2

@@ -32,7 +32,7 @@ def test_check(cli: Cli, texts: Path) -> None:
     assert (found["documents"], found["duplicates"], found["problems"]) == (2, 1, [])
 
 
-def test_what_cannot_be_read_is_told_after_the_rest(cli: Cli, texts: Path) -> None:
+def test_unreadable_files_are_reported_last(cli: Cli, texts: Path) -> None:
     (texts / "c.txt").write_bytes(b"caf\xe9")
     shown = cli("data", "check", texts)
     assert shown.returncode == 3

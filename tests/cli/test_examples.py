@@ -40,7 +40,7 @@ def test_every_command_has_one() -> None:
 @pytest.mark.parametrize(("where", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example(where: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All arguments and options exist, and none is missing."""
-    typed = re.split(r"  +", line)[0]  # what follows says what it does
+    typed = re.split(r"  +", line)[0]  # without its explanation
     for part in typed.split(" | "):
         words = shlex.split(part.partition(" > ")[0])
         parse(words[words.index("nanolm") + 1 :], monkeypatch)
@@ -51,7 +51,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     context: click.Context | None = None
     while True:
         for option in command.params:
-            if option.name == "config":  # a file that would be read at once
+            if option.name == "config":  # its callback would read the file
                 monkeypatch.setattr(option, "callback", None)
         context = command.make_context(command.name, words, parent=context)
         if not isinstance(command, click.Group) or not context._protected_args:

@@ -1,4 +1,4 @@
-"""The commands around classifiers, as a user runs them."""
+"""The commands for classifiers."""
 
 import csv
 import io
@@ -74,7 +74,7 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
         assert len(rows) == confusion[0][1] + confusion[1][0]
         assert all(row.keys() == {"text", "label", "prediction", "probability"} for row in rows)
         assert f"all mistakes: runs/films/{name} ({len(rows)} of " in shown.stderr
-    # The newest run is no language model: `sample` says so, and does not choke on it.
+    # The newest run is not a language model, and `sample` says so.
     shown = cli("sample")
     assert shown.returncode == 4
     assert "no trained model under runs/" in shown.stderr
@@ -84,12 +84,12 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     shown = cli("finetune", "--config", "runs/films/config.toml", "--out", "runs/again", "--json")
     assert shown.returncode == 0, shown.stderr
     result = json.loads(shown.stdout.splitlines()[-1])
-    assert result["labels"] == ["negative", "positive"]  # as the file says
+    assert result["labels"] == ["negative", "positive"]  # from the file
     assert {"run", "val", "test", "steps", "mistakes"} <= result.keys()
     assert {"accuracy", "macro_f1", "loss", "confusion"} <= result["val"].keys()
 
 
-def test_the_test_set_is_told_apart(films: Path, cli: Cli, tmp_path: Path) -> None:
+def test_test_results_are_reported_separately(films: Path, cli: Cli, tmp_path: Path) -> None:
     """Half of these must be wrong."""
     both = "".join(f"a hat of {n} parts\t{label}\n" for n in range(4) for label in (0, 1))
     (tmp_path / "test.tsv").write_text("text\tlabel\n" + both)
@@ -111,7 +111,7 @@ def test_the_test_set_is_told_apart(films: Path, cli: Cli, tmp_path: Path) -> No
     assert page.index("<h3>test</h3>", page.index("confident mistakes")) < page.index("a hat of")
 
 
-def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli) -> None:
+def test_a_usage_error_leaves_the_folder_free(films: Path, trained: Path, cli: Cli) -> None:
     start = ("finetune", films, "--from", trained, "--out", "run", "--steps", 2)
     shown = cli(*start, "--train", "last-9")
     assert shown.returncode == 2
@@ -159,7 +159,7 @@ def test_seeds(films: Path, cli: Cli) -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) -> None:
+def test_mistakes_are_reported(arguments: list[str], messages: list[str], cli: Cli) -> None:
     shown = cli("finetune-sentiment", *arguments)
     assert shown.returncode in (2, 3), shown.stderr
     for message in messages:
@@ -167,7 +167,7 @@ def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) 
     assert "Traceback" not in shown.stderr
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(
+def test_ctrl_c_saves_and_the_same_command_resumes(
     films: Path, commands: Commands, cli: Cli, tmp_path: Path
 ) -> None:
     arguments = ("finetune", films, *SMALL, "--steps", 200, "--out", "run", "--save-every", 10)
@@ -241,7 +241,7 @@ def test_lines_are_classified_as_they_come(run: Path) -> None:
     for text, label in (("the set was good\n", "positive"), ("the set was bad\n", "negative")):
         process.stdin.write(text)
         process.stdin.flush()
-        assert process.stdout.readline().startswith(label)  # before the next one is there
+        assert process.stdout.readline().startswith(label)  # before the next one arrives
     process.stdin.close()
     assert process.wait(timeout=60) == 0
 
@@ -283,7 +283,7 @@ def test_mistakes_with_classify(arguments: list[str], message: str, run: Path, c
     assert message in shown.stderr
 
 
-def test_a_language_model_is_no_classifier(trained: Path, cli: Cli) -> None:
+def test_a_language_model_is_not_a_classifier(trained: Path, cli: Cli) -> None:
     shown = cli("classify", trained, "text")
     assert shown.returncode == 4
     assert "nanolm finetune DATA --from" in shown.stderr

@@ -32,7 +32,7 @@ def test_a_run_is_described(cli: Cli, trained: Path) -> None:
         assert found["readers"] == ["nanolm", TESTED_READER.format("AutoModelForCausalLM")]
 
 
-def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_a_format_only_nanolm_reads(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     nanolm.train(corpus, out=tmp_path / "run", family="rnn", layers=1, dim=8, steps=2)
     found = json.loads(cli("info", "run", "--json").stdout)
     assert (found["model_type"], found["readers"]) == ("nanolm", ["nanolm"])
@@ -41,7 +41,7 @@ def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty"])
-def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
+def test_not_a_model(what: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     shown = cli("info", what)
     assert shown.returncode == (2 if what == "nothing" else 4)
@@ -52,15 +52,15 @@ def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "contents", [None, "[" * 100_000, '{"step": 1e999}', '{"files": {"a": 5}, "result": 5}']
 )
-def test_what_stands_beside_the_model_cannot_break_it(
+def test_broken_files_beside_the_model(
     name: str, contents: str | None, trained: Path, tmp_path: Path
 ) -> None:
-    """Another's run folder, with a pipe or nonsense in place of a file."""
+    """A run folder from elsewhere, with a pipe or garbage in place of a file."""
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
     best = run / "checkpoints/step-00000060"
     if name != "MANIFEST.json":
-        (best / "MANIFEST.json").unlink()  # nothing says what the others should be
+        (best / "MANIFEST.json").unlink()  # so the other files are not verified
     file = (run if name in ("run.json", "config.toml") else best) / name
     file.unlink()
     if contents is None:
@@ -76,7 +76,7 @@ def test_what_stands_beside_the_model_cannot_break_it(
         describe(str(run), note=lambda text: None)
 
 
-def test_what_was_tried_is_what_is_tested_with() -> None:
+def test_the_documented_reader_is_the_tested_one() -> None:
     constraints = (Path(__file__).parents[2] / "constraints.txt").read_text()
     version = TESTED_READER.split()[1]
     assert f"\ntransformers=={version}." in constraints

@@ -1,4 +1,4 @@
-"""`nanolm inspect` as a user types it."""
+"""`nanolm inspect` on the command line."""
 
 import importlib.util
 import json
@@ -54,7 +54,7 @@ def test_from_a_file_and_a_pipe(trained: Path, cli: Cli, tmp_path: Path) -> None
     assert cli("inspect", trained, "--file", "-", "--json", stdin=TEXT).stdout == direct
 
 
-def test_a_classifier_shows_what_decided(cli: Cli, tmp_path: Path) -> None:
+def test_a_classifier_shows_its_attribution(cli: Cli, tmp_path: Path) -> None:
     journey = journeys(tmp_path)["fine-tuning"]
     journey.go(tmp_path / "run", steps=4, evaluations=1)
     shown = cli("inspect", "run", "a long day was good", "--out", "why.html")
@@ -97,7 +97,7 @@ def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ((), "--file FILE"),
         (("a", "b"), "--word takes several texts"),
@@ -111,10 +111,10 @@ def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
         (("--file", "nowhere.txt"), "nowhere.txt"),
     ],
 )
-def test_what_is_wrong_is_told(
-    arguments: tuple[str, ...], told: str, trained: Path, cli: Cli
+def test_mistakes_are_reported(
+    arguments: tuple[str, ...], message: str, trained: Path, cli: Cli
 ) -> None:
     shown = cli("inspect", trained, *arguments)
     assert shown.returncode in (2, 3)
-    assert told in shown.stderr
+    assert message in shown.stderr
     assert "Traceback" not in shown.stderr

@@ -15,9 +15,9 @@ from nanolm.formats import printable
 from nanolm.training.interrupt import StopRequest
 
 
-def test_help_comes_at_once() -> None:
+def test_help_is_fast() -> None:
     def taken(*command: str) -> float:
-        """The processor's time: what else the machine does just now is not the program's fault."""
+        """CPU time, which does not depend on other processes."""
         before = os.times()
         subprocess.run(command, check=True, capture_output=True)
         after = os.times()
@@ -28,7 +28,7 @@ def test_help_comes_at_once() -> None:
         (taken(*program("--help")), taken(sys.executable, "-c", "import click")) for _ in range(5)
     ]
     ours, least = map(statistics.median, zip(*pairs, strict=True))
-    assert ours < max(0.3, 5 * least), pairs  # a slow machine is not, either
+    assert ours < max(0.3, 5 * least), pairs  # or relative to importing click, on a slow machine
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in main.VERBS)])
@@ -83,7 +83,7 @@ def test_a_mistake_gets_one_clear_message(
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "latin-1.txt").write_text("lorem ipsum dolor sit amet. " * 9)
     shown = cli(*arguments)
-    if message is None:  # an empty file is sound TOML: the next mistake is the one to report
+    if message is None:  # an empty file is valid TOML, so the next mistake is reported
         message = "x.txt does not exist"
     assert (shown.returncode, shown.stdout) == (code, "")
     assert message in shown.stderr
@@ -136,7 +136,7 @@ def test_a_bug_is_reported_as_one(
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 6),
     ],
 )
-def test_what_else_can_happen(
+def test_exit_codes_of_other_errors(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(**rest: object) -> None:
@@ -146,7 +146,7 @@ def test_what_else_can_happen(
     assert main.run() == code
 
 
-def test_nothing_a_terminal_would_obey_is_printable() -> None:
+def test_control_characters_are_escaped() -> None:
     everything = "".join(map(chr, range(0x200)))
     shown = printable(everything)
     assert [char for char in shown if not char.isprintable() and char not in "\n\t\xa0\xad"] == []

@@ -1,4 +1,4 @@
-"""`nanolm sweep` as it is typed."""
+"""`nanolm sweep` on the command line."""
 
 import json
 import re
@@ -19,14 +19,14 @@ SMALL = ["--layers", "1", "--heads", "2", "--dim", "16", "--context", "16", "--b
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[str]:
-    """A sweep of some seconds."""
+    """A sweep of a few seconds."""
     text = "".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(900))
     (tmp_path / "cats.txt").write_text(text)
     options = ["--over", "lr=0.0001:0.01", "--tokenizer", "char", "--minutes", "0.05"]
     return ["sweep", "cats.txt", *SMALL, *options, "--trials", "2"]
 
 
-def test_it_goes_on_after_ctrl_c_and_shows_a_table(
+def test_it_resumes_after_ctrl_c_and_shows_a_table(
     cli: Cli, sweep: list[str], tmp_path: Path
 ) -> None:
     command = program(*sweep, "--json")
@@ -61,7 +61,7 @@ def test_it_goes_on_after_ctrl_c_and_shows_a_table(
     assert cli("sample", "runs/cats", "--prompt", "The ", "--tokens", 5).returncode == 0
 
 
-def test_seeds_are_put_together(cli: Cli, sweep: list[str]) -> None:
+def test_seeds_are_averaged(cli: Cli, sweep: list[str]) -> None:
     place = sweep.index("--over") + 1
     sweep[place] = "lr=0.0001:0.01,seed=1:2"
     shown = cli(*sweep[:-1], "4")
@@ -75,7 +75,7 @@ def test_seeds_are_put_together(cli: Cli, sweep: list[str]) -> None:
     assert re.fullmatch(r".* mean over 2 seeds: \d\.\d{3} ± \d\.\d{3} bits per byte", chosen)
 
 
-def test_what_is_not_tried_is_named(cli: Cli, sweep: list[str]) -> None:
+def test_skipped_combinations_are_named(cli: Cli, sweep: list[str]) -> None:
     sweep[sweep.index("--over") + 1] = "lr=0.0001:0.01,norm=rms:layer"
     shown = cli(*sweep[: sweep.index("--trials")])
     assert shown.returncode == 0, shown.stderr
@@ -83,7 +83,7 @@ def test_what_is_not_tried_is_named(cli: Cli, sweep: list[str]) -> None:
     assert "skipped for lack of time: lr" in shown.stderr
 
 
-def test_errors_are_told_together() -> None:
+def test_errors_are_reported_together() -> None:
     with pytest.raises(UsageError) as caught:
         main(["sweep", "x.txt", "--over", "lrr", "--steps", "5", "--dim", "0"])
     first, second, third = str(caught.value).splitlines()

@@ -31,7 +31,7 @@ def test_train(cli: Cli, made: Path) -> None:
     assert (refused.returncode, "already trained" in refused.stderr) == (2, True)
 
 
-def test_what_it_chose_is_told(cli: Cli) -> None:
+def test_automatic_choices_are_reported(cli: Cli) -> None:
     shown = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
     assert re.search(r"vocabulary: .*50 kB", shown.stderr)
 
@@ -114,7 +114,7 @@ def test_compare(cli: Cli, made: Path) -> None:
     assert mine["bytes"] == same["bytes"]
 
 
-def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
+def test_train_with_an_existing_tokenizer(cli: Cli, made: Path) -> None:
     shown = cli("train", "embedded:tiny", "--tokenizer", made, "--steps", 2, "--out", "run")
     assert shown.returncode == 0, shown.stderr
     run = made.parent / "run"
@@ -123,10 +123,9 @@ def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
     assert os.path.isabs(made)
 
 
-def test_without_a_name_it_is_that_of_the_newest_run(
+def test_the_default_is_the_tokenizer_of_the_newest_run(
     cli: Cli, trained: Path, tmp_path: Path
 ) -> None:
-    """As the first page of the help has it."""
     shown = cli("tokenizer", "show", "Some words.")
     assert shown.returncode == 0, shown.stderr
     assert "2,048 tokens trained on embedded:stories" in shown.stderr

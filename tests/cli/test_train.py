@@ -63,7 +63,7 @@ def test_a_saved_config_repeats_the_run(cli: Cli, corpus: Path, tmp_path: Path) 
     assert again.returncode == 0, again.stderr
     assert weights(tmp_path / "runs/mine") == weights(tmp_path / "runs/mine-2")
     assert config.read_text() == (tmp_path / "runs/mine-2/config.toml").read_text()
-    # Flags go on top, and void what they stand for.
+    # Options override the file, and the settings that depend on them.
     changed = cli("train", "--config", config, "--epochs", 0.1, "--tokenizer", "bpe", "--json")
     assert changed.returncode == 0, changed.stderr
     settings = tomllib.loads((tmp_path / "runs/mine-3/config.toml").read_text())
@@ -85,7 +85,7 @@ def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:
     assert json.loads(shown.stdout)["steps"] == 3
 
 
-def test_the_environment_goes_on_top_of_a_file(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("minutes = 9\n")
     shown = cli(
         "train", corpus, *SMALL, "--config", "c.toml", "--json",
@@ -98,7 +98,7 @@ def test_the_environment_goes_on_top_of_a_file(cli: Cli, corpus: Path, tmp_path:
     assert json.loads(shown.stdout)["steps"] == 2
 
 
-def test_losing_the_watcher_does_not_cost_the_run(corpus: Path, tmp_path: Path) -> None:
+def test_a_closed_output_does_not_stop_the_run(corpus: Path, tmp_path: Path) -> None:
     command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 200))
     subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
     assert "result" in json.loads((tmp_path / "runs/mine/run.json").read_text())
@@ -131,7 +131,7 @@ def test_a_signal_saves_and_exits_75(
     assert "Traceback" not in command.stream("stderr")
     stopped = json.loads(command.stream("stdout"))
     assert stopped["stopped"] == "interrupted"
-    # What `make resume` does: all settings spelled out, from the run's own file.
+    # As `make resume` does, with all settings from the run's config.toml.
     resumed = cli("train", "--config", "r/config.toml", "--out", "r")
     assert f"r at step {stopped['steps']:,}" in resumed.stderr
     assert resumed.returncode == 0
@@ -140,7 +140,7 @@ def test_a_signal_saves_and_exits_75(
 def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    silent = os.open(pipe, os.O_RDWR)  # somebody who might still write keeps it waiting
+    silent = os.open(pipe, os.O_RDWR)  # an open writer keeps the reader waiting
     command = commands.start("train", pipe, *SMALL, "--steps", 300)
     opened = Path(f"/proc/{command.pid}/fd")
     while not any(link.resolve() == pipe for link in opened.iterdir()):
@@ -153,7 +153,7 @@ def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_finished_run_is_named_when_it_is_trained_again(cli: Cli, corpus: Path) -> None:
+def test_training_again_names_the_finished_run(cli: Cli, corpus: Path) -> None:
     first = cli("train", corpus, *SMALL, "--steps", 2)
     assert "finished" not in first.stderr
     again = cli("train", corpus, *SMALL, "--steps", 2)
@@ -165,8 +165,8 @@ def test_a_finished_run_is_named_when_it_is_trained_again(cli: Cli, corpus: Path
     assert "is finished" not in other.stderr
 
 
-def test_mistakes_are_found_before_any_text_is_read(cli: Cli, tmp_path: Path) -> None:
-    """A text that is not there would be the first thing to be missed."""
+def test_settings_are_checked_before_text_is_read(cli: Cli, tmp_path: Path) -> None:
+    """Reading the missing file would be an error, too."""
     shown = cli("train", "nowhere.txt", "--heads", 5, "--dim", 48, "--batch", 0)
     assert shown.returncode == 2
     assert shown.stderr.splitlines() == [
@@ -191,18 +191,18 @@ def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["rnn", "lstm"])
-def test_recurrent_models_by_the_same_commands(family: str, cli: Cli, corpus: Path) -> None:
+def test_recurrent_models(family: str, cli: Cli, corpus: Path) -> None:
     shape = ["--layers", 2, "--dim", 16, "--context", 16, "--batch", 4]
     shown = cli("train", corpus, *shape, "--steps", 12, "--family", family, "--json")
     assert shown.returncode == 0, shown.stderr
     assert "format: nanolm only" in shown.stderr
     assert json.loads(shown.stdout)["steps"] == 12
-    # Its state goes on past any context.
+    # Its state has no maximum context.
     written = cli("sample", "runs/mine", "--tokens", 60, "--min-tokens", 20, "--json")
     assert len(json.loads(written.stdout)["tokens"]) > 16
 
 
-def test_the_switches_of_the_lectures(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_architecture_options(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     classic = ["--positions", "sinusoidal", "--norm", "layer", "--norm-place", "post"]
     more = ["--feed-forward", "relu", "--bias", "--no-qk-norm", "--tied", "--kv-heads", 1]
     shown = cli("train", corpus, *SMALL, *classic, *more, "--steps", 12)
@@ -212,7 +212,7 @@ def test_the_switches_of_the_lectures(cli: Cli, corpus: Path, tmp_path: Path) ->
     expected = {"positions": "sinusoidal", "norm_place": "post", "bias": True, "kv_heads": 1}
     assert expected.items() <= config.items()
     assert cli("sample", "runs/mine").returncode == 0
-    # Another family on top of the file takes its own switches.
+    # Another --family overrides the architecture in the file.
     again = cli("train", "--config", "runs/mine/config.toml", "--family", "gpt2")
     assert again.returncode == 0, again.stderr
     config = json.loads((tmp_path / "runs/mine-2/best/config.json").read_text())
@@ -232,10 +232,8 @@ def test_presets_are_listed(cli: Cli) -> None:
     assert cli("train", "--list-presets", "--family", "gtp2").returncode == 2
 
 
-def test_a_model_of_the_hub_by_its_name(
-    cli: Cli, corpus: Path, tmp_path: Path, server: Server
-) -> None:
-    """A GPT-2 whose folder transformers wrote, served as the Hub does; then no network at all."""
+def test_a_hub_model_by_name(cli: Cli, corpus: Path, tmp_path: Path, server: Server) -> None:
+    """A GPT-2 folder written by transformers, served like the Hub; then without a network."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     made = tmp_path / "made"
@@ -256,7 +254,10 @@ def test_a_model_of_the_hub_by_its_name(
     saved = json.loads((tmp_path / "runs/mine/last/config.json").read_text())
     assert (saved["model_type"], saved["n_embd"]) == ("gpt2", 16)
     server.asked.clear()
-    offline = {**empty, "HF_ENDPOINT": "http://127.0.0.1:9"}  # another address, so nothing is kept
+    offline = {
+        **empty,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+    }  # so that nothing is cached
     assert cli("sample", "hf://gpt2", environment=online).returncode == 0
     assert not server.asked
     for words in (["sample", "hf://gpt2"], ["train", str(corpus), "--from", "gpt2"]):
