@@ -254,10 +254,7 @@ def test_a_hub_model_by_name(cli: Cli, corpus: Path, tmp_path: Path, server: Ser
     saved = json.loads((tmp_path / "runs/mine/last/config.json").read_text())
     assert (saved["model_type"], saved["n_embd"]) == ("gpt2", 16)
     server.asked.clear()
-    offline = {
-        **empty,
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-    }  # so that nothing is cached
+    offline = {**empty, "HF_ENDPOINT": "http://127.0.0.1:9"}  # so that nothing is cached
     assert cli("sample", "hf://gpt2", environment=online).returncode == 0
     assert not server.asked
     for words in (["sample", "hf://gpt2"], ["train", str(corpus), "--from", "gpt2"]):
