@@ -23,10 +23,9 @@ def test_a_table_of_results_and_costs(cli: Cli) -> None:
     assert first[:2] == ["nano", "training"]
     assert first[3] == "tokens/s"
     assert first[4].endswith("%")
-    told = shown.stderr.splitlines()
-    assert told[0] == "nano: training, 16 x 64 tokens a step"
-    assert told[-2:] == ["nano: writing", "nano: profiling one update"]
-    assert all(line.startswith("nano: ") for line in told)
+    notes = shown.stderr.splitlines()
+    assert notes[0].startswith("nano: training, 16 x 64 tokens")
+    assert all(note.startswith("nano: ") for note in notes) and "profiling" in notes[-1]
     begin = next(number for number, line in enumerate(lines) if line.startswith("operator"))
     costs = [line.split() for line in lines[begin + 1 :]]
     assert len(costs) == 11

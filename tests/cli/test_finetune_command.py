@@ -140,7 +140,7 @@ def test_seeds(films: Path, cli: Cli) -> None:
     [
         (["none.tsv"], ["none.tsv does not exist"]),
         (["--train", "some", "--pool", "middle"], ["--train some: ", "--pool middle"]),
-        (["--train", "head", "--from", "none"], ["--train head: "]),
+        (["--train", "head", "--from", "none"], ["--train head"]),
         (["--from", "runs/x", "--preset", "nano"], ["--preset ", "--from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
         (["--test", "a", "--test-fraction", "0.1"], ["--test ", "--test-fraction"]),

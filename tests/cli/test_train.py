@@ -158,7 +158,7 @@ def test_training_again_names_the_finished_run(cli: Cli, corpus: Path) -> None:
     assert "finished" not in first.stderr
     again = cli("train", corpus, *SMALL, "--steps", 2)
     assert re.search(
-        r"runs/mine is finished.* runs/mine-2 .*nanolm train --extend runs/mine --minutes 5",
+        r"runs/mine is finished.* runs/mine-2\b.*nanolm train --extend runs/mine --minutes 5",
         again.stderr,
     )
     other = cli("train", corpus, *SMALL, "--steps", 3)
