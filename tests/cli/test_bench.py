@@ -17,7 +17,7 @@ def test_a_table_of_results_and_costs(cli: Cli) -> None:
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "of peak: of the measured matrix product rate, on as many threads" in lines
+    assert any(line.startswith("of peak: ") for line in lines)
     begin = next(number for number, line in enumerate(lines) if line.startswith("preset"))
     first = lines[begin + 1].split()
     assert first[:2] == ["nano", "training"]
@@ -29,7 +29,7 @@ def test_a_table_of_results_and_costs(cli: Cli) -> None:
     begin = next(number for number, line in enumerate(lines) if line.startswith("operator"))
     costs = [line.split() for line in lines[begin + 1 :]]
     assert len(costs) == 11
-    assert costs[-1][:2] == ["all", "else"]
+    assert costs[-1][0] == "other"
     assert 0 < sum(float(row[3].rstrip("%")) for row in costs[:10]) <= 100
 
 
