@@ -1,4 +1,4 @@
-"""nanolm: from a text file to your own language model, from labelled text to your own classifier.
+"""nanolm: train language models on text files and classifiers on labelled text.
 
     import nanolm
 
@@ -7,7 +7,7 @@
     nanolm.finetune("reviews.tsv", start_from="runs/mine", out="runs/reviews")
     nanolm.load_classifier("runs/reviews").classify("A lovely film.")
 
-Importing this is cheap: torch is loaded when a function first needs it.
+Importing nanolm is cheap: torch is imported when a function first needs it.
 """
 
 import os
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
 
-# On ARM, torch allocates with mimalloc, which returns freed memory to the system after 10 ms, to
-# be requested again by the next training step. It reads this when torch is imported.
+# On ARM, torch allocates with mimalloc, which returns freed memory to the system after 10 ms, only
+# to request it again in the next training step. It reads this when torch is imported.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 __version__ = "0.2.0.dev0"
@@ -39,9 +39,9 @@ def train(
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "TrainResult":
-    """What `nanolm train` does; `settings` are its options, with underscores.
+    """Train as `nanolm train` does; `settings` are its options, with underscores.
 
-    `notify` is called with each event of the run (see nanolm.training.events); nothing is printed.
+    Calls `notify` with each event of the run (see nanolm.training.events) and prints nothing.
     """
     from nanolm.pretraining import train as pretraining
     from nanolm.training.settings import TrainSettings
@@ -58,9 +58,9 @@ def finetune(
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "FinetuneResult":
-    """What `nanolm finetune` does; `settings` are its options, with underscores.
+    """Fine-tune as `nanolm finetune` does; `settings` are its options, with underscores.
 
-    `--from` is `start_from` here; `notify` is as for `train`.
+    `--from` is `start_from` here. `notify` works as in `train`.
     """
     from nanolm.classification.finetune import finetune
     from nanolm.classification.settings import FinetuneSettings
@@ -78,9 +78,9 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: str | Path) -> "LanguageModel":
-    """The model in a run folder or model folder, with `.model`, `.tokenizer`, `.generate()`.
+    """Load the model of a run or model folder, with `.model`, `.tokenizer` and `.generate()`.
 
-    Warns of a damaged checkpoint, and uses another one.
+    Warns about a damaged checkpoint and loads another one.
     """
     from nanolm.generation import language_model
 
@@ -88,14 +88,14 @@ def load(path: str | Path) -> "LanguageModel":
 
 
 def load_classifier(path: str | Path) -> "TextClassifier":
-    """The classifier in a run folder or model folder, with `.model`, `.labels`, `.classify()`."""
+    """Load the classifier of a run or model folder, with `.model`, `.labels`, `.classify()`."""
     from nanolm.classification import classifier
 
     return classifier.load(path, warnings.warn)
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":
-    """The tokenizer of a run folder or model folder, a tokenizer.json itself, or one by name."""
+    """Load a tokenizer from a run or model folder, from a tokenizer.json, or by name."""
     from nanolm.runs.folder import find_tokenizer
 
     return find_tokenizer(str(path), warnings.warn)

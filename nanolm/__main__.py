@@ -1,4 +1,4 @@
-"""`python -m nanolm` is the same program as `nanolm`."""
+"""`python -m nanolm` runs the same program as `nanolm`."""
 
 from nanolm.cli.main import main
 

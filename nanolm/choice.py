@@ -1,10 +1,10 @@
-"""Automatic choices with their reasons, as they are reported and kept in run.json."""
+"""Automatic choices with their reasons, as printed and saved in run.json."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much or 0
+Report = Callable[[str, int, int], None]  # activity, amount done, total amount or 0
 S = TypeVar("S")  # a dataclass of settings
 
 
@@ -23,7 +23,7 @@ class Choice:
 
 @dataclass
 class Chosen(Generic[S]):
-    """Settings, of which those left open are chosen one after the other."""
+    """Settings whose open values are chosen one after the other."""
 
     settings: S
     choices: list[Choice] = field(default_factory=list)
@@ -32,16 +32,16 @@ class Chosen(Generic[S]):
         return getattr(self.settings, name) in (None, "auto")
 
     def choose(self, name: str, value: object, reason: str, shown: object = None) -> None:
-        """Unless it was given."""
+        """Choose a value unless the user gave one."""
         if self.open(name):
             self.set(name, value, reason, shown)
 
     def set(self, name: str, value: object, reason: str, shown: object = None) -> None:
-        """Whatever was given."""
+        """Set a value even if the user gave another."""
         self.settings = replace(self.settings, **{name: value})  # type: ignore[type-var]
         self.choices.append(Choice(name, value if shown is None else shown, reason))
 
     def fill(self, **values: Any) -> None:
-        """Choose what needs no reason."""
+        """Fill in open values that need no reason."""
         left = {name: value for name, value in values.items() if self.open(name)}
         self.settings = replace(self.settings, **left)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What this machine lets a process use."""
+"""Cores, memory and folders that this process may use."""
 
 import contextlib
 import ctypes
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from nanolm.errors import DataError
 
-KEPT_BYTES = 1 << 30  # that training on a CPU does not give back
-PROBE_SECONDS = 0.02  # seconds; several of the scheduler's turns
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as malloc.h has them
+KEPT_BYTES = 1 << 30  # of freed memory that training on a CPU retains
+PROBE_SECONDS = 0.02  # several time slices of the scheduler
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
 
 
 def available_threads() -> int:
-    """OMP_NUM_THREADS if it is set, else this process's share of the cores it may run on."""
+    """OMP_NUM_THREADS if set, else this process's share of the available cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
@@ -24,7 +24,7 @@ def available_threads() -> int:
 
 
 def is_busy() -> bool:
-    """Whether other processes compete for the cores: then work takes longer than its CPU time."""
+    """Whether other processes compete for the cores, so that work exceeds its CPU time."""
     start, cpu = time.monotonic(), time.thread_time()
     while time.thread_time() < cpu + PROBE_SECONDS:
         pass
@@ -32,7 +32,7 @@ def is_busy() -> bool:
 
 
 def process() -> tuple[int | None, int]:
-    """Which of how many processes this is, where something like torchrun started it; else None."""
+    """The rank and world size under a launcher such as torchrun, else None and 1."""
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     if not (rank.isdigit() and size.isdigit() and "MASTER_ADDR" in os.environ):
         return None, 1
@@ -40,34 +40,34 @@ def process() -> tuple[int | None, int]:
 
 
 def local_processes() -> int:
-    """How many of them are on this machine."""
+    """The number of launched processes on this machine."""
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(count) if process()[0] is not None and count.isdigit() and int(count) else 1
 
 
 def keep_memory() -> None:
-    """Let this process keep what it frees: it is asked for again in the next step of training, and
-    every page that comes anew from the system costs a CPU more time than computing with it."""
+    """Keep freed memory in this process: the next training step needs it again, and getting a page
+    from the system costs more CPU time than computing with it."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # only the GNU library has this
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most that it takes
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the maximum
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_ARENA_MAX, 1)  # those of single threads are always given back
+        mallopt(M_ARENA_MAX, 1)  # arenas of single threads are always trimmed
 
 
 def give_back_memory() -> None:
-    """Let the system have what this process has freed."""
+    """Return freed memory to the system."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # only the GNU library has this
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def cache_folder() -> Path:
-    """Where downloads and encoded texts are kept: $NANOLM_CACHE, or nanolm in the user's cache."""
+    """The folder of downloads and encoded texts: $NANOLM_CACHE, or nanolm in the user's cache."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("NANOLM_CACHE") or users / "nanolm")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"{folder} cannot be made ({error.strerror}); name a folder in NANOLM_CACHE"
-        raise DataError(f"no place for prepared text: {why}") from None
+        why = f"cannot create the cache folder {folder} ({error.strerror})"
+        raise DataError(f"{why}; set NANOLM_CACHE to another folder") from None
     return folder

@@ -1,4 +1,4 @@
-"""`nanolm bench`: how fast this machine trains and writes."""
+"""`nanolm bench`: the speed of training and generation on this machine."""
 
 import os
 import shutil
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from nanolm.bench.measure import BenchReport
 
 LINE_WIDTH = 80
-OPERATOR_WIDTH = 36  # letters of an operator's name
-SHOWN_COSTS = 10  # of an update
-ESTIMATE = (  # a row of the table for --scale
+OPERATOR_WIDTH = 36  # characters of an operator's name
+SHOWN_COSTS = 10  # of a step
+ESTIMATE = (  # row of the table for --scale
     "{preset:<7} {processes:>9,} {rows:>9,} {compute:>8.1f} {exchange:>8.2f} {shown:>8.2f} "
     "{speed:>11,.0f} {efficiency:>6.1%} {grown:>6.1%}"
 )
-SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # units as people read them
+SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # readable units
 TABLE: Table = {
     "Options": {
-        "preset": "A size; give it again for more.  [default: those that fit the device]",
-        "family": "The kind of model.",
-        "device": "What to measure.",
-        "seconds": "Time for each number; more of it smooths out what else the machine does.",
-        "against": ("|".join(PEERS), "Train the same shapes with this too, in turn."),
-        "profile": f"Show the {SHOWN_COSTS} largest costs of an update beside their limits.",
+        "preset": "Model size; repeat for several.  [default: those that fit the device]",
+        "family": "Architecture.",
+        "device": "Device to measure.",
+        "seconds": "Time per measurement; longer is less noisy.",
+        "against": ("|".join(PEERS), "Also train the same shapes with this library, alternating."),
+        "profile": f"Show the {SHOWN_COSTS} costliest operators of a step and their limits.",
         "scale": ("1,8,64", "Instead, estimate how training scales to these numbers of processes."),
-        "bandwidth": ("GB/S", "What --scale takes for granted between any two of them."),
+        "bandwidth": ("GB/S", "Bandwidth between two processes that --scale assumes."),
     }
 }
 
@@ -45,7 +45,7 @@ TABLE: Table = {
 @options_of(BenchSettings, TABLE)
 @json_option(help="Print one JSON object.")
 def command(as_json: bool, **options: Any) -> None:
-    """Measure this machine: how fast it trains and writes, and how much of it that uses.
+    """Benchmark training and generation on this machine.
 
     \b
     nanolm bench
@@ -56,7 +56,7 @@ def command(as_json: bool, **options: Any) -> None:
     settings = BenchSettings(**options)
     refuse(settings.problems())
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silence the profiler's messages on stderr
     if settings.scale is not None:
         show_scale(settings, as_json)
         return
@@ -83,17 +83,18 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
         print_json({"bandwidth": settings.bandwidth, "estimates": rows})
         return
     print_wrapped(
-        f"Estimated, not measured: a ring of processes, {settings.bandwidth:g} GB/s between two, "
-        "4-byte gradients exchanged during the backward pass (half a step); no waiting otherwise."
+        f"Estimated, not measured: ring all-reduce at {settings.bandwidth:g} GB/s between two "
+        "processes, 4-byte gradients exchanged during the backward pass (half a step), no other "
+        "waiting."
     )
-    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s   of n  grown")
+    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s strong   weak")
     for row in rows:
         times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
         click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
-        "step: measured here with the rows of each. comm: communication in ms; exposed: the part "
-        "not overlapped with computing. of n: strong-scaling efficiency; grown: weak scaling."
+        "step: measured here with the rows per process. comm: communication. exposed: the part not "
+        "overlapped with compute. strong, weak: scaling efficiency."
     )
 
 
@@ -104,8 +105,8 @@ def show_results(report: "BenchReport") -> None:
     versions = f"torch {machine['torch']}, nanolm {machine['nanolm']}"
     print_wrapped(f"{machine['name']}{threads}, {machine['dtype']}, {versions}")
     if on_cpu:
-        print_wrapped("of peak: of the measured matrix product rate, on as many threads")
-    click.echo(f"\n{'preset':<12} {'what':<24} {'value':>14} {'unit':<10} {'of peak':>8}")
+        print_wrapped("of peak: fraction of the measured matmul rate with the same threads")
+    click.echo(f"\n{'preset':<12} {'measurement':<24} {'value':>14} {'unit':<10} {'of peak':>8}")
     before = None
     for result in report.results:
         preset = result.shape if result.shape != before else ""
@@ -121,9 +122,9 @@ def show_results(report: "BenchReport") -> None:
 
 def show_profile(preset: str, profile: "Profile") -> None:
     print_wrapped(
-        f"one profiled update of {preset}, uncompiled, one thread: {profile.milliseconds:,.1f} ms; "
-        f"limits: {readable(profile.products / 1e9)} GFLOP/s of products, "
-        f"{readable(profile.copies / 1e9)} GB/s of copies, as measured (caches can be faster)"
+        f"one profiled step of {preset}, uncompiled, one thread: {profile.milliseconds:,.1f} ms. "
+        f"Measured limits: {readable(profile.products / 1e9)} GFLOP/s for matrix products, "
+        f"{readable(profile.copies / 1e9)} GB/s for copies (caches can be faster)"
     )
     heads = f"{'calls':>6} {'ms':>9} {'share':>6} {'limit':>9} {'x limit':>8}"
     click.echo(f"\n{'operator':<{OPERATOR_WIDTH}} {heads}")
@@ -135,7 +136,7 @@ def show_profile(preset: str, profile: "Profile") -> None:
         click.echo(f"{name} {figures} {limit:>9} {times:>8}")
     rest = 1 - sum(cost.share for cost in profile.costs[:SHOWN_COSTS])
     figures = f"{rest * profile.milliseconds:>9.3f} {rest:>6.1%}"
-    click.echo(f"{'all else':<{OPERATOR_WIDTH + 7}} {figures}")
+    click.echo(f"{'other':<{OPERATOR_WIDTH + 7}} {figures}")
 
 
 def print_wrapped(text: str) -> None:

@@ -19,22 +19,22 @@ from nanolm.text.labelled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
 
 UNSURE = "unsure"
-READ_BYTES = 1 << 20  # of stdin that are read, and classified, at a time
+READ_BYTES = 1 << 20  # of stdin that are read and classified at once
 
 
 @click.command("classify", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
-@click.option("--file", "files", multiple=True, metavar="FILE", help="Texts: lines, or a table.")
-@click.option("--text-column", metavar="NAME", help="Which column of a table.  [default: found]")
-@click.option("--label-column", metavar="NAME", help="Of true labels.  [default: found by name]")
-@click.option("--encoding", metavar="NAME", default="utf-8", help="Of files that are not UTF-8.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N likeliest labels.")
-@click.option("--min-probability", type=click.FloatRange(0, 1), help=f"Below it say `{UNSURE}`.")
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Texts: lines or a table.")
+@click.option("--text-column", metavar="NAME", help="Column of the texts.  [default: detected]")
+@click.option("--label-column", metavar="NAME", help="Column of true labels.  [default: detected]")
+@click.option("--encoding", metavar="NAME", default="utf-8", help="Encoding of the file or stdin.")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N most likely labels.")
+@click.option("--min-probability", type=click.FloatRange(0, 1), help=f"Answer `{UNSURE}` below it.")
 @device_option()
-@dtype_option(help="Numbers of the products.")
-@json_option(help="Print one JSON object a text.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a table, with true labels if known.")
+@dtype_option(help="Precision of matrix multiplications.")
+@json_option(help="Print one JSON object per text.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with true labels if known.")
 def command(
     run: str,
     text: tuple[str, ...],
@@ -47,11 +47,11 @@ def command(
     as_csv: bool,
     **columns: Any,
 ) -> None:
-    """Tell the label of each text, and how sure the model is.
+    """Classify texts with a fine-tuned model.
 
-    RUN is what `nanolm finetune` made, or any folder that transformers reads as a GPT-2, llama or
-    Qwen3 model for sequence classification. Without TEXT or --file, each line of stdin that is not
-    blank is a text; a table on stdin is `--file -`.
+    RUN is a run of `nanolm finetune`, or a Hugging Face folder of a GPT-2, Llama or Qwen3 model for
+    sequence classification. Without TEXT or --file, each nonblank line of stdin is a text. Use
+    `--file -` to read a table from stdin.
 
     \b
     nanolm classify runs/reviews "A lovely film." "I want my money back."
@@ -62,13 +62,13 @@ def command(
     problems = reading.problems()
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if as_json and as_csv:
-        problems.append("give one of --json and --csv")
+        problems.append("use only one of --json and --csv")
     if text and files:
-        problems.append("give texts or --file, not both")
+        problems.append("give either TEXT or --file, not both")
     if (reading.text_column or reading.label_column) and not files:
-        problems.append("--text-column, --label-column: for --file; a table on stdin is `--file -`")
+        problems.append("--text-column and --label-column need --file (`--file -` for stdin)")
     if not text and not files and sys.stdin.isatty():
-        problems.append('no text: give one ("..."), or --file FILE, or pipe lines into it')
+        problems.append('no text; give "TEXT" or --file FILE, or pipe lines to stdin')
     refuse(problems)
 
     from nanolm.classification.classifier import TrueLabels, in_parts, load
@@ -76,7 +76,7 @@ def command(
 
     classifier = load(run, note).on(device, dtype)
     true_labels = TrueLabels(classifier.labels, ", ".join(files[:5]))
-    read: deque[str | None] = deque()  # the true labels of texts that are being classified
+    read: deque[str | None] = deque()  # true labels of the texts being classified
     labelled = False
     if text:
         parts = iter([list(text)])
@@ -116,9 +116,9 @@ def command(
         else:
             show(each, label, ranked[: top or 1])
     if not count:
-        note("no texts in there")
+        note("no texts found")
     if compared:
-        note(f"{right:,} of {compared:,} labelled texts right ({right / compared:.1%})")
+        note(f"accuracy {right / compared:.1%} ({right:,} of {compared:,} labelled texts)")
 
 
 def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) 
 
 
 def arriving_lines(encoding: str) -> Iterator[list[str]]:
-    """The lines of stdin that are there, as soon as there are some."""
+    """The lines of stdin, as soon as they arrive."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     rest, broken, first = "", 0, True
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
@@ -140,7 +140,7 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
     rest = (rest + decoder.decode(b"", final=True)).strip()
     yield [rest] if rest else []
     if broken:
-        note(f"{broken:,} characters of stdin are broken, or not {encoding}: see --encoding")
+        note(f"{broken:,} characters of stdin are not valid {encoding}; try another --encoding")
 
 
 def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:

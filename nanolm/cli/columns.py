@@ -1,4 +1,4 @@
-"""Tokens over what belongs to them, side by side, as many as fit into the width of a terminal."""
+"""Rows of tokens with a value under each, wrapped to the width of the terminal."""
 
 import math
 import shutil
@@ -14,19 +14,19 @@ from nanolm.text import spelled
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
-Cell = tuple[str, float, bool]  # a token, its probability, and whether it is what was written
-WIDEST = 16  # letters of a token in a table
-# Backgrounds of the 256-colour palette for a chance of at least so much, dark enough for white.
+Cell = tuple[str, float, bool]  # a token, its probability, and whether it was the one generated
+WIDEST = 16  # characters of a token in a table
+# Minimum probability and its background in the 256-colour palette, dark enough for white text.
 SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
 
 
 def colour(probability: float) -> int:
-    """From green, which was to be expected, to red."""
-    return next((shade for least, shade in SCALE if probability >= least), 88)  # the last for NaN
+    """From green (expected) to red (surprising)."""
+    return next((shade for least, shade in SCALE if probability >= least), 88)  # red for NaN
 
 
 def short(probability: float) -> str:
-    """Four letters at most: 1.0, .41, .04, .004."""
+    """At most four characters: 1.0, .41, .04, .004."""
     if not math.isfinite(probability):
         return "?"
     if probability >= 0.995:
@@ -35,12 +35,12 @@ def short(probability: float) -> str:
 
 
 def visible(tokenizer: "Tokenizer", id: int) -> str:
-    """A token as a terminal can show it, blanks and line ends as signs."""
+    """A token as a terminal can show it, with visible spaces and line ends."""
     return visible_text(tokenizer.special.get(id) or spelled(tokenizer.tokens[id]))
 
 
 def visible_text(text: str) -> str:
-    """`text` in one line, blanks and line ends as signs."""
+    """`text` on one line, with visible spaces and line ends."""
     return printable(text).replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
 
 
@@ -52,11 +52,11 @@ def fitted(token: str, room: int) -> str:
 
 
 class Columns:
-    """Rows of coloured tokens, each over a word of its own; a row is shown when it is full."""
+    """Rows of coloured tokens, each above a value; a row is printed when it is full."""
 
     def __init__(self) -> None:
         self.width = shutil.get_terminal_size().columns
-        self.cells: list[tuple[str, str]] = []  # of the row that is not yet full
+        self.cells: list[tuple[str, str]] = []  # of the current row
         self.used = 0
 
     def add(self, token: str, below: str, background: int) -> None:
@@ -78,8 +78,8 @@ class Columns:
 
 
 def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
-    """At each place what was written, and the likeliest tokens, on more lines where a terminal is
-    narrow; what was written is bold there."""
+    """Each generated token and the most likely ones at its position, wrapped on a narrow terminal;
+    the generated one is bold."""
     from rich.cells import cell_len
 
     terminal = sys.stdout.isatty()
@@ -90,7 +90,7 @@ def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
     lead = digits + room + 6  # number, token, probability
     fitting = max(1, (width - lead) // (room + 6))
     count = len(rows[0][1])
-    in_a_row = -(-count // -(-count // fitting))  # the same in each
+    in_a_row = -(-count // -(-count // fitting))  # evenly distributed
     for number, ((written, chance, _), others) in enumerate(rows, start=1):
         start = f"{number:>{digits}} {fitted(written, room)} {short(chance):<4}"
         cells = []

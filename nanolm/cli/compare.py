@@ -1,4 +1,4 @@
-"""`nanolm compare`: the lectures' models side by side on the same data."""
+"""`nanolm compare`: the architectures of the lectures, compared on the same data."""
 
 import textwrap
 import time
@@ -28,14 +28,14 @@ own_option = partial(click.option, cls=Option, heading="Comparison")
 TABLE: Table = {
     "Data": {
         **LABELLED,
-        "limit": "Use only the first N rows, and split those.",
-        "val": "Validate on this file instead of a part of DATA.",
-        "val_fraction": "Hold out this part.  [default: 0.2 of labelled texts, 0.1 of plain]",
-        "test": "Labelled texts to measure on besides; nothing is chosen by them.",
+        "limit": "Use only the first N rows, before splitting.",
+        "val": "Validation file, used instead of a held-out part of DATA.",
+        "val_fraction": "Fraction to hold out for validation.  [default: 0.2 labelled, 0.1 plain]",
+        "test": "Test file of labelled texts, evaluated once at the end.",
     },
-    "Machine": {
+    "Hardware": {
         **{name: MACHINE[name] for name in ("device", "threads")},
-        "seed": "The first seed.",
+        "seed": "First random seed.",
     },
 }
 ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
@@ -43,18 +43,18 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 
 @click.command("compare", cls=Command)
 @click.argument("data", nargs=-1, metavar="[DATA]...")
-@own_option("--only", metavar="NAMES", default="", help="Some of them: bag,lstm,transformer.")
-@own_option("--from", "start_from", metavar="RUN", help="A pre-trained language model as a row.")
-@own_option("--budget", type=float, default=10.0, show_default=True, help="Minutes for all of it.")
-@own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 of few texts, 1 of many]")
+@own_option("--only", metavar="NAMES", default="", help="Models to compare: bag,lstm,transformer.")
+@own_option("--from", "start_from", metavar="RUN", help="Also fine-tune this pre-trained model.")
+@own_option("--budget", type=float, default=10.0, show_default=True, help="Total minutes.")
+@own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 for small data, else 1]")
 @own_option(
     "--as",
     "kind",
     type=click.Choice(("labels", "text")),
-    help="What DATA is.  [default: labels in tables and folders of folders, else text]",
+    help="Kind of DATA.  [default: labels for tables and folders of folders, else text]",
 )
-@own_option("--out", metavar="FOLDER", help="Where it goes.  [default: runs/NAME-compare]")
-@json_option(cls=Option, heading="Comparison", help="Print all there is as JSON.")
+@own_option("--out", metavar="FOLDER", help="Output folder.  [default: runs/NAME-compare]")
+@json_option(cls=Option, heading="Comparison", help="Print the full results as JSON.")
 @options_of(FinetuneSettings, TABLE)
 def command(
     data: tuple[str, ...],
@@ -66,34 +66,34 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """The lectures' models side by side: what each idea is worth on your data.
+    """Compare architectures on the same data.
 
-    Labelled DATA (without any, the embedded reviews): the commonest label, bags of words, averaged
-    vectors, convolution, recurrence, a Transformer from scratch and, with --from, one that is
-    pre-trained. How many texts each tells right, in what time, and what that teaches.
+    On labelled DATA (default: the embedded reviews), it compares the majority class, bags of words,
+    averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
+    pre-trained one. It reports accuracy, time, and the lesson of each model.
 
-    Plain text: n-grams, an Elman RNN, an LSTM and a Transformer, in bits per byte against time;
-    and how long a step takes as sequences grow.
+    On plain text, it compares n-grams, an Elman RNN, an LSTM and a Transformer in bits per byte
+    over time, and measures how the time per step grows with sequence length.
 
     \b
-    nanolm compare                                  the embedded reviews, ten minutes
+    nanolm compare                             the embedded reviews, ten minutes
     nanolm compare sst2.tsv --from runs/reviews --budget 20
     nanolm compare tweets.csv --only bag,lstm,transformer --seeds 3
     nanolm compare novel.txt --budget 8
 
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    If the comparison is interrupted, run the same command again to resume it.
     """
     started = time.monotonic()
     data = data or (DATA,)
     settings: FinetuneSettings | TrainSettings
     if (kind or guess_kind(data)) == "labels":
         if options["start_from"] == SCRATCH:
-            raise UsageError(f"--from {SCRATCH}: leave it out; a Transformer from scratch is there")
+            raise UsageError(f"--from {SCRATCH}: omit it; models from scratch are always included")
         settings = FinetuneSettings.from_dict({**options, "data": data})
     else:
         if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
-            text = f"{', '.join(given)}: for labelled texts"
-            raise UsageError(f"{text}; if {data[0]} has labels, say --as labels")
+            text = f"{', '.join(given)}: only for labelled data"
+            raise UsageError(f"{text}; if {data[0]} has labels, add --as labels")
         settings = TrainSettings.from_dict({**options, "corpus": data})
 
     from nanolm.cli.progress import TrainingView
@@ -109,11 +109,11 @@ def command(
         show(outcome)
     if not outcome.finished:
         return note_interruption()
-    note(f"picture: {outcome.folder}/compare.svg; all of it: {outcome.folder}/compare.json")
+    note(f"chart: {outcome.folder}/compare.svg, full results: {outcome.folder}/compare.json")
     if outcome.lengths:
-        note(f"a step, as sequences grow: {outcome.folder}/lengths.svg")
+        note(f"time per step by sequence length: {outcome.folder}/lengths.svg")
     elif outcome.measure == "accuracy" and options["start_from"] is None:
-        note("one row more: `nanolm train` a text of the same kind, then --from that run")
+        note("to add a pre-trained model: `nanolm train` on similar text, then add --from RUN")
     return 0
 
 
@@ -126,14 +126,14 @@ def guess_kind(data: tuple[str, ...]) -> str:
 
 
 def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
-    """A line for each row; progress within one only where that does not stay."""
+    """One line per model; progress within a model only on a terminal."""
     from nanolm.comparison.compare import RowTrained
 
     if not isinstance(event, RowTrained):
         view.show_within(event)
         return
     result = event.result
-    score = f"{result['accuracy']:.1%} right" if "accuracy" in result else ""
+    score = f"accuracy {result['accuracy']:.1%}" if "accuracy" in result else ""
     score = score or f"{result['bits_per_byte']:.3f} bits per byte"
     text = f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s"
     view.show_result(text, event.seconds_left)
@@ -142,8 +142,8 @@ def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
 def show(outcome: "CompareResult") -> None:
     labelled = outcome.measure == "accuracy"
     tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
-    measures = ["right", "test"][: 1 + tested] if labelled else ["bits/byte"]
-    rows = [["", *measures, "parameters", "trained", *(["1,000 words"] if labelled else [])]]
+    measures = ["accuracy", "test"][: 1 + tested] if labelled else ["bits/byte"]
+    rows = [["", *measures, "parameters", "training", *(["1,000 words"] if labelled else [])]]
     for row in outcome.rows:
         cells = [one_line(row.title), measured(row, outcome.measure)]
         cells += [measured(row, "test_accuracy")] if tested else []
@@ -159,11 +159,11 @@ def show(outcome: "CompareResult") -> None:
         click.echo(fill(f"{row.title}: {row.teaches}."))
     seeds = max(row.seeds for row in outcome.rows)
     if labelled and seeds > 1:
-        click.echo(f"\nMeans over {seeds} seeds, each with its own split; ± standard deviation.")
+        click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        steps = f"{first:,} tokens {1000 * short:.1f} ms, of {last:,} {1000 * long:,.1f} ms"
-        click.echo(f"{family}: a step of {steps}, {long / short:.0f} times as long")
+        steps = f"{1000 * short:.1f} ms at {first:,} tokens, {1000 * long:,.1f} ms at {last:,}"
+        click.echo(f"{family}: a step takes {steps}, {long / short:.0f} times as long")
 
 
 def measured(row: "ComparedRow", name: str) -> str:

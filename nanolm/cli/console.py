@@ -1,4 +1,4 @@
-"""What all verbs print with: results on stdout, everything else on stderr."""
+"""Printing for all commands: results on stdout, everything else on stderr."""
 
 import errno
 import io
@@ -19,17 +19,17 @@ from nanolm.files import write_atomically
 from nanolm.formats import abridged, printable
 from nanolm.machine import process
 
-INTERRUPTED = 75  # exit code: saved, and the same command goes on
+INTERRUPTED = 75  # exit code: saved, and the same command resumes
 
 
 class Output(io.RawIOBase):
-    """stdout or stderr. The first write that fails is kept as `error`, and raised if `raises`;
-    whatever comes after it goes nowhere, where it cannot fail again."""
+    """stdout or stderr. The first failed write is kept as `error`, and raised if `raises`. All
+    later output is discarded, so that it cannot fail again."""
 
     def __init__(self, stream: io.TextIOWrapper, raises: bool) -> None:
         self.stream, self.raises = stream, raises
         self.raw: Any = getattr(stream.buffer, "raw", stream.buffer)  # the same, if unbuffered
-        self.terminal = stream.isatty()  # as long as it is open
+        self.terminal = stream.isatty()
         self.error: OSError | None = None
 
     def writable(self) -> bool:
@@ -60,7 +60,7 @@ class Output(io.RawIOBase):
 
 
 def finite(value: Any) -> Any:
-    """`value` for JSON, which has no word for what a broken model may give."""
+    """`value`, or None for NaN and infinity, which JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -70,7 +70,7 @@ def styled(text: str, **style: Any) -> str:
 
 
 def complain(message: str, common: bool = False) -> None:
-    """An error, on stderr; one that is `common` to all processes only by the first of them."""
+    """Print an error on stderr; if it is `common` to all processes, only the first prints it."""
     rank, _ = process()
     if rank and common:
         return
@@ -84,9 +84,9 @@ def note(message: str) -> None:
 
 
 def note_interruption(step: int | None = None) -> int:
-    """Say that what was interrupted can go on; gives the exit code of that."""
+    """Say how to resume after an interruption; returns the exit code."""
     where = "" if step is None else f" at step {step:,}"
-    note(f"saved{where}; run the same command again to go on")
+    note(f"saved{where}; run the same command again to resume")
     return INTERRUPTED
 
 
@@ -96,7 +96,7 @@ def write_page(file: Path, text: str) -> None:
 
 
 def write_file(file: Path, text: str) -> None:
-    """Whole or not at all, but for what is no file, such as /dev/stdout."""
+    """Write atomically, except to special files such as /dev/stdout."""
     if file.exists() and not file.is_file():
         file.write_text(text, encoding="utf-8", newline="")
     else:
@@ -104,7 +104,7 @@ def write_file(file: Path, text: str) -> None:
 
 
 def note_written(file: Path) -> None:
-    note(f"{file} is written ({file.stat().st_size / 1000:,.0f} kB)")
+    note(f"wrote {file} ({file.stat().st_size / 1000:,.0f} kB)")
 
 
 def print_json(value: Any) -> None:
@@ -112,7 +112,7 @@ def print_json(value: Any) -> None:
 
 
 def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
-    """A title and a text each, the text wrapped beside its title."""
+    """Titles, each with its text wrapped beside it."""
     width = min(100, shutil.get_terminal_size().columns)
     for title, text in rows:
         first, others = f"{title:<{indent}}", " " * indent
@@ -121,7 +121,7 @@ def show_rows(rows: Iterable[tuple[str, str]], indent: int = 16) -> None:
 
 
 def show_text(text: str, bold: bool = False) -> None:
-    """Generated text, at once: made safe for a terminal, untouched for a pipe."""
+    """Print generated text without delay: escaped on a terminal, unchanged in a pipe."""
     if sys.stdout.isatty():
         sys.stdout.write(styled(printable(text), bold=True) if bold else printable(text))
     else:

@@ -1,4 +1,4 @@
-"""`nanolm data`: is this text all right to train on?"""
+"""`nanolm data`: check text before training on it."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @click.group("data", cls=CommandGroup)
 def command() -> None:
-    """Look at text before training on it."""
+    """Check text before training on it."""
 
 
 @command.command("check", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
-@options_of(TrainSettings, {"How to read it": READING})
+@options_of(TrainSettings, {"Reading": READING})
 @json_option(help="Print one JSON object.")
 def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Say what `nanolm train` would read: documents, duplicates, problems, the tokenizer.
+    """Show what `nanolm train` would read: documents, duplicates, problems, the tokenizer.
 
     \b
     nanolm data check texts/ more.jsonl
@@ -55,9 +55,9 @@ def show(survey: "Survey") -> None:
     rows = {
         "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
         "documents": f"{survey.documents:,}, the longest {survey.longest_document:,} bytes",
-        "duplicates": f"{survey.duplicates:,} documents are equal to an earlier one",
-        "text": f"{survey.bytes:,} bytes, {survey.characters:,} characters, "
-        f"{survey.distinct_characters:,} of them distinct",
+        "duplicates": f"{survey.duplicates:,}",
+        "text": f"{survey.bytes:,} bytes, {survey.characters:,} characters "
+        f"({survey.distinct_characters:,} distinct)",
         "odd characters": f"{survey.replacement_characters:,} U+FFFD (lost in an earlier "
         f"conversion), {survey.control_characters:,} control characters",
     }
@@ -68,4 +68,4 @@ def show(survey: "Survey") -> None:
     for what, value in rows.items():
         click.echo(f"{what + ':':<16}{value}")
     for example in survey.examples:
-        click.echo(f"{'begins:':<16}{printable(example)}")
+        click.echo(f"{'example:':<16}{printable(example)}")

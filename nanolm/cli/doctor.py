@@ -1,4 +1,4 @@
-"""`nanolm doctor`: what a bug report needs, and whether a run is whole."""
+"""`nanolm doctor`: facts for a bug report, and the integrity of a run."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @json_option(help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, run: str | None, as_json: bool) -> None:
-    """Look at this machine, or verify every checkpoint of RUN.
+    """Describe this machine or verify a run's checkpoints.
 
-    Without RUN: versions, device, memory, room on the disk, to be pasted into a bug report. With
-    it: is every file what it was when it was written, and which checkpoint would be used? The exit
-    code is 4 where something is damaged.
+    Without RUN, it prints versions, devices, memory and free disk space for a bug report. With RUN,
+    it verifies the checksum of every file and names the checkpoint that would be loaded. The exit
+    code is 4 if anything is damaged.
 
     \b
     nanolm doctor
@@ -55,14 +55,14 @@ def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
     shown += [("problem", problem) for problem in diagnosis.problems]
     for each in diagnosis.checkpoints:
         links = f", {' and '.join(each.links)}" if each.links else ""
-        shown.append((each.name, f"{each.problem or 'whole'}, {each.bytes / 1e6:,.1f} MB{links}"))
+        shown.append((each.name, f"{each.problem or 'intact'}, {each.bytes / 1e6:,.1f} MB{links}"))
     if diagnosis.state == "unfinished":
-        shown.append(("to go on from", diagnosis.to_go_on or "none"))
-    shown.append(("to use", diagnosis.to_use or "none"))
+        shown.append(("resumes from", diagnosis.to_go_on or "none"))
+    shown.append(("loads", diagnosis.to_use or "none"))
     if diagnosis.set_aside:
         names = ", ".join(diagnosis.set_aside)
-        shown.append(("set aside", f"{names}: damaged; remove what you do not need"))
+        shown.append(("set aside", f"{names}: damaged; delete what you do not need"))
     if diagnosis.left_behind:
         names = ", ".join(diagnosis.left_behind)
-        shown.append(("left behind", f"{names}: by what was killed; the next start removes it"))
+        shown.append(("left over", f"{names}: from a killed process; the next start removes it"))
     return shown

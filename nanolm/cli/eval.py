@@ -1,4 +1,4 @@
-"""`nanolm eval`: how good a model is on a text."""
+"""`nanolm eval`: loss and accuracy of a model on a text."""
 
 import json
 import math
@@ -23,30 +23,32 @@ if TYPE_CHECKING:
     from nanolm.evaluation import Score
     from nanolm.text.tokenizer import Tokenizer
 
-DEFAULT_WINDOW = 1024  # tokens; a downloaded model may look back on a hundred times as many
-PAGE_TOKENS = 20_000  # more than anybody reads, and what a browser still scrolls
+DEFAULT_WINDOW = 1024  # tokens; a downloaded model may have a context 100 times as long
+PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 
 
 @click.command("eval", cls=options.Command)
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
-@click.option("--against", multiple=True, metavar="RUN2", help="A model to compare; repeatable.")
 @click.option(
-    "--context", type=int, help=f"Tokens in a window.  [default: the model's, to {DEFAULT_WINDOW}]"
+    "--against", multiple=True, metavar="RUN2", help="Model to compare; repeat for several."
+)
+@click.option(
+    "--context", type=int, help=f"Tokens per window.  [default: the model's, to {DEFAULT_WINDOW}]"
 )
 @click.option(
     "--stride",
     type=int,
     metavar="N",
-    help="Tokens between windows; fewer give each more context for more work.  [default: window]",
+    help="Tokens between windows; smaller is more accurate but slower.  [default: --context]",
 )
-@click.option("--per-token", is_flag=True, help="Every token with its bits and its rank.")
-@click.option("--html", metavar="FILE", help="Write a page: the text, coloured by surprise.")
+@click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
+@click.option("--html", metavar="FILE", help="Write a page with the text coloured by surprisal.")
 @click.option("--mistakes", metavar="FILE.csv", help="Write all mistakes of a classifier.")
 @options.device_option()
-@options.json_option(help="Print one JSON object a model.")
-@options.options_of(TrainSettings, {"How to read the text": options.READING})
-@options.options_of(FinetuneSettings, {"How to read labelled text": options.LABEL_COLUMNS})
+@options.json_option(help="Print one JSON object per model.")
+@options.options_of(TrainSettings, {"Reading text": options.READING})
+@options.options_of(FinetuneSettings, {"Reading labelled text": options.LABEL_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -62,28 +64,28 @@ def command(
     label_file: str | None,
     **how_to_read: Any,
 ) -> None:
-    """How well a model foretells a text, by one pass over all of it.
+    """Evaluate a model on a text.
 
-    RUN is as for `nanolm sample`, FILE as for `nanolm train`. Loss (nats) and perplexity are per
-    token; top 1 and top 5 say how often the next token was the likeliest, or among the five
-    likeliest. Where RUN is a classifier, FILE is labelled text as for `nanolm finetune`, and what
-    is told are accuracy, macro F1, log-loss, calibration and what was taken for what.
+    RUN is as for `nanolm sample`, FILE as for `nanolm train`. Loss (in nats) and perplexity are per
+    token; top 1 and top 5 are top-k accuracies of the next token. If RUN is a classifier, FILE is
+    labelled text as for `nanolm finetune`, and the command reports accuracy, macro F1, log-loss,
+    calibration error and the confusion matrix.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
-    nanolm eval runs/reviews test.tsv --mistakes wrong.csv        a classifier, on labelled text
+    nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
     """
     settings = TrainSettings(corpus=corpus, **how_to_read)
     reading = settings.reading()
     problems = reading.problems() + options.unknown("--device", device, DEVICES)
     for option, value in {"--context": context, "--stride": stride}.items():
         if value is not None and value < 1:
-            problems.append(f"{option} {value}: give 1 or more")
+            problems.append(f"{option} {value}: must be at least 1")
     problems += options.unwritable("--html", html) + options.unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
-        problems.append("--against: leave out --html and --per-token, or take --per-token --json")
+        problems.append("--against: omit --html and --per-token, or use --per-token --json")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -95,13 +97,13 @@ def command(
     where, _ = choose_device(device)
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
-            others = "--against, --context, --stride, --per-token, --html"
-            raise UsageError(f"{run} is a classifier; for language models: {others}")
+            others = "--against, --context, --stride, --per-token and --html"
+            raise UsageError(f"{run} is a classifier; only language models take {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
-        raise UsageError(f"--mistakes is for classifiers; {run} is a language model")
+        raise UsageError(f"--mistakes needs a classifier; {run} is a language model")
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
@@ -109,9 +111,9 @@ def command(
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
             if window > most:
-                problems.append(f"--context {context}: {name} looks back on {most} tokens at most")
+                problems.append(f"--context {context}: must be at most {most} for {name}")
             elif stride is not None and stride > window:
-                problems.append(f"--stride {stride}: give {window:,} at most, the window of {name}")
+                problems.append(f"--stride {stride}: must be at most {window:,} (--context)")
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
@@ -150,7 +152,7 @@ def evaluate_classifier(
         note(text)
     if mistakes_file is not None:
         write_file(Path(mistakes_file), mistakes_csv(measured.mistakes))
-        note(f"{mistakes_file}: all {len(measured.mistakes):,} mistakes")
+        note(f"wrote all {len(measured.mistakes):,} mistakes to {mistakes_file}")
     if as_json:
         values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
         print_json(values | {"mistakes": [vars(each) for each in measured.mistakes[:MISTAKES]]})
@@ -177,7 +179,7 @@ def summary(score: "Score") -> str:
     bits, per_character, *values, tokens = figures(score).values()
     rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
     text = f"{bits} bits per byte, {per_character} per character, {rest}"
-    return f"{text}, over {tokens} tokens of {score.bytes:,} bytes"
+    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes)"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:
@@ -188,11 +190,11 @@ def show_comparison(scores: "list[tuple[str, Score]]") -> None:
         first, *others = figures(score).values()
         rows.append([name, first + " *" * (score.bits_per_byte == best), *others])
     show_table(rows, left=(0, 1))
-    note("* best; loss and perplexity compare only models with the same tokenizer")
+    note("* best. Compare loss and perplexity only between models with the same tokenizer")
 
 
 def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
-    """One object on one line; with a `tokenizer` its tokens too, never all of them in memory."""
+    """One object on one line. With a `tokenizer`, its tokens too, streamed to save memory."""
     values = {"run": name, **vars(score), "perplexity": score.perplexity}
     del values["surprises"]
     click.echo(json.dumps({key: finite(value) for key, value in values.items()})[:-1], nl=False)
@@ -207,7 +209,7 @@ def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> Non
 
 
 def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int, float, int]]:
-    """(token, id, bits, rank) of every token that counts."""
+    """(token, id, bits, rank) of every scored token."""
     for surprise in score.surprises:
         id, bits, rank = surprise.item()
         if id != tokenizer.start_of_text:
@@ -215,7 +217,7 @@ def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int
 
 
 def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
-    """Every token over its bits, in colours; in a pipe a line each."""
+    """Coloured tokens above their bits; one line per token in a pipe."""
     if not sys.stdout.isatty():
         for token, _, bits, rank in tokens_of(tokenizer, score):
             click.echo(f"{bits:.4f}\t{rank}\t{json.dumps(token, ensure_ascii=False)}")
@@ -235,6 +237,6 @@ def write_page(file: Path, name: str, tokenizer: "Tokenizer", score: "Score") ->
     shown = int((tokens["id"] != tokenizer.start_of_text).sum())
     if shown < score.tokens:
         facts["shown"] = f"the first {shown:,} tokens"
-    page = surprise_page(tokenizer, tokens.tolist(), facts, f"{Path(name).name}: bits of surprise")
+    page = surprise_page(tokenizer, tokens.tolist(), facts, f"{Path(name).name}: surprisal in bits")
     write_file(file, page)
-    note(f"{file}: {facts.get('shown', 'all tokens')}")
+    note(f"wrote {file}: {facts.get('shown', 'all tokens')}")

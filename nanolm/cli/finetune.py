@@ -18,56 +18,60 @@ if TYPE_CHECKING:
 TABLE: Table = {
     "Data": {
         **LABELLED,
-        "limit": "Use only the first N rows, and split those.",
-        "val": "Validate on this file instead of a part of DATA.",
-        "val_fraction": "Hold out this part, the same of each label.  [default: 0.2]",
-        "test": "Measure on this file at the end; nothing is chosen by it.",
-        "test_fraction": "Or hold out a part for that too.",
-        "class_weights": "Let rare labels count as much as common ones.",
+        "limit": "Use only the first N rows, before splitting.",
+        "val": "Validation file, used instead of a held-out part of DATA.",
+        "val_fraction": "Fraction to hold out for validation, stratified by label.  [default: 0.2]",
+        "test": "Test file, evaluated once at the end.",
+        "test_fraction": "Fraction to hold out for testing, instead of --test.",
+        "class_weights": "Weight the loss so that rare labels count as much as common ones.",
     },
     "Model": {
-        "start_from": "The trained model: a run, a folder, a name on the Hugging Face Hub (gpt2) "
-        f"or {SCRATCH}, from scratch.  [default: the newest run of a language model]",
-        "train": ("head|last-N|all|lora", "What is trained.  [default: by model, data, machine]"),
-        "pool": ("|".join(get_args(Pool)), "The last token's vector, or the mean or max of all."),
-        "context": "Tokens looked at together.  [default: the model's, 512 at most]",
-        "long": ("|".join(get_args(Long)), "Of longer texts: the part taken, or all in windows."),
-        "preset": "From scratch: a size.  [default: micro]",
-        "family": "From scratch: a kind.  [default: modern]",
-        "tokenizer": "From scratch.  [default: bpe]",
-        "vocab_size": "Vocabulary size; with --from, extends the model's with words of DATA.",
+        "start_from": "Model to start from: a run, a folder, a Hugging Face Hub name such as gpt2, "
+        f"or {SCRATCH} to train from scratch.  [default: the newest language model under runs/]",
+        "train": ("head|last-N|all|lora", "Weights to train.  [default: by model, data, machine]"),
+        "pool": ("|".join(get_args(Pool)), "Pooling of the token vectors."),
+        "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
+        "long": ("|".join(get_args(Long)), "Part of longer texts to use, or all in windows."),
+        "preset": "Model size, from scratch only.  [default: micro]",
+        "family": "Architecture, from scratch only.  [default: modern]",
+        "tokenizer": "Tokenizer, from scratch only.  [default: bpe]",
+        "vocab_size": "Vocabulary size; with --from, extends the model's with words from DATA.",
     },
-    "Budget (one of them)": {
-        "epochs": "Passes over the texts.  [default: by model and data]",
-        "steps": "Updates; the same steps give the same model, bit for bit.",
-        "minutes": "Time to train for.",
+    "Budget (choose one)": {
+        "epochs": "Number of passes over the data.  [default: chosen for the model and data]",
+        "steps": "Number of steps; reruns are bit-identical.",
+        "minutes": "Training time.",
     },
-    "Learning": {
-        "batch": "Texts a step.",
-        "optimizer": "What updates the matrices.  [default: muon from scratch, else adamw]",
-        "lr": "Peak learning rate.  [default: by what is trained]",
-        "layer_decay": "Multiply the learning rate by this for each layer further from the output.",
-        "language_loss": "Weight of foretelling the text's tokens too.",
-        "distill": "Weight of the soft labels of a linear n-gram model, also on synthetic texts.  "
-        "[default: for small models and few texts, by cross-validation; else 0]",
-        "dropout": "Share of numbers left out while training.",
-        "weight_decay": "Pull of the weight matrices towards zero.",
+    "Optimization": {
+        "batch": "Batch size in texts.",
+        "optimizer": "Optimizer of the weight matrices.  [default: muon from scratch, else adamw]",
+        "lr": "Peak learning rate.  [default: set by --train]",
+        "layer_decay": "Layer-wise learning rate decay: the factor per layer, output first.",
+        "language_loss": "Weight of the auxiliary language-model loss.",
+        "distill": "Weight of soft labels from a linear n-gram model, also on synthetic texts.  "
+        "[default: for small models and few texts, chosen by cross-validation; else 0]",
+        "dropout": "Dropout rate.",
+        "weight_decay": "Weight decay of the matrices.",
         "average": AVERAGE,
-        "patience": "Stop after this many evaluations in a row with a loss 5 percent above its "
-        "lowest.  [default: 5; with --steps or --epochs: never]",
-        "seed": "Another seed, another split and another model.",
+        "patience": "Stop early after N evaluations in a row with a loss 5 percent above the "
+        "lowest.  [default: 5; never with --steps or --epochs]",
+        "seed": "Random seed of the split and the training.",
     },
-    "Machine": MACHINE,
+    "Hardware": MACHINE,
     "Run": {
-        "evaluations": "Times to validate and save.  [default: once per epoch]",
-        "save_every": "Also save every N steps.  [default: every minute]",
+        "evaluations": "Number of times to evaluate and save.  [default: once per epoch]",
+        "save_every": "Also save a checkpoint every N steps.  [default: every minute]",
     },
 }
+COMMON = {
+    *("text_column", "label_column", "val", "test", "class_weights", "start_from", "train"),
+    *("epochs", "minutes", "batch", "lr", "device", "out", "as_json", "seeds"),
+}
 ABOUT_DATA = """
-    DATA is a .csv, .tsv, .jsonl or .parquet (also as .gz, .zst, .bz2, .xz), a folder with one
-    folder for each label, or lines such as `__label__x text`, `label sentence` or
-    `sentence@label`. Columns are found by themselves and shown. Without DATA the embedded reviews
-    are taken, in which only the order of the words tells good from bad.
+    DATA is a .csv, .tsv, .jsonl or .parquet file (optionally .gz, .zst, .bz2 or .xz), a folder
+    with one subfolder per label, or lines such as `__label__x text`, `label sentence` or
+    `sentence@label`. Columns are detected and reported. Without DATA, nanolm uses its embedded
+    reviews, where only the word order separates positive from negative.
 
     \b
 """
@@ -76,18 +80,24 @@ ABOUT_DATA = """
 @click.command(
     "finetune",
     cls=Command,
-    help=f"""Teach a trained model to tell labels: any number of them, of any kind.
+    common=COMMON,
+    help=f"""Fine-tune a text classifier.
 {ABOUT_DATA}    nanolm finetune questions.tsv --from gpt2
     nanolm finetune tweets.csv --label-column mood --class-weights
     nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
 
-    `nanolm finetune-sentiment` is the same, and calls the labels 0 and 1 negative and positive.
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    `nanolm finetune-sentiment` does the same, and names the labels 0 and 1 negative and positive.
+    If training is interrupted, run the same command again to resume it.
     """,
 )
 @click.argument("data", nargs=-1, metavar="[DATA]...")
 @run_options(FinetuneSettings, TABLE)
-@run_option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Train with N seeds.")
+@run_option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="Train once per seed and report the mean.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -95,7 +105,6 @@ def command(
     data: tuple[str, ...],
     seeds: int | None,
     out: str | None,
-    resume: bool,
     report_to: list[str],
     as_json: bool,
     **options: Any,
@@ -113,7 +122,7 @@ def command(
         if seeds is not None:
             spread = finetune_seeds(settings, seeds, out, notify)
         else:
-            result = finetune(settings, out, resume, notify)
+            result = finetune(settings, out, notify=notify)
     if seeds is not None:
         return show_spread(spread, as_json)
     if as_json:
@@ -129,13 +138,14 @@ sentiment = Command(
     "finetune-sentiment",
     callback=command.callback,
     params=command.params,
-    help=f"""Teach a trained model to tell good from bad (or any labels there are).
+    common=COMMON,
+    help=f"""Fine-tune a sentiment classifier.
 {ABOUT_DATA}    nanolm finetune-sentiment                                 the embedded reviews
     nanolm finetune-sentiment sst2.tsv --limit 1200 --seeds 5
     nanolm finetune-sentiment sst2.tsv --from gpt2 --train last-2
     nanolm finetune-sentiment train.tsv --val dev.tsv --test test.tsv
 
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    If training is interrupted, run the same command again to resume it.
     """,
 )
 
@@ -146,8 +156,8 @@ def show(result: "FinetuneResult") -> None:
 
     assert result.val and result.uncalibrated
     click.echo(
-        f"{result.run}: {result.val.accuracy:.1%} of {result.val.count:,} validation texts right "
-        f"(always the commonest label: {result.majority:.1%}) at step {result.best_step:,} of "
+        f"{result.run}: accuracy {result.val.accuracy:.1%} on {result.val.count:,} validation "
+        f"texts (majority-class baseline {result.majority:.1%}) at step {result.best_step:,} of "
         f"{result.steps:,}, after {result.seconds:.0f} s"
     )
     if (how := ending(result.to_json())) != FINISHED:
@@ -163,7 +173,7 @@ def show(result: "FinetuneResult") -> None:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
     losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
-    note(f"scores divided by {result.temperature:g}, fitted on the validation texts: {losses}")
+    note(f"calibrated with temperature {result.temperature:g} on the validation texts: {losses}")
     for name, scores, _, file in parts:
         wrong = scores.count - sum(row[label] for label, row in enumerate(scores.confusion))
         note(f"all mistakes: {result.run}/{file} ({wrong:,} of {scores.count:,} {name} texts)")
@@ -183,5 +193,5 @@ def show_spread(spread: "SeedResults", as_json: bool) -> int:
         click.echo(f"{result['run']}: validation {result['val']['accuracy']:.1%}{test}")
     for name, values in spread.summary().items():
         mean, deviation = values["accuracy"]["mean"], values["accuracy"]["spread"]
-        click.echo(f"{name}: {mean:.1%} right on average, standard deviation {deviation:.1%}")
+        click.echo(f"{name}: mean accuracy {mean:.1%}, standard deviation {deviation:.1%}")
     return 0

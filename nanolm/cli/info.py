@@ -1,4 +1,4 @@
-"""`nanolm info`: what a run or model folder is."""
+"""`nanolm info`: describe a run or model folder."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @click.argument("run")
 @json_option(help="Print one JSON object.")
 def command(run: str, as_json: bool) -> None:
-    """Describe a model: architecture, parameters, files, training, and who can read it.
+    """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or any Hugging Face folder of a GPT-2, llama or Qwen3 model.
+    RUN is a run folder, a checkpoint, or a Hugging Face folder of a GPT-2, Llama or Qwen3 model.
 
     \b
     nanolm info runs/novel
@@ -38,8 +38,8 @@ def rows(info: "Info") -> list[tuple[str, str]]:
     switches = {name: value for name, value in info.architecture.items() if value is not None}
     if switches.get("positions") != "rope":
         switches.pop("rope_base", None)
-    readers = f"read by {' and '.join(info.readers)}"
-    readers += f" alone: {info.why_only}" if info.why_only else ""
+    readers = f"readable by {' and '.join(info.readers)}"
+    readers += f" only: {info.why_only}" if info.why_only else ""
     shown = [
         ("model", info.folder),
         ("type", f"{info.model_type}, {readers}"),
@@ -66,11 +66,11 @@ def training(past: "History") -> str:
     if past.start_from is not None:
         text += f", from {past.start_from}"
     if past.best_step is not None:
-        text += f"; the run is finished, its best step is {past.best_step:,}"
+        text += f"; the run is finished, best step {past.best_step:,}"
     if past.val_bits_per_byte is not None:
-        text += f" with {past.val_bits_per_byte:.3f} bits per byte on held-out text"
+        text += f" with {past.val_bits_per_byte:.3f} bits per byte on the validation set"
     if past.val_accuracy is not None:
-        text += f" with {past.val_accuracy:.1%} of the validation texts right"
+        text += f" with a validation accuracy of {past.val_accuracy:.1%}"
     return text
 
 

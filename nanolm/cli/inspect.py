@@ -1,4 +1,4 @@
-"""`nanolm inspect`: what a model sees in a text."""
+"""`nanolm inspect`: attention, predictions and embeddings of a model on a text."""
 
 import re
 import sys
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from nanolm.inspect.inspection import Inspection
     from nanolm.text.tokenizer import Tokenizer
 
-MOST_TOKENS = 512  # of a page; attention grows with their square
+MOST_TOKENS = 512  # per page; attention grows quadratically
 
 
 @click.command("inspect", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
-@click.option("--file", metavar="FILE", help="The text from a file; - is stdin.")
-@click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="The page.")
-@click.option("--head", metavar="LAYER.HEAD", help="Show this head large at first: 3.2.")
+@click.option("--file", metavar="FILE", help="Read the text from a file; - is stdin.")
+@click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="HTML page.")
+@click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge at first, such as 3.2.")
 @click.option(
-    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Likeliest tokens."
+    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Predictions to show."
 )
-@click.option("--word", metavar="WORD", help="How WORD differs between the TEXTs, layer by layer.")
-@click.option("--neighbours", metavar="WORD", help="The tokens nearest to WORD in embedding space.")
-@click.option("--positions", is_flag=True, help="The vectors of positions, as a picture.")
-@click.option("--png", metavar="FOLDER", help="Pictures for a paper too; needs nanolm[plot].")
+@click.option("--word", metavar="WORD", help="Compare WORD across the TEXTs, layer by layer.")
+@click.option("--neighbours", metavar="WORD", help="List the tokens nearest to WORD.")
+@click.option("--positions", is_flag=True, help="Show the position vectors.")
+@click.option("--png", metavar="FOLDER", help="Also write PNG figures; needs nanolm[plot].")
 @device_option()
-@json_option(help="Print the numbers; no page is written.")
+@json_option(help="Print the numbers as JSON instead of writing a page.")
 def command(
     run: str,
     text: tuple[str, ...],
@@ -58,10 +58,10 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Look inside: what the model foretells, where each head looks, what each layer would say.
+    """Visualize attention and the predictions of each layer.
 
-    It writes one page for a browser, which works offline. Of a classifier it shows which tokens
-    decided. RUN is as for `nanolm sample` or `nanolm classify`.
+    Writes an HTML page that works offline. For a classifier, the page shows which tokens decided
+    the label. RUN is as for `nanolm sample` or `nanolm classify`.
 
     \b
     nanolm inspect runs/novel "It was the best of times"
@@ -74,22 +74,22 @@ def command(
     modes = [flag for flag, value in flags.items() if value]
     problems = unwritable("--out", None if as_json else out)
     if len(modes) > 1:
-        problems.append(f"give one of {', '.join(modes)}")
+        problems.append(f"use only one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
     if head is not None and not re.fullmatch(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}", head):
-        problems.append(f"--head {head}: give layer and head, from 1.1 on: --head 3.2")
+        problems.append(f"--head {head}: give a layer and a head, both from 1, such as 3.2")
     if head is not None and modes:
-        problems.append(f"--head is for attention; leave out {modes[0]}")
+        problems.append(f"--head applies to attention; omit {modes[0]}")
     if file is not None and (text or modes):
-        problems.append("--file is instead of TEXT, and not for --word, --neighbours, --positions")
+        problems.append("--file replaces TEXT; omit TEXT, --word, --neighbours and --positions")
     if text and modes and not word:
         problems.append(f"{modes[0]} takes no TEXT")
     elif not text and file is None and (not modes or word):
-        problems.append('no text: give one ("..."), or --file FILE')
+        problems.append('no text; give "TEXT" or --file FILE')
     elif len(text) > 1 and not word:
-        problems.append("several texts are for --word; quote one that has spaces")
+        problems.append("only --word takes several texts; quote a text that has spaces")
     if png is not None and (neighbours or (Path(png).exists() and not Path(png).is_dir())):
-        problems.append("--png: give a folder; it has no pictures of --neighbours")
+        problems.append("--png: name a folder, and omit --neighbours, which has no figures")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -98,7 +98,7 @@ def command(
     with TrainingView() as view:
         folder = find_named(run, note, view.report)
     if is_classifier(folder) and modes:
-        raise UsageError(f"{run} is a classifier; {modes[0]} is for language models")
+        raise UsageError(f"{run} is a classifier; {modes[0]} needs a language model")
     if file is not None:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = (data.decode("utf-8", "replace").strip(),)
@@ -153,7 +153,7 @@ class Inspector:
         head: str | None,
         decision: "tuple[Attribution, tuple[str, ...]] | None" = None,
     ) -> None:
-        """What each head does, with what each layer predicts or what a classifier looked at."""
+        """The attention of each head, with layer predictions or a classifier's attribution."""
         from nanolm.inspect.heads import describe_heads
         from nanolm.inspect.page import inspection_page
         from nanolm.inspect.png import attention_png, head_png
@@ -163,7 +163,7 @@ class Inspector:
         if head is not None:
             layer, number = (int(part) - 1 for part in head.split("."))
             if layer >= len(heads) or number >= len(heads[0]):
-                raise UsageError(f"--head {head}: the last one is {len(heads)}.{len(heads[0])}")
+                raise UsageError(f"--head {head}: the last head is {len(heads)}.{len(heads[0])}")
             chosen = layer, number
         if self.as_json:
             values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
@@ -252,10 +252,10 @@ class Inspector:
 
 
 def cut(ids: list[int], window: int | None) -> list[int]:
-    """As many of the first tokens as the model and a page have room for."""
+    """The first tokens, truncated to the limits of the model and the page."""
     most = min(MOST_TOKENS, window or MOST_TOKENS)
     if len(ids) > most:
-        note(f"only the first {most:,} of {len(ids):,} tokens are looked at")
+        note(f"truncated to the first {most:,} of {len(ids):,} tokens")
     return ids[:most]
 
 

@@ -1,6 +1,6 @@
-"""The `nanolm` command: finds the verb, runs it, and turns errors into exit codes.
+"""The `nanolm` command: imports a subcommand, runs it, and turns errors into exit codes.
 
-Verbs are imported when needed, and torch only when a verb does its work: help must be fast.
+Subcommands are imported when needed, and torch only when one does its work: help must be fast.
 """
 
 import importlib
@@ -15,22 +15,22 @@ import click
 
 from nanolm import __version__, errors
 from nanolm.cli.console import INTERRUPTED, Output, complain
-from nanolm.cli.options import CommandGroup
+from nanolm.cli.options import HELP_ALL, CommandGroup
 from nanolm.files import disk_problem
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
 
-ERROR_GRACE = 3.0  # seconds in which the first process can say what is wrong
-VERBS = (  # each a module with a `command`, or what follows the dash
+ERROR_GRACE = 3.0  # seconds for the first process to report the error
+VERBS = (  # modules with a `command`, or the attribute named after the dash
     *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
     *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
 )
 TRAINING = ("train", "sweep", "finetune", "finetune-sentiment", "compare")
-NOTHING_SAVED = "stopped before the first step; nothing was saved, run the same command again"
+NOTHING_SAVED = "stopped before the first step; nothing was saved. Run the same command again"
 
 
 class ClosedPipe(Exception):
-    """Nobody reads the output any more."""
+    """The reader of the output has closed it."""
 
 
 class Verbs(CommandGroup):
@@ -53,7 +53,7 @@ class Verbs(CommandGroup):
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt | click.Abort)
             known = isinstance(error, errors.NanolmError | click.ClickException)
-            # What was being called may have taken Ctrl-C for an error of its own.
+            # A library may have turned Ctrl-C into an error.
             if not stopped and (known or not StopRequest.missed):
                 raise
             unsaved = context.invoked_subcommand in TRAINING and not StopRequest.used
@@ -67,53 +67,43 @@ class Verbs(CommandGroup):
         "auto_envvar_prefix": "NANOLM",
         "max_content_width": 100,
     },
-    epilog="Every option can also be set in the environment: NANOLM_TRAIN_STEPS=500 is "
+    epilog="Environment variables set options too: NANOLM_TRAIN_STEPS=500 is the same as "
     "`nanolm train --steps 500`.",
 )
 @click.version_option(__version__, prog_name="nanolm")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Your own language model from a text file.
+    """Train your own language model from a text file.
 
     \b
     nanolm train corpus.txt                 train a model on any text
-    nanolm sample --prompt "Once upon"      write with it
-    nanolm finetune-sentiment reviews.tsv   teach it to tell good from bad
-    nanolm classify RUN "A lovely film."    and ask it
-    nanolm compare                          the models of the lectures side by side
-    nanolm eval runs/corpus other.txt       how well it knows a text
-    nanolm inspect runs/corpus "A text"     where it looks, what each layer would say
-    nanolm serve runs/corpus                a playground in the browser, and an API
-    nanolm report runs/corpus               curves, samples and settings on one page
-    nanolm runs                             all that was trained
-    nanolm data check texts/                what would be read, and is it all right?
-    nanolm tokenizer show "Some words."     how text becomes tokens
-    nanolm info runs/corpus                 what a model is made of
-    nanolm bench                            how fast this machine trains and writes
-    nanolm doctor                           what a bug report needs; doctor RUN: is it whole?
+    nanolm sample --prompt "Once upon"      generate text with it
+    nanolm finetune-sentiment reviews.tsv   fine-tune it into a classifier
+    nanolm classify RUN "A lovely film."    classify text with it
+    nanolm serve runs/corpus                playground in the browser and an API
     """
     if (output := stdout()) and context.invoked_subcommand in TRAINING:
-        output.raises = False  # the work counts, even if nobody sees what came of it
+        output.raises = False  # finish training even if the output is closed
     _, count = process()
     if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
         raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
 
 
 def main() -> None:
-    # Waiting threads sleep instead of spinning. Beside another busy process on two cores, spinning
-    # made a step of `micro` on two threads 13 times slower than on one; sleeping keeps them level
-    # and costs a fifth of the speed of an idle machine. To be set before torch is loaded.
+    # Waiting threads sleep instead of spinning. Next to another busy process on two cores, spinning
+    # made a step of `micro` on two threads 13 times slower than on one. Sleeping avoids that, and
+    # costs a fifth of the speed on an idle machine. Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             setattr(sys, name, Output(stream, raises=name == "stdout").as_text())
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     code = run()
-    if process()[0] and code not in (0, INTERRUPTED):  # a launcher ends all when one has ended
+    if process()[0] and code not in (0, INTERRUPTED):  # torchrun kills the others when one exits
         time.sleep(ERROR_GRACE)
     sys.exit(code)
 
@@ -135,7 +125,8 @@ def run() -> int:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"
-        complain(f"{error.format_message()}\n`{where} --help` shows what it takes", common=True)
+        flag = "--help-all" if error.ctx and HELP_ALL in error.ctx.command.params else "--help"
+        complain(f"{error.format_message()}\nsee `{where} {flag}`", common=True)
         return errors.UsageError.exit_code
     except (click.ClickException, errors.NanolmError) as error:
         complain(str(error), common=isinstance(error, errors.UsageError))
@@ -154,10 +145,10 @@ def run() -> int:
         if out_of_memory or "can't allocate memory" in str(error):
             complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
             return errors.OutOfMemory.exit_code
-        # What was being called may have taken Ctrl-C for an error of its own.
+        # A library may have turned Ctrl-C into an error.
         if isinstance(error, KeyboardInterrupt | click.Abort) or StopRequest.missed:
             complain("stopped")
             return errors.Interrupted.exit_code
         traceback.print_exc()
-        complain("this is a bug in nanolm; please report it with the lines above")
+        complain("this is a bug in nanolm; please report it with the traceback above")
         return 1

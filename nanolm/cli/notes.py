@@ -1,4 +1,4 @@
-"""What the server prints: of each kind one line a minute, with the number of those left out.
+"""Notes of the server: at most one line per kind and minute, with the number suppressed.
 
 >>> note = RateLimitedNotes(print)
 >>> note("/v1/completions failed: out of memory")
@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable
 
 PERIOD = 60.0  # seconds
-MAX_KINDS = 100  # that are remembered
+MAX_KINDS = 100  # remembered at once
 MAX_LENGTH = 500  # characters of a line
 
 
 class RateLimitedNotes(logging.Handler):
-    """For notes of our own, of which all up to a colon is the kind, and those of asyncio."""
+    """For our own notes, whose kind is the text up to the first colon, and asyncio's."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()
         self.note = note
-        self.kinds: dict[str, tuple[float, int]] = {}  # when one was printed, and how many not
+        self.kinds: dict[
+            str, tuple[float, int]
+        ] = {}  # time of the last line, number suppressed since
         self.mutex = threading.Lock()
 
     def __call__(self, message: str) -> None:
@@ -32,7 +34,7 @@ class RateLimitedNotes(logging.Handler):
             if len(self.kinds) > MAX_KINDS:
                 del self.kinds[next(iter(self.kinds))]
         if due:
-            more = f" ({left_out:,} more of these were not shown)" if left_out else ""
+            more = f" ({left_out:,} similar messages suppressed)" if left_out else ""
             self.note(message[:MAX_LENGTH] + more)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -40,7 +42,7 @@ class RateLimitedNotes(logging.Handler):
         self(record.getMessage().partition("\n")[0] + (f": {problem!r}" if problem else ""))
 
     def handle_asyncio(self) -> None:
-        """Print what asyncio reports, which else goes to stderr in full each time."""
+        """Handle the reports of asyncio, which would otherwise go to stderr in full."""
         logger = logging.getLogger("asyncio")
         logger.addHandler(self)
         logger.propagate = False

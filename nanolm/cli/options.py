@@ -1,51 +1,57 @@
 """Options that several commands share, most of them made from a dataclass of settings."""
 
+import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.training.settings import CHOICES, DEVICES, DTYPES, Settings, option
 from nanolm.training.trackers import TRACKERS, known
 
-Rows = dict[str, str | tuple[str, str]]  # field -> help, or (metavar, help) if not as in METAVARS
+Rows = dict[str, str | tuple[str, str]]  # field -> help, or (metavar, help) if not in METAVARS
 Table = dict[str, Rows]  # by heading
 
-METAVARS = {  # of settings that are not just numbers
+METAVARS = {  # of settings that are not plain numbers
     **{name: "|".join(choices) for name, choices in CHOICES.items()},
     **dict.fromkeys(("encoding", "text_field", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("val", "test", "label_file"), "FILE"),
     **{"document_separator": "TEXT", "limit": "ROWS", "save_every": "STEPS", "start_from": "RUN"},
-    "tokenizer": "|".join([*TRAINABLE, *NAMED, "PATH"]),
+    **{"preset": "NAME", "tokenizer": "NAME|PATH"},
 }
-ENCODING: Rows = {"encoding": "Of files that are not UTF-8: cp1252, shift_jis, utf-16, ..."}
+COMPLETIONS = {**CHOICES, "tokenizer": (*TRAINABLE, *NAMED)}  # where the metavar lists no choices
+FORMER = {"text_field"}  # settings whose options are accepted, but no longer shown
+ENCODING: Rows = {"encoding": "Encoding of files that are not UTF-8, such as cp1252 or utf-16."}
 READING: Rows = {
-    "document_separator": "A line that is just TEXT parts documents within a file.",
+    "document_separator": "A line containing only TEXT separates documents within a file.",
     **ENCODING,
-    "text_field": "Where .jsonl has its text; a.b is b within a.  [default: text]",
-    "text_column": "Which column of a table; a number if it has no header.  [default: text]",
+    "text_column": "Column or field that holds the text: a name, a path such as a.b in .jsonl, or "
+    "a number if a table has no header.  [default: text]",
+    "text_field": "",
 }
 LABEL_COLUMNS: Rows = {
-    "label_column": "Where the label is, the same way.  [default: both found]",
-    "label_file": "Labels in a file of their own, a line for each line of the texts.",
+    "label_column": "Column or field that holds the label.  [default: detected]",
+    "label_file": "Separate file of labels, one line per text.",
 }
 LABELLED: Rows = {
-    "text_column": "Where the text is: a name, a.b in .jsonl, or a number from 1.",
+    "text_column": "Column or field that holds the text: a name, a path such as a.b in .jsonl, or "
+    "a column number counted from 1.  [default: detected]",
     **LABEL_COLUMNS,
     **ENCODING,
 }
-AVERAGE = "Decay of the moving average of the weights that is evaluated and saved."
+AVERAGE = "Decay of the exponential moving average (EMA) of weights that is evaluated and saved."
 MACHINE: Rows = {
-    "device": "Where to train.",
-    "dtype": "Numbers of the large products.",
-    "threads": "CPU threads.  [default: as many as help]",
-    "deterministic": "The same to the last bit on a GPU too; twice as slow there.",
+    "device": "Device to train on.",
+    "dtype": "Precision of matrix multiplications.",
+    "threads": "Number of CPU threads.  [default: chosen for the model]",
+    "deterministic": "Bit-identical results on a GPU too, at about half the speed.",
 }
 
 
@@ -55,8 +61,51 @@ class Option(click.Option):
         self.heading = heading
 
 
+class Text(click.types.StringParamType):
+    """Completes in the shell what the metavar of an argument or option asks for."""
+
+    def shell_complete(
+        self, context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        asked = parameter.metavar or (parameter.name or "").upper()
+        words = [word for word in asked.split("|") if re.fullmatch(r"[a-z0-9_-]+", word)]
+        words = words or [*COMPLETIONS.get(parameter.name or "", ())]
+        items = [CompletionItem(word) for word in words if word.startswith(incomplete)]
+        if items or not (kind := re.search("FILE|CORPUS|DATA|PATH|RUN|DIR|FOLDER", asked)):
+            return items
+        folder = kind.group() in ("RUN", "DIR", "FOLDER")
+        return [CompletionItem(incomplete, type="dir" if folder else "file")]
+
+
+def show_all_help(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        context.meta["help_all"] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+HELP_ALL = Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=show_all_help,
+    help="Show all options and exit.",
+)
+
+
 class Command(click.Command):
-    """Its help has headings; in the environment, options are named as on the command line."""
+    """A command whose help has headings. If `common` names options, `--help` shows only those and
+    `--help-all` shows the rest. The environment names options as the command line does."""
+
+    def __init__(self, *args: Any, common: Collection[str] = (), **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.common = common
+        for parameter in self.params:
+            if parameter.type is click.STRING:
+                parameter.type = Text()
+        if common and HELP_ALL not in self.params:
+            self.params.append(HELP_ALL)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         for parameter in self.params:
@@ -67,9 +116,13 @@ class Command(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
+        shown = None if "help_all" in context.meta else self.common
         for parameter in self.get_params(context):
             row = parameter.get_help_record(context)
-            if row is not None and isinstance(parameter, click.Option):
+            general = parameter in (HELP_ALL, self.get_help_option(context))
+            if row is None or not isinstance(parameter, click.Option):
+                continue
+            if general or not shown or parameter.name in shown:
                 sections.setdefault(getattr(parameter, "heading", "Options"), []).append(row)
         for heading, rows in sections.items():
             with formatter.section(heading):
@@ -80,20 +133,20 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(context)
-        if not args[0].startswith("-") and args[0] not in known:
+        known, unsure = self.list_commands(context), context.resilient_parsing
+        if not unsure and not args[0].startswith("-") and args[0] not in known:
             guess = did_you_mean(args[0], known)
             raise click.UsageError(f"there is no command {args[0]!r}{guess}", context)
         return super().resolve_command(context, args)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """All of them as one decorator; the help lists them in this order."""
+    """One decorator for all of them; the help lists them in this order."""
     return lambda function: reduce(lambda inner, add: add(inner), reversed(decorators), function)
 
 
 def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
-    """A decorator: one option for each field in `table`, with the type and default it has."""
+    """A decorator: one option for each field in `table`, with the type and default of the field."""
     hints = get_type_hints(kind)
     defaults = {field.name: field.default for field in fields(kind)}
 
@@ -101,7 +154,7 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
         metavar, text = row if isinstance(row, tuple) else (METAVARS.get(name), row)
         plain = next(part for part in get_args(hints[name]) or [hints[name]] if part is not None)
         default, flag = defaults[name], option(name)
-        if plain is bool and default is None:  # yes, no, or chosen automatically
+        if plain is bool and default is None:  # on, off, or chosen automatically
             flag += f"/--no-{flag.removeprefix('--')}"
         return click.option(
             name,
@@ -114,6 +167,7 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
             multiple=get_origin(hints[name]) is tuple,
             show_default=default not in (None, False, "auto", ()),
             metavar=metavar or None,
+            hidden=name in FORMER,
             help=text,
         )
 
@@ -122,33 +176,38 @@ def options_of(kind: type, table: Table) -> Callable[[Any], Any]:
 
 json_option = partial(click.option, "--json", "as_json", is_flag=True)
 device_option = partial(
-    click.option, "--device", metavar="|".join(DEVICES), default="auto", help="Where to run it."
+    click.option, "--device", metavar="|".join(DEVICES), default="auto", help="Device to run on."
 )
-dtype_option = partial(click.option, "--dtype", metavar="|".join(DTYPES), default="auto")
+dtype_option = partial(
+    click.option, "--dtype", metavar="|".join(DTYPES), default="auto", help="Weight precision."
+)
+int8_option = partial(
+    click.option, "--int8", is_flag=True, help="Quantize to int8; faster for large models on a CPU."
+)
 run_option = partial(click.option, cls=Option, heading="Run")
 
 
 def run_options(kind: type[Settings], table: Table) -> Callable[[Any], Any]:
-    """A decorator: the settings in `table`, and what every command that trains takes besides."""
+    """A decorator: the settings in `table` and the options of every command that trains."""
     folder = f"runs/NAME-OF-{kind.texts.upper()}"
     return combined(
         options_of(kind, table),
-        run_option("--out", metavar="RUN", help=f"The run folder.  [default: {folder}]"),
-        run_option("--resume", is_flag=True, help="Fail if there is no unfinished run to resume."),
+        run_option("--out", metavar="RUN", help=f"Run folder.  [default: {folder}]"),
+        run_option("--resume", is_flag=True, hidden=True, expose_value=False),  # always happens
         run_option(
             "--config",
             metavar="FILE.toml",
             is_eager=True,
             expose_value=False,
             callback=partial(read_config, kind),
-            help="Settings from a file, such as runs/x/config.toml; options override it.",
+            help="Read settings from a file such as runs/x/config.toml; options override it.",
         ),
         run_option(
             "--report-to",
             metavar=",".join(TRACKERS),
             default="",
             callback=lambda context, parameter, names: known(names),
-            help="Send the metrics there too, while training.",
+            help="Also send metrics to these trackers during training.",
         ),
         json_option(cls=Option, heading="Run", help="Print the result as JSON."),
     )
@@ -157,7 +216,7 @@ def run_options(kind: type[Settings], table: Table) -> Callable[[Any], Any]:
 def read_config(
     kind: type[Settings], context: click.Context, parameter: click.Parameter, file: str | None
 ) -> None:
-    """Take the settings in a TOML file as defaults; options and the environment override them."""
+    """Use the settings in a TOML file as defaults; options and the environment override them."""
     if file is None:
         return
     try:
@@ -171,11 +230,11 @@ def read_config(
 
 
 def unknown(flag: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    return [] if value in choices else [f"{flag} {value}: there is {', '.join(choices)}"]
+    return [] if value in choices else [f"{flag} {value}: choose from {', '.join(choices)}"]
 
 
 def unwritable(option: str, file: str | None) -> list[str]:
-    """What is wrong with a file that is to be written, found before any work is done."""
+    """The problem with an output file, found before any work is done."""
     if file is None or (Path(file).parent.is_dir() and not Path(file).is_dir()):
         return []
-    return [f"{option} {file}: give a file in a folder that is there"]
+    return [f"{option} {file}: name a file in an existing folder"]

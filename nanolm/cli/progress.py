@@ -1,4 +1,4 @@
-"""Training as it is seen: a live line on a terminal, plain lines in a file or pipe."""
+"""Training progress: a live line on a terminal, plain lines in a file or pipe."""
 
 import sys
 import textwrap
@@ -17,19 +17,19 @@ from nanolm.cli.tables import one_line
 from nanolm.formats import printable
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
-PLAIN_SECONDS = 5.0  # between two lines when nobody watches live
-LIVE_SECONDS = 0.1  # between two pictures of a bar
+PLAIN_SECONDS = 5.0  # between two lines in a file or pipe
+LIVE_SECONDS = 0.1  # between two updates of the bar
 
 
 class TrainingView(AbstractContextManager["TrainingView"]):
     def __init__(self) -> None:
-        # Takes text literally: no markup, no guessing at colours.
+        # Print text literally: no markup, no automatic highlighting.
         self.console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
-        self.values: dict[str, float] = {}  # the latest of each number
-        self.expected: float | None = None  # bits per byte by the plan, at the last evaluation
+        self.values: dict[str, float] = {}  # the latest of each metric
+        self.expected: float | None = None  # planned bits per byte at the last evaluation
         self.last_line = 0.0
-        self.phase, self.phase_start = "", 0.0  # of the preparation
+        self.phase, self.phase_start = "", 0.0  # of preparation
 
     def __exit__(self, *error: object) -> None:
         if self.live:
@@ -54,7 +54,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
                     self.live.start()
 
     def show_within(self, event: Event) -> None:
-        """Of a run that is one of many; its progress only where that does not stay."""
+        """For one run of many: its progress is shown only on a terminal."""
         if not isinstance(event, Progressed):
             self.show(event)
         elif self.live:
@@ -63,16 +63,16 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             self.show(replace(event, record=record))
 
     def show_result(self, text: str, seconds_left: float) -> None:
-        """Of one of many; the next one has values of its own."""
+        """Show the result of one run of many, and reset for the next."""
         self.values.clear()
         self.phase = ""
-        self.show(Note(f"{text}, {clock(max(0, seconds_left))} left"))
+        self.show(Note(f"{text}, {clock(max(0, seconds_left))} remaining"))
 
     def report(self, what: str, done: int, total: int) -> None:
         self.show(Preparing(what, done, total))
 
     def preparing(self, event: Preparing) -> None:
-        """Long work before the first step; short work passes unseen."""
+        """Work before the first step; shown only if it takes long."""
         now = time.monotonic()
         if event.what != self.phase:
             self.phase, self.phase_start, self.last_line = event.what, now, now
@@ -81,7 +81,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         self.last_line = now
         share = min(1, event.done / event.total) if event.total else 0
         left = (now - self.phase_start) * (1 / share - 1) if share else float("inf")
-        text = f"{share:4.0%}  {printable(event.what)}  {clock(left)} left"
+        text = f"{share:4.0%}  {printable(event.what)}  {clock(left)} remaining"
         if self.live:
             self.live.start()
             self.live.update(Text(self.with_bar(share, text)))
@@ -97,12 +97,13 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         share, measures = f"{event.progress:4.0%}", self.measures()
         speed = self.values.get("tokens_per_second")
         rest = ["" if speed is None else f"{speed:,} tokens/s"]
-        rest += [f"{clock(self.values['seconds'])} gone", f"{clock(event.seconds_left)} left"]
+        elapsed, remaining = clock(self.values["seconds"]), clock(event.seconds_left)
+        rest += [f"{elapsed} elapsed", f"{remaining} remaining"]
         if self.live:
             if measured:
                 self.line(f"{step}: {measures}")
             parts = [share, measures, *rest]
-            # What matters least goes first: the speed, the time elapsed, the measures.
+            # The least important parts go first: speed, elapsed time, metrics.
             while len("  ".join(filter(None, parts))) + 2 > self.console.width and len(parts) > 2:
                 del parts[2 if len(parts) > 3 else 1]
             self.live.update(Text(self.with_bar(event.progress, "  ".join(filter(None, parts)))))
@@ -118,7 +119,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
     def measures(self) -> str:
         planned = f" (plan {self.expected:.2f})" if self.expected else ""
         shown = {"loss": "loss {:.3f}", "val_bits_per_byte": "val {:.3f} bits/byte" + planned}
-        shown["val_accuracy"] = "val {:.1%} right"
+        shown["val_accuracy"] = "val accuracy {:.1%}"
         known = (name for name in shown if name in self.values)
         return "  ".join(shown[name].format(self.values[name]) for name in known)
 
@@ -127,13 +128,13 @@ class TrainingView(AbstractContextManager["TrainingView"]):
 
 
 def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:
-    """What was chosen, and why, as a table that fits."""
+    """Choices and their reasons, as a table that fits the width."""
     rows = [(choice.what.replace("_", " "), choice.shown(), choice.reason) for choice in choices]
     names, values = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     before = names + values + 4
     lines = []
     for name, value, reason in rows:
-        if width - before < 30:  # no room beside it
+        if width - before < 30:  # too narrow for the reason on the same line
             lines += [f"{name:<{names}}  {value}"]
             lines += ["    " + line for line in textwrap.wrap(reason, width - 4)]
             continue

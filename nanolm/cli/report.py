@@ -1,4 +1,4 @@
-"""`nanolm report`: a run as a page to hand in."""
+"""`nanolm report`: an HTML report about a run."""
 
 import shutil
 import sys
@@ -16,15 +16,16 @@ PAGE = "report.html"
 
 @click.command("report", cls=Command)
 @click.argument("run", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", metavar="FILE", help=f"The page.  [default: in RUN; of several, {PAGE}]")
-@click.option("--png", is_flag=True, help="Draw the curves as PNG too; needs nanolm[plot].")
-@click.option("--terminal", is_flag=True, help="Draw the loss here instead.")
+@click.option("--out", metavar="FILE", help=f"HTML page.  [default: in RUN; for several, {PAGE}]")
+@click.option("--png", is_flag=True, help="Also write the curves as PNG; needs nanolm[plot].")
+@click.option("--terminal", is_flag=True, help="Plot the loss in the terminal instead.")
 def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) -> None:
-    """Write a page about a run: curves, the plan and what came of it, samples, settings, mistakes.
+    """Write an HTML report about a run.
 
-    The page works offline and can be printed. The curves are in RUN/loss.svg (by step) and, for a
-    classifier, RUN/epochs.svg (by epoch). Training writes all of these when it finishes. Several
-    runs give one page that compares them.
+    The report shows curves, planned and actual results, samples, settings and mistakes. It works
+    offline and can be printed. The curves are also in RUN/loss.svg (by step) and, for a classifier,
+    RUN/epochs.svg (by epoch). Training writes all of these when it finishes. Given several runs,
+    the report compares them.
 
     \b
     nanolm report runs/novel --png
@@ -33,9 +34,9 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     """
     problems = unwritable("--out", out)
     if terminal and out is not None:
-        problems.append("give one of --terminal and --out")
+        problems.append("use only one of --terminal and --out")
     if png and (terminal or out is not None or len(run) > 1):
-        problems.append("--png draws the curves of one run into its folder; omit --out, --terminal")
+        problems.append("--png needs a single run; omit --out and --terminal")
     refuse(problems)
 
     from nanolm.report.page import comparison_page, report_page, write_report
@@ -58,4 +59,4 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
             page = comparison_page(runs) if len(runs) > 1 else report_page(read_run(runs[0]))
             write_page(Path(out or PAGE), page)
     except UNREADABLE as error:
-        raise DataError(f"run.json or metrics.jsonl not as nanolm writes it: {error!r}") from None
+        raise DataError(f"run.json or metrics.jsonl is not in nanolm's format: {error!r}") from None

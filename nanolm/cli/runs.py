@@ -1,4 +1,4 @@
-"""`nanolm runs`: all that was trained."""
+"""`nanolm runs`: list, compare and remove runs."""
 
 import os
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nanolm.report.run_data import RunSummary
     from nanolm.runs.folder import Run
 
-# The heading of each column, and how it is written.
+# The heading and the format of each column.
 COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "run": ("run", str),
     "corpus": ("corpus", str),
@@ -33,21 +33,23 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "minutes": ("minutes", "{:.1f}".format),
     "state": ("state", str),
 }
-# By the first word of a heading.
+# Sort keys by the first word of a heading.
 SORT_KEYS = {"started": "started"} | {re.split("[/ ]", COLUMNS[key][0])[0]: key for key in COLUMNS}
-REMOVED = f"{files.TRASH}nanolm-run-"  # what a run that is being removed is called
-NAME_WIDTH = 40  # letters of a name in the table
+REMOVED = f"{files.TRASH}nanolm-run-"  # prefix of a run that is being removed
+NAME_WIDTH = 40  # characters of a name in the table
 
 
 @click.group("runs", cls=CommandGroup, invoke_without_command=True)
-@click.option("--folder", metavar="DIR", default="runs", show_default=True, help="Where they are.")
 @click.option(
-    "--sort", metavar="|".join(SORT_KEYS), default="started", help="Best first.  [default: started]"
+    "--folder", metavar="DIR", default="runs", show_default=True, help="Folder of the runs."
 )
-@json_option(help="Print one JSON object a run.")
+@click.option(
+    "--sort", metavar="|".join(SORT_KEYS), default="started", help="Sort key.  [default: started]"
+)
+@json_option(help="Print one JSON object per run.")
 @click.pass_context
 def command(context: click.Context, folder: str, sort: str, as_json: bool) -> None:
-    """List what was trained: on what, how large, how good, how long, and whether it is done.
+    """List runs: corpus, size, results, duration and state.
 
     \b
     nanolm runs
@@ -57,9 +59,9 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     """
     if context.invoked_subcommand is not None:
         return
-    keys = {**SORT_KEYS, "right": "accuracy"}  # as it was called before there were two of them
+    keys = {**SORT_KEYS, "right": "accuracy"}  # a former name
     if sort not in keys:
-        raise UsageError(f"--sort {sort}: there is {', '.join(SORT_KEYS)}")
+        raise UsageError(f"--sort {sort}: choose from {', '.join(SORT_KEYS)}")
 
     from nanolm.report.run_data import list_runs
 
@@ -75,7 +77,7 @@ def command(context: click.Context, folder: str, sort: str, as_json: bool) -> No
     elif rows:
         show(rows)
     else:
-        note(f"no runs in {folder}; `nanolm train corpus.txt` makes one")
+        note(f"no runs in {folder}; create one with `nanolm train corpus.txt`")
 
 
 def show(rows: "list[RunSummary]") -> None:
@@ -89,7 +91,7 @@ def show(rows: "list[RunSummary]") -> None:
 
 
 def short_name(text: str) -> str:
-    """In one line; a name that is too long loses its beginning."""
+    """`text` on one line, truncated at the start if it is too long."""
     text = one_line(text)
     return text if len(text) <= NAME_WIDTH else "…" + text[1 - NAME_WIDTH :]
 
@@ -97,15 +99,15 @@ def short_name(text: str) -> str:
 @command.command("compare", cls=Command)
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN...")
 def compare(run: tuple[str, ...]) -> None:
-    """Put runs beside each other: what came out, and the settings that differ.
+    """Compare the results of runs and the settings that differ.
 
-    `nanolm report RUN RUN...` makes a page of it, with curves.
+    `nanolm report RUN RUN...` writes a page with the curves, too.
 
     \b
     nanolm runs compare runs/novel runs/novel-2
     """
     if len(run) < 2:
-        raise UsageError("give two runs or more")
+        raise UsageError("name at least two runs")
 
     from nanolm.report.page import differing, distinct, side_by_side, summary
     from nanolm.report.run_data import read_run
@@ -119,9 +121,9 @@ def compare(run: tuple[str, ...]) -> None:
 
 @command.command("rm", cls=Command)
 @click.argument("run", nargs=-1, required=True, metavar="RUN...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(run: tuple[str, ...], yes: bool) -> None:
-    """Remove runs with all their checkpoints, after asking.
+    """Delete runs and all their checkpoints, after confirmation.
 
     \b
     nanolm runs rm runs/novel-2
@@ -129,41 +131,41 @@ def remove(run: tuple[str, ...], yes: bool) -> None:
     from nanolm.runs.folder import Run
 
     run = tuple(dict.fromkeys(run))
-    runs = [Run(Path(os.path.abspath(name))) for name in run]  # `.` has no name of its own
+    runs = [Run(Path(os.path.abspath(name))) for name in run]  # `.` has no name
     for parent in {each.path.parent for each in runs}:
         finish_removing(parent)
     for name, each in zip(run, runs, strict=True):
         if not each.exists() and not each.is_rest():
-            raise DataError(f"{name} is no run; `nanolm runs` shows what there is")
+            raise DataError(f"{name} is not a run; `nanolm runs` lists all runs")
     if links := [str(each.path) for each in runs if each.path.is_symlink()]:
-        raise DataError(f"{', '.join(links)}: a link; name the run itself")
+        raise DataError(f"{', '.join(links)}: is a symbolic link; name the run itself")
     if not yes and not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked; give --yes to remove them")
+        raise UsageError("cannot ask for confirmation without a terminal; add --yes to delete them")
     for name, each in zip(run, runs, strict=True):
         size = sum(file.lstat().st_size for file in each.path.rglob("*") if not file.is_symlink())
         try:
             state = "finished" if each.finished() else "not finished"
         except DataError:
             state = "run.json is missing or damaged"
-        text = f"remove {printable(name)} ({state}, {size / 1e6:,.1f} MB)?"
+        text = f"delete {printable(name)} ({state}, {size / 1e6:,.1f} MB)?"
         removed = yes or click.confirm(text, err=True)
         if removed:
             trash = each.path.with_name(f"{REMOVED}{each.path.name}-{os.getpid()}")
             with each.locked():
-                each.path.rename(trash)  # from here on it is no run
+                each.path.rename(trash)  # no longer a run
             files.remove(trash)
             if trash.exists():
-                raise DataError(f"{name} is no run any more, but not all of {trash} can be removed")
-        note(f"{name} is {'removed' if removed else 'kept'}")
+                raise DataError(f"deleted the run {name}, but could not remove all of {trash}")
+        note(f"{'deleted' if removed else 'kept'} {name}")
 
 
 def finish_removing(parent: Path) -> None:
-    """Remove what is left of runs that `runs rm` was killed at."""
+    """Remove the remains of runs from an interrupted `runs rm`."""
     for trash in parent.glob(f"{REMOVED}*"):
         files.remove(trash)
         if not trash.exists():
             name = trash.name.removeprefix(REMOVED).rpartition("-")[0]
-            note(f"{parent / name}: removed what an interrupted `nanolm runs rm` had left")
+            note(f"{parent / name}: finished an interrupted `nanolm runs rm`")
 
 
 def existing(name: str) -> "Run":
@@ -172,5 +174,5 @@ def existing(name: str) -> "Run":
     run = Run(Path(name))
     run.settle(note)
     if not run.exists():
-        raise DataError(f"{name} is no run; `nanolm runs` shows what there is")
+        raise DataError(f"{name} is not a run; `nanolm runs` lists all runs")
     return run

@@ -1,4 +1,4 @@
-"""`nanolm sample`: text from a trained model, as it is written."""
+"""`nanolm sample`: generate text with a trained model, streamed as it is sampled."""
 
 import contextlib
 import csv
@@ -23,6 +23,7 @@ from nanolm.cli.options import (
     Table,
     device_option,
     dtype_option,
+    int8_option,
     json_option,
     options_of,
     unknown,
@@ -40,7 +41,7 @@ TABLE: Table = {
     group: {
         name: ("TEXT" if TYPES[name] is str else "", about.help)
         for name, about in DECLARATIONS.items()
-        if about.group == group and name != "seed"  # which is random here, if it is not given
+        if about.group == group and name != "seed"  # random here by default
     }
     for group in GROUPS
 }
@@ -53,25 +54,26 @@ TABLE: Table = {
     "prompts",
     multiple=True,
     metavar="TEXT",
-    help="What to continue; several are written together.  [default: stdin if piped]",
+    help="Prompt to continue; repeat for several.  [default: stdin if piped]",
 )
-@click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="The same, in a file.")
-@click.option("--each-line", is_flag=True, help="Each line of file or stdin is a prompt.")
-@click.option("--interactive", is_flag=True, help="Ask for one prompt after the other.")
-@click.option("-n", "count", type=int, default=1, show_default=True, help="Samples of each prompt.")
+@click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="Prompt in a file.")
+@click.option("--each-line", is_flag=True, help="Treat each line of the file or stdin as a prompt.")
+@click.option("--interactive", is_flag=True, help="Ask for prompts in a loop.")
+@click.option("-n", "count", type=int, default=1, show_default=True, help="Samples per prompt.")
 @click.option("--seed", type=int, help=f"{DECLARATIONS['seed'].help}  [default: random]")
 @click.option(
     "--show",
     metavar="probs|top=N|words|words=N",
-    help="Each token with its probability (probs), or with the N likeliest in its place (top=N); "
-    "or the same for whole words. By the model itself, before temperature and filters.",
+    help="Show the probability of each token (probs) or the N most likely tokens at each position "
+    "(top=N); words and words=N do so for whole words. Probabilities are the model's own, before "
+    "temperature and filters.",
 )
-@click.option("--csv", "csv_file", metavar="FILE", help="Write that as a table.")
-@click.option("--html", metavar="FILE", help="Write that as a page for a browser.")
-@json_option(help="Print one JSON object a sample.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the tokens of --show to a CSV file.")
+@click.option("--html", metavar="FILE", help="Write the tokens of --show to an HTML page.")
+@json_option(help="Print one JSON object per sample.")
 @device_option()
-@dtype_option(help="Of the weights.")
-@click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
+@dtype_option()
+@int8_option()
 @options_of(SamplingParams, TABLE)
 def command(
     run: str | None,
@@ -90,13 +92,13 @@ def command(
     int8: bool,
     **options: Any,
 ) -> None:
-    """Write with a trained model.
+    """Generate text with a trained model.
 
-    RUN is a run folder, a checkpoint, any Hugging Face folder of a GPT-2, llama or Qwen3 model, or
-    hf://NAME, which is downloaded; without it, the newest run under runs/.
+    RUN is a run folder, a checkpoint, a Hugging Face folder of a GPT-2, Llama or Qwen3 model, or
+    hf://NAME to download one from the Hub. The default is the newest run under runs/.
 
-    Past its context the model goes on with the second half of what it saw, whatever its kind of
-    positions; a recurrent model has no such end.
+    When a text exceeds the context length, the model continues from the second half of its context.
+    Recurrent models have no such limit.
 
     \b
     nanolm sample --prompt "Once upon a time"
@@ -111,17 +113,17 @@ def command(
     if not 1 <= count <= 1000:
         problems.append(f"-n {count}: must be from 1 to 1000")
     elif 1 < params.beams < count:
-        problems.append(f"-n {count}: --beams {params.beams} finds {params.beams} texts at most")
+        problems.append(f"-n {count}: must be at most --beams {params.beams}")
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
     if csv_file is not None and csv_file == html:
-        problems.append(f"--csv and --html {html}: give each a file of its own")
+        problems.append(f"--csv and --html {html}: name two different files")
     if each_line and prompts and not files:
-        problems.append("--each-line is for --prompt-file or a pipe; leave out --prompt")
+        problems.append("--each-line needs --prompt-file or a pipe; omit --prompt")
     if interactive and (as_json or csv_file or html or each_line):
-        problems.append("--interactive is for people; leave out --json, --csv, --html, --each-line")
+        problems.append("--interactive: omit --json, --csv, --html and --each-line")
     elif interactive and not (sys.stdin and sys.stdin.isatty()):
-        problems.append("--interactive needs a keyboard; for prompts from a pipe take --each-line")
+        problems.append("--interactive needs a terminal; use --each-line for prompts from a pipe")
     if problems:
         raise UsageError("\n".join(problems))
     asked = list(prompts)
@@ -137,7 +139,7 @@ def command(
     name, writer = ready(run, device, dtype, int8)
     writing = SampleSession(writer, params, count, shown, top)
     if not params.likeliest_only and params.beams == 1:
-        note(f"seed {params.seed}" + ", one more for each prompt" * interactive)
+        note(f"seed {params.seed}" + ", incremented for each prompt" * interactive)
     if interactive:
         interactive_loop(writing, asked)
         return
@@ -157,20 +159,20 @@ def command(
         page = samples_page(writer.tokenizer, samples, facts, writing.words)
         write_file(Path(html), page)
     for file in filter(None, (csv_file, html)):
-        note(f"written: {file}")
+        note(f"wrote {file}")
     if writing.interrupted:
         raise KeyboardInterrupt
 
 
 def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
-    """ "", "probs", "top" or "words", and how many of the likeliest."""
+    """ "", "probs", "top" or "words", and the number of most likely tokens or words."""
     kind, _, number = (show or "").partition("=")
     if kind in ("top", "words") and not number:
         return kind, 6 if kind == "top" else 0
     if kind in ("top", "words") and number.isdecimal() and 1 <= int(number) <= 100:
         return kind, int(number)
     if show not in (None, "probs"):
-        problems.append(f"--show {show}: choose probs, top=N, words or words=N; N from 1 to 100")
+        problems.append(f"--show {show}: choose probs, top=N, words or words=N (N from 1 to 100)")
     return kind, 0
 
 
@@ -185,7 +187,7 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
     where, reason = choose_device(device)
     kind, kind_reason = choose_dtype(dtype, where)
     if int8 and where != "cpu":
-        raise UsageError(f"--int8 is for a CPU: leave it out, or add --device cpu (not {where})")
+        raise UsageError(f"--int8 works only on a CPU, not on {where}; omit it or add --device cpu")
     if where != "cpu":
         note(f"{where} ({reason}), {kind} ({kind_reason})")
     if run is None:
@@ -208,34 +210,34 @@ class SampleSession:
         self.writer, self.params, self.count = writer, params, count
         self.shown, self.top = shown, top
         self.columns = Columns()
-        self.words: list[list[Word]] = []  # of each sample, if they are to be shown
-        self.speed = 0.0  # tokens a second, the last time
+        self.words: list[list[Word]] = []  # of each sample, if shown
+        self.speed = 0.0  # tokens per second of the last generation
         self.interrupted = False
 
     def write(self, prompts: list[str], live: bool) -> list["Sample"]:
-        """Samples of all prompts; if `live` they are shown, the first one as it comes."""
+        """Sample from all prompts; if `live`, show the samples and stream the first one."""
         from nanolm.cli.progress import TrainingView
         from nanolm.generation.language_model import Sample
 
         for prompt in prompts:
             if unseen := self.writer.unseen(prompt):
                 context = self.writer.model.config.context
-                note(f"the model looks back on {context:,} tokens, not on the first {unseen:,}")
+                note(f"prompt truncated to fit {context:,} tokens; dropped the first {unseen:,}")
         samples = [Sample(prompt, number) for prompt in prompts for number in range(self.count)]
         started = time.monotonic()
         if live:
             self.begin(samples[0])
-        done = 0  # tokens of the first that were shown
+        done = 0  # tokens of the first sample already shown
         with TrainingView() as view:
             silent = view.report if not live or self.params.beams > 1 else lambda *how_far: None
             try:
                 top = self.top if self.shown == "top" else 0
                 for row, text in self.writer.stream(samples, self.params, top, report=silent):
                     if live and row == 0:
-                        done = self.go_on(samples[0], done, text)
-            except KeyboardInterrupt:  # what there is so far is shown
+                        done = self.advance(samples[0], done, text)
+            except KeyboardInterrupt:  # show the text so far
                 self.interrupted = True
-                for sample in samples:  # it may have come amid a token
+                for sample in samples:  # it may have come in the middle of a token
                     lists: list[list[Any]] = [sample.tokens, sample.logprobs]
                     lists += [sample.top] if top else []
                     whole = min(map(len, lists))
@@ -244,7 +246,7 @@ class SampleSession:
                 samples = [sample for sample in samples if sample.tokens]
         self.speed = sum(len(sample.tokens) for sample in samples) / (time.monotonic() - started)
         if any(math.isnan(logprob) for sample in samples for logprob in sample.logprobs):
-            note("the model is broken: what it computes are no numbers")
+            note("the model is damaged: its outputs are not finite (NaN)")
         if self.shown == "words":
             from nanolm.generation.words import score_words
 
@@ -254,18 +256,18 @@ class SampleSession:
                 if number:
                     show_text("---\n")
                     self.begin(sample)
-                    self.go_on(sample, 0, sample.text)
+                    self.advance(sample, 0, sample.text)
                 self.end(sample, self.words[number] if self.words else [])
         return samples
 
     def begin(self, sample: "Sample") -> None:
         if self.shown and not sys.stdout.isatty():
-            return  # lines for a program
+            return  # machine-readable lines
         show_text(sample.prompt, bold=True)
         if self.shown and sample.prompt:
             show_text("\n")
 
-    def go_on(self, sample: "Sample", done: int, text: str) -> int:
+    def advance(self, sample: "Sample", done: int, text: str) -> int:
         if not self.shown:
             show_text(text)
         elif self.shown == "probs":
@@ -330,10 +332,10 @@ class SampleSession:
 
 
 def interactive_loop(writing: SampleSession, prompts: list[str]) -> None:
-    """One prompt after the other, from the keyboard. Ctrl-C ends a text, Ctrl-D all of it."""
+    """Read prompts from the keyboard. Ctrl-C stops a text, Ctrl-D quits."""
     with contextlib.suppress(ImportError):  # not on every system
-        import readline  # noqa: F401  # the arrow keys bring back what was typed before
-    note("Ctrl-D ends it, Ctrl-C a text that is being written")
+        import readline  # noqa: F401  # history on the arrow keys
+    note("Ctrl-C stops the current text, Ctrl-D quits")
     params = writing.params
     while True:
         try:
@@ -357,7 +359,7 @@ def word_json(word: "Word", top: int) -> dict[str, Any]:
 
 
 def write_csv(file: Path, samples: list[list["Word"]], kind: str, most: int) -> None:
-    """A row for each token or word of each sample; fewer than `most` words may have been found."""
+    """One row per token or word of each sample, with at most `most` alternatives."""
     others = [f"{what}_{n}" for n in range(1, most + 1) for what in (kind, "probability")]
     stream = io.StringIO(newline="")
     rows = csv.writer(stream)
@@ -392,17 +394,17 @@ def load_newest() -> tuple[str, "LanguageModel"]:
         try:
             writer = load(run, note)
         except ModelError as error:
-            note(f"{error}; trying the run before it")
+            note(f"{error}; trying the previous run")
         else:
             note(f"using {run}, the newest run")
             return str(run), writer
     raise ModelError(
-        "no trained model under runs/ yet; name one, or train one first: nanolm train CORPUS"
+        "no trained model under runs/; name one, or train one first: nanolm train CORPUS"
     )
 
 
 def prompts_in(data: bytes, name: str, each_line: bool) -> list[str]:
-    """The last line end is not meant."""
+    """The prompts in a file or on stdin, without the final line end."""
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""A classifier's scores as people read them."""
+"""Tables of a classifier's scores."""
 
 import sys
 import textwrap
@@ -15,9 +15,9 @@ from nanolm.formats import counted
 if TYPE_CHECKING:
     from nanolm.classification.metrics import ClassifierScores, Mistake
 
-MATRIX_CLASSES = 12  # a larger confusion matrix is for programs to read
-LABEL_WIDTH = 24  # letters of a label in a table
-TEXT_WIDTH = 30  # a text that would have less room beside its labels goes below them
+MATRIX_CLASSES = 12  # a larger confusion matrix is only in --json
+LABEL_WIDTH = 24  # characters of a label in a table
+TEXT_WIDTH = 30  # with less room, a text goes below its labels
 
 
 def show_scores(name: str, scores: "ClassifierScores") -> None:
@@ -46,7 +46,7 @@ def show_matrix(labels: list[str], confusion: Sequence[Sequence[int]], width: in
     lead = max(len(corner), min(cell_width(labels), LABEL_WIDTH))
     room = width and (width - lead) // len(labels) - 2
     if len(labels) > MATRIX_CLASSES or (room is not None and room < max(digits, NARROWEST)):
-        note(f"{len(labels)} classes: no room to show what was taken for what; --json has it")
+        note(f"no room for the confusion matrix of {len(labels)} classes; use --json")
         return
 
     def style(row: int, column: int, text: str) -> str:
@@ -62,10 +62,10 @@ def show_matrix(labels: list[str], confusion: Sequence[Sequence[int]], width: in
 
 def show_mistakes(mistakes: "Sequence[Mistake]") -> None:
     width = terminal_width()
-    table = [["chance", "predicted", "true"]]
+    table = [["probability", "predicted", "true"]]
     for each in mistakes:
         table.append([f"{each.probability:.3f}", one_line(each.predicted), one_line(each.label)])
-    most = sys.maxsize if width is None else max(NARROWEST, min(LABEL_WIDTH, (width - 10) // 2))
+    most = sys.maxsize if width is None else max(NARROWEST, min(LABEL_WIDTH, (width - 15) // 2))
     rooms = [min(cell_width(column), most) for column in zip(*table, strict=True)]
     lead = sum(rooms) + 2 * len(rooms)
     beside = width is None or width - lead >= TEXT_WIDTH

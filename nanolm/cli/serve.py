@@ -1,4 +1,4 @@
-"""`nanolm serve`: a playground in the browser, and an API that OpenAI's clients speak."""
+"""`nanolm serve`: a playground in the browser and an OpenAI-compatible API."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ import click
 
 from nanolm.cli.console import note
 from nanolm.cli.notes import RateLimitedNotes
-from nanolm.cli.options import Command, device_option, dtype_option, unknown
+from nanolm.cli.options import Command, device_option, dtype_option, int8_option, unknown
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, DTYPES
 
@@ -30,31 +30,33 @@ option = partial(click.option, show_default=True)
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    help="Where to listen; at any other address than this machine's own a key is needed.",
+    help="Address to listen on; any address but the loopback requires an API key.",
 )
-@option("--port", type=click.IntRange(0, 65_535), default=8000)
+@option("--port", type=click.IntRange(0, 65_535), default=8000, help="Port to listen on.")
 @click.option(
     "--key",
     metavar="KEY",
-    help="What clients must know; NANOLM_SERVE_KEY hides it.  [default: made, if needed]",
+    help="API key; safer in NANOLM_SERVE_KEY.  [default: generated, if required]",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name clients may call it by.")
-@click.option("--allow-origin", multiple=True, metavar="URL", help="Whose pages may ask (CORS).")
-@option("--batch", type=click.IntRange(1, 1024), default=64, help="Texts written at once.")
-@option("--queue", type=click.IntRange(0, 100_000), default=256, help="May wait; others get 429.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Accept this Host name too.")
+@click.option("--allow-origin", multiple=True, metavar="URL", help="Origin allowed by CORS.")
+@option("--batch", type=click.IntRange(1, 1024), default=64, help="Maximum batch size.")
 @option(
-    "--max-tokens", type=click.IntRange(1, 1_000_000), default=4096, help="Of one text, at most."
+    "--queue", type=click.IntRange(0, 100_000), default=256, help="Queue size, then status 429."
+)
+@option(
+    "--max-tokens", type=click.IntRange(1, 1_000_000), default=4096, help="Token limit per request."
 )
 @option(
     "--timeout",
     type=click.FloatRange(1, 86_400),
     default=300,
     metavar="SECONDS",
-    help="A text that takes longer ends where it stands.",
+    help="Time limit per request; longer texts are truncated.",
 )
-@device_option(help="Where to run models.")
-@dtype_option(help="Of the weights.")
-@click.option("--int8", is_flag=True, help="Round weights to 8 bits: faster on a CPU, if large.")
+@device_option()
+@dtype_option()
+@int8_option()
 def command(
     runs: tuple[str, ...],
     host: str,
@@ -70,33 +72,35 @@ def command(
     dtype: str,
     int8: bool,
 ) -> None:
-    """A playground in the browser, and an API that OpenAI's clients speak.
+    """Serve a playground and an OpenAI-compatible API.
 
-    Each RUN is as for `nanolm sample` or `nanolm classify`. The page is at the address that is
-    printed; the API below it, at /v1, and described at /openapi.json. Only this machine can ask,
-    unless --host says otherwise. Ctrl-C stops it, after what is being written.
+    Each RUN is as for `nanolm sample` or `nanolm classify`. The command prints the address of the
+    playground. The API is at /v1 below it, with its description at /openapi.json. The server is
+    reachable only from this machine unless you change --host. Ctrl-C finishes the current requests
+    and stops it.
 
     \b
     nanolm serve runs/novel
     nanolm serve runs/novel runs/reviews hf://gpt2 --port 8080
-    nanolm serve runs/novel --host 0.0.0.0                  for others too; prints a key
+    nanolm serve runs/novel --host 0.0.0.0    reachable from outside; prints an API key
     curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
       -d '{"prompt": "Once upon a time", "max_tokens": 50}'
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    problems = [f"{' and '.join(missing)} needed: pip install 'nanolm[serve]'"] if missing else []
+    install = f"missing {' and '.join(missing)}: run `pip install 'nanolm[serve]'`"
+    problems = [install] if missing else []
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     if key is not None and not (key.isascii() and key.isprintable() and len(key.strip()) >= 8):
-        problems.append("--key: at least 8 letters, digits and signs of ASCII")
+        problems.append("--key: must be at least 8 printable ASCII characters")
     key = key.strip() if key else key
     for origin in allow_origin:
         if not origin.lower().startswith(("http://", "https://")):
-            problems.append(f"--allow-origin {origin}: must be like https://example.org")
+            problems.append(f"--allow-origin {origin}: give an origin such as https://example.org")
     if problems:
         raise UsageError("\n".join(problems))
 
-    # Before torch is imported: oneDNN keeps a kernel for each shape that it has met, of prompts of
-    # every length: an LSTM's take 0.3 MB each. It would keep 1,024, for as long as the server runs.
+    # Must be set before torch is imported. oneDNN caches a kernel for every shape it has seen, that
+    # is, for every prompt length; by default up to 1,024 of them, 0.3 MB each for an LSTM.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
     from nanolm.serve.app import application
@@ -104,7 +108,7 @@ def command(
     from nanolm.serve.guard import is_loopback
     from nanolm.serve.server import bound, listen
 
-    listening = bound(host, port)  # first: a port in use is told before models are loaded
+    listening = bound(host, port)  # first, so that a port in use is reported before models load
     port = listening.getsockname()[1]
     if key is None and not is_loopback(host):
         key = secrets.token_urlsafe(24)
@@ -115,15 +119,15 @@ def command(
     app = application(models, limits, host, key, notes, allow_host, allow_origin)
     for worker in app.app.state.server.workers.values():  # type: ignore[attr-defined]
         worker.warm()
-    sys.setswitchinterval(0.0001)  # the thread that computes must not wait for the one that sends
+    sys.setswitchinterval(0.0001)  # the worker thread must not wait for the one that sends
 
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{port}/"
         click.echo(address + (f"#key={quote(key, safe='')}" if key else ""))
-        note(f"{', '.join(models)}; the API is at {address}v1, Ctrl-C stops it")
+        note(f"serving {', '.join(models)}; the API is at {address}v1. Press Ctrl-C to stop")
         if key:
-            note(f"key: {key} (Authorization: Bearer KEY; without TLS, anyone on the way sees it)")
+            note(f"API key: {key} (header `Authorization: Bearer KEY`; unencrypted without TLS)")
 
     listen(app, listening, ready)
     note("stopped")

@@ -1,4 +1,4 @@
-"""`nanolm sweep`: which settings learn most, by trying them within a time."""
+"""`nanolm sweep`: a hyperparameter search within a time budget."""
 
 import shlex
 import time
@@ -22,21 +22,30 @@ if TYPE_CHECKING:
     from nanolm.sweep.sweep import TrialEnded
     from nanolm.training.events import Event
 
-ERROR_LENGTH = 60  # letters of why a trial failed, in the table
+ERROR_LENGTH = 60  # characters of a trial's error message in the table
 FIXED = {heading: part for heading, part in TABLE.items() if heading != "Budget"}
+COMMON = {
+    *("over", "minutes", "trials", "out", "as_json", "val", "tokenizer"),
+    *("preset", "family", "start_from", "context", "batch", "lr", "device"),
+}
 sweep_option = partial(click.option, cls=Option, heading="Sweep")
-refused_option = partial(click.option, cls=Option, hidden=True)  # known to say what to type instead
+refused_option = partial(click.option, cls=Option, hidden=True)  # refused with what to type instead
 
 
-@click.command("sweep", cls=Command)
+@click.command("sweep", cls=Command, common=COMMON)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @sweep_option(
     "--over", metavar="NAMES", default="", help="Settings to vary: lr,dropout or lr=0.001:0.003,..."
 )
-@sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Time for all of it.")
-@sweep_option("--trials", type=int, help="At the start.  [default: up to 27, as time permits]")
+@sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Total time.")
 @sweep_option(
-    "--out", metavar="FOLDER", help="Trials, FOLDER/best.  [default: runs/NAME-sweep, runs/NAME]"
+    "--trials", type=int, help="Trials in the first round.  [default: up to 27, as time permits]"
+)
+@sweep_option(
+    "--out",
+    metavar="FOLDER",
+    help="Folder of the trials; the best run goes to FOLDER/best.  [default: runs/NAME-sweep, and "
+    "runs/NAME for the best run]",
 )
 @json_option(cls=Option, heading="Sweep", help="Print the result as JSON.")
 @options_of(TrainSettings, FIXED)
@@ -44,12 +53,12 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # known to say 
 @refused_option("--epochs", type=float)
 @refused_option("--tokens", type=int)
 def command(over: str, trials: int | None, out: str | None, as_json: bool, **options: Any) -> int:
-    """Try settings, and train the best.
+    """Search hyperparameters and train the best model.
 
-    CORPUS is as for `nanolm train`, and so are the settings below: what is given is the same in
-    each trial. All trials get a short time, the best third of them three times as much, and so on;
-    the last one is a run as any other. With seeds among --over, a combination is tried with each,
-    and chosen by the mean.
+    CORPUS and the training options are those of `nanolm train`; options apply to every trial. The
+    search uses successive halving: all trials train briefly, the best third train three times as
+    long, and so on. The last trial becomes an ordinary run. If --over includes seed, each
+    combination is trained with every seed and ranked by its mean.
 
     \b
     nanolm sweep novel.txt --over lr,dropout        half an hour, values chosen for you
@@ -57,7 +66,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     nanolm sweep novel.txt --over positions=learned:rope,seed=1:2:3 --minutes 10
     nanolm sweep novel.txt --over family=modern:gpt2:lstm --preset nano --minutes 10
 
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    If the sweep is interrupted, run the same command again to resume it.
     """
     started = time.monotonic()
     settings = TrainSettings.from_dict(options)
@@ -79,14 +88,14 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     if outcome.not_tried:
         from nanolm.sweep.result import in_words
 
-        note(f"not tried, for want of time: {in_words(outcome.not_tried)}")
-    note(f"picture: {outcome.folder}/sweep.svg")
+        note(f"skipped for lack of time: {in_words(outcome.not_tried)}")
+    note(f"chart: {outcome.folder}/sweep.svg")
     note(f'next: nanolm sample {shlex.quote(outcome.run)} --prompt "..."')
     return 0
 
 
 def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
-    """A line for each trial; progress within one only where that does not stay."""
+    """One line per trial; progress within a trial only on a terminal."""
     from nanolm.sweep.sweep import TrialEnded
 
     if not isinstance(event, TrialEnded):
@@ -98,14 +107,14 @@ def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
 
 
 def described(trial: "SweepTrial") -> str:
-    from nanolm.report.sweep import format_value  # which help need not wait for
+    from nanolm.report.sweep import format_value  # slow to import; help does not need it
 
     values = trial.values.items()
     return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in values)
 
 
 def show_outcome(outcome: "SweepResult") -> None:
-    """By rank: bits per byte in each round; of several seeds, mean and standard deviation."""
+    """Ranked: bits per byte in each round; with several seeds, mean and standard deviation."""
     from nanolm.report.sweep import format_value
 
     combinations = outcome.combinations()
@@ -122,9 +131,9 @@ def show_outcome(outcome: "SweepResult") -> None:
         rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits)), end])
     show_table(rows, left={len(rows[0]) - 1})
     click.echo(
-        f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on held-out text, the best "
+        f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on the validation set, best "
         f"of {counted(len(outcome.trials), 'trial')}: {printable(described(outcome.trials[0]))}"
     )
     if (count := len(combinations[0].trials)) > 1:
         mean, std = combinations[0].rounds()[-1]
-        click.echo(f"chosen by the mean over {count} seeds: {mean:.3f} ± {std:.3f} bits per byte")
+        click.echo(f"ranked by the mean over {count} seeds: {mean:.3f} ± {std:.3f} bits per byte")

@@ -1,4 +1,4 @@
-"""Tables on stdout, cut to the width of a terminal where there is one."""
+"""Tables on stdout, truncated to the width of the terminal."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ import click
 from nanolm.cli.columns import fitted
 from nanolm.formats import printable
 
-NARROWEST = 4  # letters that the first column keeps, however narrow the terminal
+NARROWEST = 4  # minimum width of the first column
 
 
 def show_table(
@@ -19,8 +19,8 @@ def show_table(
     limit: int | None = None,
     style: Callable[[int, int, str], str] | None = None,  # of row, column and cell
 ) -> None:
-    """Columns two blanks apart, as wide as their widest cell; those in `left` are left-aligned.
-    Where given, the first is no wider than `first_limit` letters, and the others than `limit`."""
+    """Columns two spaces apart, as wide as their widest cell; those in `left` are left-aligned.
+    `first_limit` limits the width of the first column, `limit` that of the others."""
     widths = [min(cell_width(column), limit or sys.maxsize) for column in zip(*rows, strict=True)]
     if first_limit:
         widths[0] = min(cell_width(row[0] for row in rows), max(NARROWEST, first_limit))
@@ -43,7 +43,7 @@ def one_line(text: str) -> str:
 
 
 def cell_width(cells: Iterable[str]) -> int:
-    """The width of the widest; some letters take two columns of a terminal."""
+    """The width of the widest cell; some characters take two columns of a terminal."""
     from rich.cells import cell_len
 
     return max(map(cell_len, cells), default=0)

@@ -1,4 +1,4 @@
-"""`nanolm tokenizer`: the tokenizer on its own."""
+"""`nanolm tokenizer`: train, use, visualize and compare tokenizers."""
 
 import json
 import sys
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 which = click.option(
     "--tokenizer",
     metavar="|".join([*NAMED, "PATH"]),
-    help="Which tokenizer.  [default: that of the newest run, else learned from embedded:stories]",
+    help="Tokenizer.  [default: that of the newest run, else trained on embedded:stories]",
 )
-DEFAULT_VOCAB = 2048  # where no tokenizer is named and nothing has been trained
+DEFAULT_VOCAB = 2048  # if no tokenizer is named and there are no runs
 DEFAULT_TOKENIZERS = ("byte", "char", "bpe:512", "bpe:4096")
 TOKENIZER: Rows = {
-    "tokenizer": ("|".join(TRAINABLE), "Which kind.  [default: bpe]"),
-    "vocab_size": ("", "Tokens that bpe learns.  [default: measured on the text]"),
+    "tokenizer": ("|".join(TRAINABLE), "Kind of tokenizer.  [default: bpe]"),
+    "vocab_size": ("", "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]"),
 }
-COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white
+COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white text
 
 
 @click.group("tokenizer", cls=CommandGroup)
 def command() -> None:
-    """Train, use, look at and compare tokenizers.
+    """Train, use, visualize and compare tokenizers.
 
-    A tokenizer is named by one of gpt2, cl100k and o200k, by its file (tokenizer.json, *.tiktoken)
-    or by the folder of a run or model that has one; by default it is that of the newest run.
+    A tokenizer is gpt2, cl100k, o200k, a file (tokenizer.json or *.tiktoken), or the folder of a
+    run or model. The default is the tokenizer of the newest run.
     """
 
 
 @command.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
-@options_of(TrainSettings, {"Tokenizer": TOKENIZER, "How to read the text": READING})
-@click.option("--out", metavar="DIR", required=True, help="Where to write tokenizer.json.")
+@options_of(TrainSettings, {"Tokenizer": TOKENIZER, "Reading": READING})
+@click.option("--out", metavar="DIR", required=True, help="Output folder of tokenizer.json.")
 @json_option(help="Print one JSON object.")
 def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
-    """Learn a tokenizer from text.
+    """Train a tokenizer on text.
 
     \b
     nanolm tokenizer train novel.txt --vocab-size 4096 --out my-tokenizer
@@ -58,10 +58,10 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
     settings = TrainSettings(corpus=corpus, **options)
     settings.check()
     if (kind := settings.tokenizer) not in (None, *TRAINABLE):
-        raise UsageError(f"--tokenizer {kind} is trained already; take one of bpe, char, byte")
+        raise UsageError(f"--tokenizer {kind} is already trained; choose from bpe, char, byte")
     file = Path(out) / "tokenizer.json"
     if file.exists():
-        raise DataError(f"{file} is there already; choose another --out")
+        raise DataError(f"{file} already exists; choose another --out")
 
     from nanolm import files
     from nanolm.cli.progress import TrainingView
@@ -90,15 +90,15 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
 
 
 def text_options(function: Any) -> Any:
-    file = click.option("--file", metavar="FILE", help="Take the text from a file.")
+    file = click.option("--file", metavar="FILE", help="Read the text from a file.")
     return click.argument("text", nargs=-1)(which(file(function)))
 
 
 @command.command("encode", cls=Command)
 @text_options
-@json_option(help="Print one JSON object a text.")
+@json_option(help="Print one JSON object per text.")
 def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_json: bool) -> None:
-    """Text to ids. TEXT from the arguments, --file, or stdin.
+    """Convert text to token ids. TEXT comes from the arguments, --file or stdin.
 
     \b
     nanolm tokenizer encode --tokenizer runs/novel "It was a dark night"
@@ -117,7 +117,7 @@ def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_js
 @which
 @json_option(help="Print one JSON object.")
 def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
-    """Ids to text. IDS from the arguments or stdin: numbers, or what `encode --json` prints.
+    """Convert token ids to text. IDS come from the arguments or stdin, as numbers or JSON.
 
     \b
     nanolm tokenizer encode --tokenizer gpt2 "Hello" | nanolm tokenizer decode --tokenizer gpt2
@@ -134,7 +134,7 @@ def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
 
 
 def read_ids(source: str, vocab_size: int) -> list[int]:
-    """Numbers parted by blanks or commas, or JSON with `ids` in it, one object a line."""
+    """Numbers separated by spaces or commas, or JSON lines with `ids`."""
     numbers: list[int] = []
     for line in source.splitlines():
         try:
@@ -142,19 +142,19 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
             ids = value["ids"] if isinstance(value, dict) else value
             numbers += [int(id) for id in (ids or line.replace(",", " ").split())]
         except (ValueError, KeyError, TypeError):
-            cure = "give numbers, such as: decode 15496 995"
-            raise UsageError(f"{line[:40]!r} is no list of ids; {cure}") from None
+            cure = "give numbers such as `decode 15496 995`"
+            raise UsageError(f"{line[:40]!r} is not a list of ids; {cure}") from None
     wrong = [id for id in numbers if not 0 <= id < vocab_size]
     if wrong:
-        raise UsageError(f"id {wrong[0]}: this tokenizer has ids from 0 to {vocab_size - 1}")
+        raise UsageError(f"id {wrong[0]}: must be from 0 to {vocab_size - 1} for this tokenizer")
     return numbers
 
 
 @command.command("show", cls=Command)
 @text_options
-@click.option("--html", metavar="FILE", help="Write a page for a browser instead.")
+@click.option("--html", metavar="FILE", help="Write an HTML page instead.")
 def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: str | None) -> None:
-    """Text with its tokens in colours and their ids below.
+    """Show text with coloured tokens and their ids below.
 
     \b
     nanolm tokenizer show "Some words."
@@ -174,7 +174,7 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
 
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
-    """Rows of coloured tokens over their ids; in a pipe, an id and a token a line."""
+    """Rows of coloured tokens above their ids; in a pipe, one id and token per line."""
     ids = tokenizer.encode(text)
     if not sys.stdout.isatty():
         for id in ids:
@@ -196,15 +196,15 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     "tokenizers",
     multiple=True,
     metavar="WHICH",
-    help="One to compare, as often as you like: a name or path as elsewhere, or byte, char, or "
-    "bpe:SIZE, made for this text.  [default: byte, char, bpe:512, bpe:4096]",
+    help="Tokenizer to compare; repeat for several. A name or path, or byte, char or bpe:SIZE to "
+    "train one on this text.  [default: byte, char, bpe:512, bpe:4096]",
 )
-@options_of(TrainSettings, {"How to read the text": READING})
-@json_option(help="Print one JSON object a tokenizer.")
+@options_of(TrainSettings, {"Reading": READING})
+@json_option(help="Print one JSON object per tokenizer.")
 def compare(
     corpus: tuple[str, ...], tokenizers: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Bytes per token of several tokenizers on one text.
+    """Compare the bytes per token of several tokenizers on a text.
 
     \b
     nanolm tokenizer compare novel.txt --tokenizer runs/novel --tokenizer gpt2 --tokenizer bpe:4096
@@ -230,40 +230,40 @@ def compare(
 
 
 def load_or_make(name: str) -> "Tokenizer | tuple[str, int | None]":
-    """A tokenizer that is there, or the kind and size of one to be made for the text."""
+    """An existing tokenizer, or the kind and size of one to train on the text."""
     kind, _, size = name.partition(":")
     if kind not in TRAINABLE:
         return load(name)
     if size and not (kind == "bpe" and size.isdigit() and 258 <= int(size) <= 1 << 20):
-        raise UsageError(f"--tokenizer {name}: write bpe:SIZE, with a size from 258 to 1048576")
+        raise UsageError(f"--tokenizer {name}: give bpe:SIZE, with a size from 258 to 1048576")
     return kind, int(size) if size else None
 
 
 def load(name: str | None) -> "Tokenizer":
-    """By its name; without one that of the newest run, or else one that is made here."""
+    """The named tokenizer, or that of the newest run, or one trained here."""
     from nanolm.runs.folder import find_tokenizer, runs_by_age
 
     if name is None:
         newest = next(iter(runs_by_age(Path("runs"))), None)
-        if newest is None:  # always the same, and none that has to be downloaded
+        if newest is None:  # always the same, without a download
             from nanolm.text.sources import EMBEDDED, embedded_file
             from nanolm.text.tokenizer import train_tokenizer
 
-            learned = f"{DEFAULT_VOCAB:,} tokens learned from embedded:stories"
-            note(f"no run here: using {learned} (--tokenizer for another)")
+            trained = f"a tokenizer of {DEFAULT_VOCAB:,} tokens trained on embedded:stories"
+            note(f"no runs found; using {trained} (choose another with --tokenizer)")
             corpus = embedded_file(EMBEDDED["stories"][0]).read_text(encoding="utf-8")
             return train_tokenizer([corpus], "bpe", DEFAULT_VOCAB)
-        note(f"using the tokenizer of {newest}, the newest run (--tokenizer for another)")
+        note(f"using the tokenizer of {newest}, the newest run (choose another with --tokenizer)")
         name = str(newest)
     if name in TRAINABLE and not Path(name).exists():
-        others = "gpt2, a run, or the folder that `nanolm tokenizer train` wrote"
-        raise UsageError(f"--tokenizer {name} is made for a text; name one that is there: {others}")
+        others = "gpt2, a run, or a folder from `nanolm tokenizer train`"
+        raise UsageError(f"--tokenizer {name} is not trained yet; name a trained one: {others}")
     return find_tokenizer(name, note)
 
 
 def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
     if file is not None and arguments:
-        raise UsageError("give TEXT or --file, not both")
+        raise UsageError("give either TEXT or --file, not both")
     if arguments:
         return list(arguments)
     try:

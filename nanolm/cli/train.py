@@ -1,4 +1,4 @@
-"""`nanolm train`: text to tokenizer to model to a run folder."""
+"""`nanolm train`: train a tokenizer and a language model into a run folder."""
 
 import shlex
 import shutil
@@ -24,67 +24,78 @@ if TYPE_CHECKING:
 
 TABLE: Table = {
     "Text": {
-        "val": "Validate on this file instead of a part of the corpus.",
-        "val_fraction": "Hold out this share; 0 trains on all.  [default: 0.1, at most 1 MB]",
-        "val_split": "Hold out parts, or documents, from all over, or the end.  [default: spread]",
-        "max_bytes": "Use at most N bytes, from all over the text.  [default: by --minutes]",
+        "val": "Validation file, used instead of a held-out part of the corpus.",
+        "val_fraction": "Fraction to hold out for validation; 0 is none.  [default: 0.1, max 1 MB]",
+        "val_split": "Hold out passages from the whole corpus, or its end.  [default: spread]",
+        "max_bytes": "Use at most N bytes, sampled evenly.  [default: set by --minutes]",
         **READING,
-        "tokenizer": "How text is cut, or whose tokenizer to take over.  [default: bpe]",
-        "vocab_size": "Tokens that bpe learns.  [default: measured on the text]",
+        "tokenizer": "bpe, char or byte to train one; gpt2, cl100k, o200k or a path to reuse one.  "
+        "[default: bpe]",
+        "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "A size with a name.  [default: by text and machine]",
-        "family": f"modern is as Qwen3; rnn, lstm are baselines.  [default: {DEFAULT_FAMILY}]",
-        "start_from": "A trained model: a run, a folder, or a name on the Hugging Face Hub (gpt2).",
-        "layers": "Blocks of attention and feed-forward.",
-        "heads": "Attention heads in each block.",
-        "kv_heads": "Fewer heads of keys and values, shared.  [default: --heads]",
-        "dim": "Width of the model; a multiple of --heads.",
-        "hidden": "Width inside the feed-forward layer.  [default: by the width]",
-        "context": "Tokens the model can look back on.",
-        "dropout": "Left out at random while learning.  [default: by passes over the text]",
+        "preset": "Model size (see --list-presets): nano to gpt2-xl.  [default: chosen for the "
+        "text and machine]",
+        "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
+        f"[default: {DEFAULT_FAMILY}]",
+        "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
+        "layers": "Number of layers.",
+        "heads": "Attention heads per layer.",
+        "kv_heads": "Key-value heads; fewer than --heads gives grouped-query attention.  "
+        "[default: --heads]",
+        "dim": "Embedding width; a multiple of --heads.",
+        "hidden": "Hidden width of the feed-forward layers.  [default: set by --dim]",
+        "context": "Context length in tokens.",
+        "dropout": "Dropout rate.  [default: set by the number of epochs]",
     },
-    "Switches of the model  [default: as its family has them]": {
-        "positions": "How a token knows where it stands.",
-        "rope_base": "Slowest rotation of --positions rope; more for longer contexts.",
-        "norm": "Layer norm, or root mean square alone.",
-        "norm_place": "Before each layer, or after its residual.",
-        "qk_norm": "Normalise queries and keys.",
-        "feed_forward": "Its nonlinearity.",
-        "bias": "Biases in linear layers and layer norms.",
-        "tied": "Use the token embedding as the output layer.",
+    "Architecture (defaults set by --family)": {
+        "positions": "Position encoding.",
+        "rope_base": "Base of the rotary frequencies (RoPE theta); larger for longer contexts.",
+        "norm": "LayerNorm or RMSNorm.",
+        "norm_place": "Normalize before each sublayer, or after its residual connection.",
+        "qk_norm": "Normalize queries and keys.",
+        "feed_forward": "Activation of the feed-forward layers.",
+        "bias": "Use biases in linear layers and layer norms.",
+        "tied": "Tie the output layer to the token embedding.",
     },
     "Budget": {
-        "steps": "Updates; on as many threads, the same ones give the same model, bit for bit.",
-        "minutes": "Time for all of it, also as a limit.  [default: 3, for all but tiny texts]",
-        "epochs": "Passes over the text.",
-        "tokens": "Tokens to learn from, as often as they come.",
+        "steps": "Number of steps; with the same number of threads, reruns are bit-identical.",
+        "minutes": "Total time, including preparation; also caps --steps, --epochs and --tokens.  "
+        "[default: 3, except for tiny texts]",
+        "epochs": "Number of passes over the text.",
+        "tokens": "Number of training tokens, repeats included.",
     },
-    "Learning": {
-        "batch": "Sequences a step.  [default: by preset, or by time]",
-        "optimizer": "What makes updates of gradients.  [default: muon, where it pays]",
-        "lr": "Peak learning rate.  [default: by width and optimizer]",
-        "average": AVERAGE + "  [default: 0.98 for hundreds of passes with dropout, else 0]",
-        "weight_decay": "Pull of the matrices towards zero.  [default: by passes over the text]",
-        "seed": "Another seed, another model.",
+    "Optimization": {
+        "batch": "Batch size in sequences.  [default: set by the preset or the time budget]",
+        "optimizer": "Optimizer of the weight matrices.  [default: muon, where it pays off]",
+        "lr": "Peak learning rate.  [default: set by width and optimizer]",
+        "average": AVERAGE + "  [default: 0.98 for hundreds of epochs with dropout, else 0]",
+        "weight_decay": "Weight decay of the matrices.  [default: set by the number of epochs]",
+        "seed": "Random seed.",
     },
-    "Machine": {
+    "Hardware": {
         **MACHINE,
-        "workers": "Parallel parts of a batch on a CPU; divides --threads.  [default: measured]",
-        "attention": "The kernel of attention on a GPU; math also on a CPU.  [default: measured]",
-        "compile": "Let torch compile the model.  [default: if it pays within the run]",
-        "shard": "Under torchrun, shard the weights.  [default: if the whole does not fit]",
+        "workers": "Split each batch across N parallel workers, which share --threads (CPU only).  "
+        "[default: measured]",
+        "attention": "Attention kernel on a GPU; math also works on a CPU.  [default: measured]",
+        "compile": "Use torch.compile.  [default: if it pays off within the run]",
+        "shard": "Shard the weights under torchrun.  [default: if they do not fit otherwise]",
     },
     "Run": {
-        "evaluations": "Times to validate, save and sample.  [default: 10, fewer in a hurry]",
-        "save_every": "Also save every N steps.  [default: every minute]",
+        "evaluations": "Number of times to evaluate, save and sample.  [default: 10, fewer for "
+        "short runs]",
+        "save_every": "Also save a checkpoint every N steps.  [default: every minute]",
     },
+}
+COMMON = {
+    *("val", "tokenizer", "preset", "family", "start_from", "context", "minutes", "steps"),
+    *("batch", "lr", "device", "out", "extend", "plan_only", "list_presets", "as_json"),
 }
 
 BUDGETS = ("steps", "minutes", "epochs", "tokens")
-MEASURED = ("threads", "workers", "attention", "compile", "shard")  # for a model and a machine
-SIZED = ("context", "batch", "lr", *MEASURED)  # what goes with the size of a model
-# Given on the command line, these override others from the environment or a --config file.
+MEASURED = ("threads", "workers", "attention", "compile", "shard")  # per model and machine
+SIZED = ("context", "batch", "lr", *MEASURED)  # settings that depend on the model size
+# On the command line, each of these overrides others from the environment or a --config file.
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
     "preset": (*SIZES, *SIZED),
@@ -94,22 +105,21 @@ OVERRIDES = {
 }
 
 TEXTS = [f"{SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()]
-NO_CORPUS = "no text to train on. Name a file, or take one that comes with nanolm:"
+NO_CORPUS = "no text to train on. Name a file, or use one that comes with nanolm:"
 NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 
 
-@click.command("train", cls=Command)
+@click.command("train", cls=Command, common=COMMON)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @run_options(TrainSettings, TABLE)
 @run_option("--extend", metavar="RUN", help="Train RUN for more --minutes, --steps or --tokens.")
-@run_option("--plan", "plan_only", is_flag=True, help="Show what would be done, and end.")
-@run_option("--list-presets", is_flag=True, help="Show the presets of the --family, and end.")
+@run_option("--plan", "plan_only", is_flag=True, help="Show the plan and exit.")
+@run_option("--list-presets", is_flag=True, help="List the presets of --family and exit.")
 @click.pass_context
 def command(
     context: click.Context,
     /,
     out: str | None,
-    resume: bool,
     report_to: list[str],
     as_json: bool,
     list_presets: bool,
@@ -119,22 +129,18 @@ def command(
 ) -> int:
     """Train a language model on text.
 
-    CORPUS is any mix of files, folders, patterns, - for stdin, http(s):// addresses and hf://
-    data sets: plain text, .jsonl, .csv, .tsv or .parquet, also as .gz, .zst, .bz2 or .xz.
+    CORPUS is any mix of files, folders, glob patterns, URLs, hf:// datasets and - for stdin, as
+    plain text, .jsonl, .csv, .tsv or .parquet, optionally compressed (.gz, .zst, .bz2, .xz).
 
     \b
-    nanolm train novel.txt                        three minutes, everything chosen for you
-    nanolm train novel.txt --minutes 20 --plan    what that would be
-    nanolm train --extend runs/novel --minutes 10
-    nanolm train small.txt --preset nano --steps 1000
-    nanolm train novel.txt --from runs/stories    go on from another model; or --from gpt2
-    nanolm train novel.txt --family lstm          something to compare with
-    nanolm train --config runs/novel/config.toml  the same again
-    torchrun --nproc-per-node 8 -m nanolm train novel.txt    on eight GPUs
+    nanolm train novel.txt                      three minutes, automatic settings
+    nanolm train novel.txt --minutes 20 --plan  show the plan without training
+    nanolm train novel.txt --from gpt2          start from a pre-trained model
+    torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
-    Killed, or stopped with Ctrl-C, the same command goes on where it was.
+    If training is interrupted, run the same command again to resume it.
     """
-    # What a time to train for is counted from: starting the program is part of it.
+    started = time.monotonic() - time.process_time()  # --minutes includes starting the program
     started = time.monotonic() - time.process_time()
     settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
@@ -161,7 +167,7 @@ def command(
             budget = {name: value for name, value in budget.items() if value is not None}
             result = extension.extend(extend, budget, notify, started)
         else:
-            result = pretraining.train(settings, out, resume, notify, started)
+            result = pretraining.train(settings, out, notify=notify, started=started)
     if plan_only and not as_json:
         click.echo("\n".join(plan_lines(plan.choices, shutil.get_terminal_size().columns)))
     if as_json:
@@ -185,9 +191,9 @@ def outcome(result: "TrainResult") -> str:
     at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
     if result.val_bits_per_byte is None:
         loss = "" if result.train_loss is None else f"; training loss {result.train_loss:.3f}"
-        return f"trained on all of the text, nothing held out{loss} {at}"
+        return f"trained on all of the text, with no validation set{loss} {at}"
     early = f"; {ending(asdict(result))}" if result.stopped == "enough" else ""
-    bits = f"{result.val_bits_per_byte:.3f} bits per byte on held-out text"
+    bits = f"{result.val_bits_per_byte:.3f} bits per byte on the validation set"
     return f"{bits} (loss {result.val_loss:.3f}) {at}{early}"
 
 
@@ -200,7 +206,7 @@ def refuse_others(context: click.Context) -> None:
     ]
     if given:
         words = ", ".join(given)
-        raise UsageError(f"--extend keeps a run's settings: leave out {words}, or use --from")
+        raise UsageError(f"--extend keeps the settings of a run; omit {words}, or use --from")
 
 
 def show_presets(family: str, as_json: bool) -> int:
@@ -218,12 +224,12 @@ def show_presets(family: str, as_json: bool) -> int:
         rows.append([size.preset, *shape, f"{size.training_bytes / 1e9:.2f} GB", size.purpose])
     show_table(rows, left=(0, 7))
     vocabularies = f"{sizes[0].vocab_size:,} to {sizes[-1].vocab_size:,} tokens"
-    note(f"Family {family}, with a vocabulary of {vocabularies}; memory: to train it in bfloat16.")
+    note(f"family {family}, vocabulary of {vocabularies}; memory is for training in bfloat16")
     return 0
 
 
 def without_overridden(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Drop settings that another setting, from a stronger source, decides too."""
+    """Drop settings that are overridden by another setting from a stronger source."""
     order = [ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE]
 
     def strength(name: str) -> int:

@@ -114,10 +114,12 @@ class SamplingParams:
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = length((), "Stop before this text; several may be given.")
+    stop: tuple[str, ...] = length(
+        (), "Text that ends generation, itself excluded; several are allowed."
+    )
     repetition_penalty: float = penalty(
         1.0,
-        "Above 1: tokens of the prompt or the text become less likely.",
+        "Above 1, tokens that already occurred become less likely.",
         range=(0.01, 100),
         off=1.0,
         penalty=penalize_repetition,
@@ -126,7 +128,7 @@ class SamplingParams:
     )
     frequency_penalty: float = penalty(
         0.0,
-        "Above 0: a token becomes less likely each time it is written.",
+        "Above 0, a token becomes less likely each time it is generated.",
         range=(-100, 100),
         off=0.0,
         penalty=lambda logits, penalty, state: logits - penalty.float() * state.counts,
@@ -135,7 +137,7 @@ class SamplingParams:
     )
     presence_penalty: float = penalty(
         0.0,
-        "Above 0: a token becomes less likely once it is written.",
+        "Above 0, a token becomes less likely once it has been generated.",
         range=(-100, 100),
         off=0.0,
         penalty=lambda logits, penalty, state: logits - penalty.float() * (state.counts > 0),
@@ -143,11 +145,11 @@ class SamplingParams:
         slider=(-2, 2, 0.1),
     )
     ban: tuple[str, ...] = penalty(
-        (), "Never write this text, not within a word either; several may be given."
+        (), "Text never to generate, not even within a word; several are allowed."
     )
     min_tokens: int = length(
         0,
-        "Minimum number of new tokens: no end of text and no stop text before.",
+        "Minimum number of new tokens before an end of text or a stop text.",
         range=(0, 1_000_000),
         off=0,
         penalty=lambda logits, least, state: logits.masked_fill(
@@ -157,7 +159,7 @@ class SamplingParams:
     )
     temperature: float = sampling(
         0.8,  # a little below 1: fewer slips, still varied
-        "Below 1 is more predictable, above 1 more varied, 0 is greedy.",
+        "Sampling temperature: below 1 more predictable, above 1 more varied, 0 greedy.",
         range=(0, 100),
         off=1.0,
         filter=lambda logits, temperature, _: logits / temperature.float(),
@@ -165,7 +167,7 @@ class SamplingParams:
     )
     top_k: int | None = sampling(
         None,
-        "Sample only from the k most likely tokens.",
+        "Sample from the k most likely tokens only.",
         range=(1, 1_000_000),
         off=0,
         filter=keep_top_k,
@@ -173,7 +175,7 @@ class SamplingParams:
     )
     top_p: float | None = sampling(
         None,
-        "Sample only from the most likely tokens that together reach probability p.",
+        "Sample from the most likely tokens whose total probability reaches p (nucleus sampling).",
         range=(0, 1),
         above=True,
         off=1.0,
@@ -190,21 +192,21 @@ class SamplingParams:
     )
     typical_p: float | None = sampling(
         None,
-        "Keep the tokens of most typical surprisal that together reach probability p.",
+        "Keep the tokens of most typical surprisal whose total probability reaches p.",
         range=(0, 1),
         above=True,
         off=1.0,
         filter=keep_typical,
         slider=(0.05, 1, 0.01),
     )
-    greedy: bool = sampling(False, "Always take the most likely token.", served=False)
+    greedy: bool = sampling(False, "Always choose the most likely token.", served=False)
     beams: int = sampling(
         1,
-        "Beam search: the most likely whole text, following this many at once.",
+        "Beam search with this many beams, for the most likely text as a whole.",
         range=(1, 100),
         served=False,
     )
-    seed: int = sampling(0, "The same seed gives the same text.")
+    seed: int = sampling(0, "Random seed; the same seed gives the same text.")
 
     def __post_init__(self) -> None:
         """Accept a single text for `stop` and `ban`, and None for a random seed."""

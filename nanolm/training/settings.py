@@ -183,7 +183,10 @@ class TrainSettings(Settings):
     shard: bool | None = None
 
     def reading(self) -> Reading:
-        return Reading(self.encoding, self.document_separator, self.text_field, self.text_column)
+        number = (self.text_column or "").isdigit()  # of a column, in a table without a header
+        field = self.text_field or (None if number else self.text_column)
+        column = self.text_column or self.text_field
+        return Reading(self.encoding, self.document_separator, field, column)
 
     def problems(self) -> list[str]:
         problems = super().problems()

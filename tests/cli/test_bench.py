@@ -1,6 +1,7 @@
-"""`nanolm bench` as a user runs it."""
+"""`nanolm bench` on the command line."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -16,24 +17,23 @@ def test_a_table_of_results_and_costs(cli: Cli) -> None:
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "of peak: of the measured matrix product rate, on as many threads" in lines
+    assert any(line.startswith("of peak: ") for line in lines)
     begin = next(number for number, line in enumerate(lines) if line.startswith("preset"))
     first = lines[begin + 1].split()
     assert first[:2] == ["nano", "training"]
     assert first[3] == "tokens/s"
     assert first[4].endswith("%")
-    told = shown.stderr.splitlines()
-    assert told[0] == "nano: training, 16 x 64 tokens per step"
-    assert told[-2:] == ["nano: sampling", "nano: profiling one step"]
-    assert all(line.startswith("nano: ") for line in told)
+    notes = shown.stderr.splitlines()
+    assert notes[0].startswith("nano: training, 16 x 64 tokens")
+    assert all(note.startswith("nano: ") for note in notes) and "profiling" in notes[-1]
     begin = next(number for number, line in enumerate(lines) if line.startswith("operator"))
     costs = [line.split() for line in lines[begin + 1 :]]
     assert len(costs) == 11
-    assert costs[-1][:2] == ["all", "else"]
+    assert costs[-1][0] == "other"
     assert 0 < sum(float(row[3].rstrip("%")) for row in costs[:10]) <= 100
 
 
-def test_an_object_for_programs(cli: Cli) -> None:
+def test_json_output(cli: Cli) -> None:
     arguments = ("--preset", "nano", "--seconds", "0.1", "--device", "cpu", "--family", "gpt2")
     shown = cli("bench", *arguments, "--against", "transformers", "--profile", "--json")
     assert shown.returncode == 0, shown.stderr
@@ -53,7 +53,7 @@ def test_an_object_for_programs(cli: Cli) -> None:
     assert values["memory"] is None
     for row in found["results"]:
         if row["what"].startswith("training"):
-            # The weights of nano, the 512 tokens' among them, and its attention.
+            # The weights of nano, its 512 token embeddings included, and its attention.
             weights = 3 * (12 * 48 * 48 + 13 * 48) + 2 * 48 + 512 * 48
             flops = 6 * weights + 12 * 3 * 48 * 64
             of_peak = row["value"] * flops / values["matrix products"]
@@ -65,24 +65,24 @@ def test_an_object_for_programs(cli: Cli) -> None:
     assert sum(cost["share"] for cost in profile["costs"]) <= 1
 
 
-def test_mistakes_are_told_together(cli: Cli) -> None:
+def test_all_mistakes_are_reported_together(cli: Cli) -> None:
     shown = cli("bench", "--preset", "nanno", "--against", "torch", "--seconds", "-1")
     assert shown.returncode == 2
-    assert "--preset nanno: choose from nano, micro, mini" in shown.stderr
+    assert "--preset nanno: " in shown.stderr and " nano, micro, mini" in shown.stderr
     assert "did you mean nano?" in shown.stderr
-    assert "--against torch: choose from transformers" in shown.stderr
-    assert "--seconds -1: must be from" in shown.stderr
+    assert re.search("--against torch: .*transformers", shown.stderr)
+    assert re.search(r"--seconds -1: .*0\.01 to 3,600", shown.stderr)
 
 
-def test_what_more_processes_would_be_worth(cli: Cli) -> None:
+def test_scaling_estimates(cli: Cli) -> None:
     arguments = ("--preset", "nano", "--seconds", "0.05", "--device", "cpu", "--bandwidth", "0.5")
     shown = cli("bench", *arguments, "--scale", "4,1,16", "--json")
     assert shown.returncode == 0, shown.stderr
     one, four, many = json.loads(shown.stdout)["estimates"]
     assert [each["processes"] for each in (one, four, many)] == [1, 4, 16]
     assert (one["exchange"], one["efficiency"], one["grown"]) == (0, 1, 1)
-    # Each gradient goes twice past every process but one, at half a gigabyte a second; Muon's
-    # updates once, where it is Muon.
+    # Ring all-reduce sends each gradient twice, at half a gigabyte per second; Muon's updates
+    # once, if it is Muon.
     with_muon = four["exchange"] / (4 * 0.75 / 5e8)
     assert with_muon == pytest.approx(many["exchange"] / (4 * 15 / 16 / 5e8))
     hidden = max(0, four["exchange"] - four["compute"] / 2)
@@ -97,7 +97,7 @@ def test_what_more_processes_would_be_worth(cli: Cli) -> None:
     assert "such as 1,8,64" in wrong.stderr and "--bandwidth 0" in wrong.stderr
 
 
-def test_a_gpu_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "cuda", "name": "NVIDIA \x1b[31m" + "Very " * 20, "dtype": "bfloat16"}
     machine |= {"torch": "2.13.0+cu130", "nanolm": nanolm.__version__}
     results = [

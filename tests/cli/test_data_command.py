@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,29 +22,27 @@ def test_check(cli: Cli, texts: Path) -> None:
     for line in [
         "files:          2 (skipped: 1 binary)",
         "documents:      2, the longest 1,110 bytes",
-        "duplicates:     1 documents",
+        "duplicates:     1\n",
         "60 control characters",
         "tokenizer:      bpe",
-        "begins:         The same sentence, and a ␛[31m code.",
+        "example:        The same sentence, and a ␛[31m code.",
     ]:
         assert line in shown.stdout
     found = json.loads(cli("data", "check", texts, "--json").stdout)
     assert (found["documents"], found["duplicates"], found["problems"]) == (2, 1, [])
 
 
-def test_what_cannot_be_read_is_told_after_the_rest(cli: Cli, texts: Path) -> None:
+def test_unreadable_files_are_reported_last(cli: Cli, texts: Path) -> None:
     (texts / "c.txt").write_bytes(b"caf\xe9")
     shown = cli("data", "check", texts)
     assert shown.returncode == 3
     assert "documents:      2" in shown.stdout
-    assert (
-        "c.txt is not UTF-8: byte 0xe9 at offset 3 (line 1); try --encoding cp1252" in shown.stderr
-    )
+    assert re.search(r"c\.txt .*0xe9 at offset 3 \(line 1\).*--encoding cp1252", shown.stderr)
     assert cli("data", "check", texts, "--encoding", "cp1252").returncode == 0
 
 
 def test_mistakes(cli: Cli, texts: Path) -> None:
-    assert "unknown encoding" in cli("data", "check", texts, "--encoding", "utf9").stderr
+    assert "--encoding utf9" in cli("data", "check", texts, "--encoding", "utf9").stderr
     assert "does not exist" in cli("data", "check", "none.txt").stderr
     assert "did you mean check?" in cli("data", "chek").stderr
     assert "Missing argument" in cli("data", "check").stderr

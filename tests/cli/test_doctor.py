@@ -26,13 +26,13 @@ def test_the_machine(cli: Cli) -> None:
         assert f"\n{title} " in f"\n{shown.stdout}"
 
 
-def test_a_cache_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unusable_cache_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "file" / "x"))
-    assert health()["cache"].startswith("NOT USABLE: no place for prepared text")
+    assert "NANOLM_CACHE" in health()["cache"] and str(tmp_path / "file" / "x") in health()["cache"]
 
 
-def test_a_whole_run(trained: Path, cli: Cli) -> None:
+def test_an_intact_run(trained: Path, cli: Cli) -> None:
     found = examine(trained)
     assert found.sound()
     assert (found.state, found.to_go_on) == ("finished", None)
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_named_and_another_used(
     shown = cli("doctor", "run")
     assert shown.returncode == 4
     assert "optimizer.safetensors is damaged" in " ".join(shown.stdout.split())
-    assert f"to go on from   {before}" in shown.stdout
+    assert f"resumes from    {before}" in shown.stdout
     assert ".tmp-step-00000021-1" in shown.stdout
     assert json.loads(cli("doctor", "run", "--json").stdout)["to_go_on"] == before
 
@@ -69,7 +69,7 @@ def test_a_classifier_and_broken_files(tmp_path: Path) -> None:
     assert examine(run).sound()
     assert examine(run).to_use == "final"
     (run / "run.json").write_text("{")
-    assert "run.json cannot be read" in examine(run).problems[0]
+    assert "run.json" in examine(run).problems[0]
     assert not examine(run).sound()
 
 
@@ -78,9 +78,9 @@ def test_a_model_folder(trained: Path, tmp_path: Path) -> None:
     assert examine(folder).sound()
     flip(folder / "model.safetensors", random.Random(1))
     assert "model.safetensors is damaged" in examine(folder).checkpoints[0].problem
-    (folder / "MANIFEST.json").unlink()  # as those of others are: nothing to compare with
+    (folder / "MANIFEST.json").unlink()  # other folders have none, so nothing can be verified
     assert examine(folder).sound()
-    with pytest.raises(ModelError, match="neither a run nor a model folder"):
+    with pytest.raises(ModelError, match=str(tmp_path)):
         examine(tmp_path)
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="none"):
         examine(tmp_path / "none")

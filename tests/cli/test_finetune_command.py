@@ -1,8 +1,9 @@
-"""The commands around classifiers, as a user runs them."""
+"""The commands for classifiers."""
 
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -59,14 +60,10 @@ def run(films: Path) -> Path:
 def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> None:
     shown = cli("finetune-sentiment", films, *SMALL, "--steps", 20, "--test-fraction", 0.2)
     assert shown.returncode == 0, shown.stderr
-    for expected in ("right (always the commonest label: 50.0%)", "macro F1", "true \\ predicted"):
+    for expected in ("baseline 50.0%)", "macro F1", "true \\ predicted"):
         assert expected in shown.stdout
     assert "test: accuracy" in shown.stdout
-    for expected in (
-        "text is 'text', label is 'label'",
-        "  negative: the film was bad",
-        "lr: 0.002 (for training from scratch with muon)",
-    ):
+    for expected in ("'text'", "'label'", "  negative: the film was bad", "lr: 0.002 ("):
         assert expected in shown.stderr
     assert "next: nanolm classify runs/films" in shown.stderr
     assert (tmp_path / "runs/films/loss.svg").read_text().startswith("<svg")
@@ -77,7 +74,7 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
         assert len(rows) == confusion[0][1] + confusion[1][0]
         assert all(row.keys() == {"text", "label", "prediction", "probability"} for row in rows)
         assert f"all mistakes: runs/films/{name} ({len(rows)} of " in shown.stderr
-    # The newest run is no language model: `sample` says so, and does not choke on it.
+    # The newest run is not a language model, and `sample` says so.
     shown = cli("sample")
     assert shown.returncode == 4
     assert "no trained model under runs/" in shown.stderr
@@ -87,12 +84,12 @@ def test_from_data_to_a_classifier(films: Path, cli: Cli, tmp_path: Path) -> Non
     shown = cli("finetune", "--config", "runs/films/config.toml", "--out", "runs/again", "--json")
     assert shown.returncode == 0, shown.stderr
     result = json.loads(shown.stdout.splitlines()[-1])
-    assert result["labels"] == ["negative", "positive"]  # as the file says
+    assert result["labels"] == ["negative", "positive"]  # from the file
     assert {"run", "val", "test", "steps", "mistakes"} <= result.keys()
     assert {"accuracy", "macro_f1", "loss", "confusion"} <= result["val"].keys()
 
 
-def test_the_test_set_is_told_apart(films: Path, cli: Cli, tmp_path: Path) -> None:
+def test_test_results_are_reported_separately(films: Path, cli: Cli, tmp_path: Path) -> None:
     """Half of these must be wrong."""
     both = "".join(f"a hat of {n} parts\t{label}\n" for n in range(4) for label in (0, 1))
     (tmp_path / "test.tsv").write_text("text\tlabel\n" + both)
@@ -114,14 +111,14 @@ def test_the_test_set_is_told_apart(films: Path, cli: Cli, tmp_path: Path) -> No
     assert page.index("<h3>test</h3>", page.index("confident mistakes")) < page.index("a hat of")
 
 
-def test_a_mistake_does_not_use_up_a_folder(films: Path, trained: Path, cli: Cli) -> None:
+def test_a_usage_error_leaves_the_folder_free(films: Path, trained: Path, cli: Cli) -> None:
     start = ("finetune", films, "--from", trained, "--out", "run", "--steps", 2)
     shown = cli(*start, "--train", "last-9")
     assert shown.returncode == 2
-    assert "the model has 1 layer; try --train all" in shown.stderr
+    assert re.search("--train last-9.*1 layer.*--train all", shown.stderr)
     shown = cli(*start, "--context", 99)
     assert shown.returncode == 2
-    assert "at most 16 tokens" in shown.stderr
+    assert re.search("--context 99.*16", shown.stderr)
     shown = cli(*start, "--train", "head", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["labels"] == ["0", "1"]
@@ -142,24 +139,27 @@ def test_seeds(films: Path, cli: Cli) -> None:
     ("arguments", "messages"),
     [
         (["none.tsv"], ["none.tsv does not exist"]),
-        (["--train", "some", "--pool", "middle"], ["--train some: choose", "--pool middle"]),
-        (["--train", "head", "--from", "none"], ["--train head needs --from"]),
-        (["--from", "runs/x", "--preset", "nano"], ["--preset cannot be used with --from"]),
+        (["--train", "some", "--pool", "middle"], ["--train some: ", "--pool middle"]),
+        (["--train", "head", "--from", "none"], ["--train head"]),
+        (["--from", "runs/x", "--preset", "nano"], ["--preset ", "--from"]),
         (["--val-fraction", "2", "--patience", "0"], ["--val-fraction 2.0", "--patience 0"]),
-        (["--test", "a", "--test-fraction", "0.1"], ["either --test or --test-fraction"]),
-        (["--epochs", "2", "--steps", "3"], ["give one of --steps and --epochs"]),
-        (["--val", "a", "--val-fraction", "0.1"], ["either --val or --val-fraction"]),
-        (["--dtype", "float8"], ["--dtype float8 is for `nanolm train`; try --dtype bfloat16"]),
-        (["--train", "head", "--language-loss", "1"], ["--language-loss has no effect"]),
-        (["--language-loss", "-1", "--encoding", "klingon"], ["--language-loss", "unknown enc"]),
+        (["--test", "a", "--test-fraction", "0.1"], ["--test ", "--test-fraction"]),
+        (["--epochs", "2", "--steps", "3"], ["--steps ", "--epochs"]),
+        (["--val", "a", "--val-fraction", "0.1"], ["--val ", "--val-fraction"]),
+        (["--dtype", "float8"], ["--dtype float8", "--dtype bfloat16"]),
+        (["--train", "head", "--language-loss", "1"], ["--language-loss", "--train head"]),
+        (
+            ["--language-loss", "-1", "--encoding", "klingon"],
+            ["--language-loss -1.0", "--encoding klingon"],
+        ),
         (["--label-colum", "x"], ["--label-column"]),
-        (["--limit", "1"], ["only one label, ", "--limit may be too low"]),
+        (["--limit", "1"], ["one label", "--limit"]),
         (["--label-column", "mood"], ["--label-column mood", "text ("]),
         (["--from", "nowhere/at/all"], ["nowhere/at/all"]),
     ],
     ids=str,
 )
-def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) -> None:
+def test_mistakes_are_reported(arguments: list[str], messages: list[str], cli: Cli) -> None:
     shown = cli("finetune-sentiment", *arguments)
     assert shown.returncode in (2, 3), shown.stderr
     for message in messages:
@@ -167,7 +167,7 @@ def test_mistakes_are_told(arguments: list[str], messages: list[str], cli: Cli) 
     assert "Traceback" not in shown.stderr
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(
+def test_ctrl_c_saves_and_the_same_command_resumes(
     films: Path, commands: Commands, cli: Cli, tmp_path: Path
 ) -> None:
     arguments = ("finetune", films, *SMALL, "--steps", 200, "--out", "run", "--save-every", 10)
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     wait_for_step(tmp_path / "run", 10)
     command.send(signal.SIGINT)
     assert command.wait() == 75, command.said()
-    assert "run the same command again to go on" in command.said()
+    assert "run the same command again to resume" in command.said()
     assert "Traceback" not in command.said()
     again = cli(*arguments)
     assert again.returncode == 0, again.stderr
@@ -221,7 +221,7 @@ def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None
     assert [row["label"] for row in rows] == ["positive", "negative", "positive"]
     assert [row["true_label"] for row in rows] == ["positive", "positive", ""]
     assert [row["correct"] for row in rows] == ["true", "false", ""]
-    assert "1 of 2 labelled texts right (50.0%)" in shown.stderr
+    assert "accuracy 50.0% (1 of 2 " in shown.stderr
     (tmp_path / "odd.csv").write_text("words,mood\nthe set was good,negative\n")
     shown = cli("classify", run, "--file", "odd.csv", "--json", "--label-column", "mood")
     row = json.loads(shown.stdout)
@@ -229,7 +229,7 @@ def test_classify_keeps_true_labels(run: Path, cli: Cli, tmp_path: Path) -> None
     (tmp_path / "other.csv").write_text("text,label\nthe set was good,blue\n")
     assert "true_label" not in cli("classify", run, "--file", "other.csv", "--csv").stdout
     shown = cli("classify", run, "--file", "other.csv", "--csv", "--label-column", "label")
-    assert (shown.returncode, "does not know: blue" in shown.stderr) == (3, True)
+    assert (shown.returncode, ": blue" in shown.stderr) == (3, True)
 
 
 def test_lines_are_classified_as_they_come(run: Path) -> None:
@@ -241,7 +241,7 @@ def test_lines_are_classified_as_they_come(run: Path) -> None:
     for text, label in (("the set was good\n", "positive"), ("the set was bad\n", "negative")):
         process.stdin.write(text)
         process.stdin.flush()
-        assert process.stdout.readline().startswith(label)  # before the next one is there
+        assert process.stdout.readline().startswith(label)  # before the next one arrives
     process.stdin.close()
     assert process.wait(timeout=60) == 0
 
@@ -269,8 +269,8 @@ def test_classify_on_a_terminal_is_safe_and_fits(run: Path, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (["nowhere", "text"], "does not exist"),
-        (["RUN", "text", "--json", "--csv"], "one of --json and --csv"),
-        (["RUN", "text", "--file", "x"], "texts or --file"),
+        (["RUN", "text", "--json", "--csv"], "--json and --csv"),
+        (["RUN", "text", "--file", "x"], "TEXT or --file"),
         (["RUN", "--file", "none.txt"], "none.txt does not exist"),
         (["RUN", "text", "--device", "tpu"], "--device tpu"),
         (["RUN", "text", "--min-probability", "7"], "min-probability"),
@@ -283,7 +283,7 @@ def test_mistakes_with_classify(arguments: list[str], message: str, run: Path, c
     assert message in shown.stderr
 
 
-def test_a_language_model_is_no_classifier(trained: Path, cli: Cli) -> None:
+def test_a_language_model_is_not_a_classifier(trained: Path, cli: Cli) -> None:
     shown = cli("classify", trained, "text")
     assert shown.returncode == 4
     assert "nanolm finetune DATA --from" in shown.stderr
@@ -313,7 +313,7 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
     (tmp_path / "strange.tsv").write_text("it was so\tblue\nit was not\tred\n" * 9)
     shown = cli("eval", run, "strange.tsv")
     assert shown.returncode == 3
-    assert "does not know: blue, red" in shown.stderr
+    assert ": blue, red" in shown.stderr
     shown = cli("eval", run, films, "--stride", 3)
     assert shown.returncode == 2
     assert "is a classifier" in shown.stderr
@@ -322,7 +322,7 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
 def test_info_of_a_classifier(run: Path, cli: Cli) -> None:
     shown = cli("info", run)
     assert "AutoModelForSequenceClassification" in " ".join(shown.stdout.split())
-    assert "scores of labels" in shown.stdout
+    assert re.search(r"\n  .*label", shown.stdout)
     assert json.loads(cli("info", run, "--json").stdout)["architecture"]["labels"] == [
         "negative",
         "positive",

@@ -16,7 +16,11 @@ def test_a_run_is_described(cli: Cli, trained: Path) -> None:
     shown = cli("info", trained)
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
-    for part in ("qwen3, read by nanolm and transformers", "positions rope", "60 steps of 4 x 16"):
+    for part in (
+        "qwen3, readable by nanolm and transformers",
+        "positions rope",
+        "60 steps of 4 x 16",
+    ):
         assert part in " ".join(shown.stdout.split())
     assert max(map(len, shown.stdout.splitlines())) <= 100
     for place in ("", "best", "last", "checkpoints/step-00000060"):
@@ -28,16 +32,16 @@ def test_a_run_is_described(cli: Cli, trained: Path) -> None:
         assert found["readers"] == ["nanolm", TESTED_READER.format("AutoModelForCausalLM")]
 
 
-def test_a_folder_of_ours_alone(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_a_format_only_nanolm_reads(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     nanolm.train(corpus, out=tmp_path / "run", family="rnn", layers=1, dim=8, steps=2)
     found = json.loads(cli("info", "run", "--json").stdout)
     assert (found["model_type"], found["readers"]) == ("nanolm", ["nanolm"])
-    assert found["why_only"] == "it is recurrent"
-    assert set(found["parts"]) == {"token embedding", "recurrent layers", "output layer"}
+    assert "recurrent" in found["why_only"]
+    assert len(found["parts"]) == 3 and "token embedding" in found["parts"]
 
 
 @pytest.mark.parametrize("what", ["nothing", "empty"])
-def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
+def test_not_a_model(what: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     shown = cli("info", what)
     assert shown.returncode == (2 if what == "nothing" else 4)
@@ -48,15 +52,15 @@ def test_what_is_no_model(what: str, cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "contents", [None, "[" * 100_000, '{"step": 1e999}', '{"files": {"a": 5}, "result": 5}']
 )
-def test_what_stands_beside_the_model_cannot_break_it(
+def test_broken_files_beside_the_model(
     name: str, contents: str | None, trained: Path, tmp_path: Path
 ) -> None:
-    """Another's run folder, with a pipe or nonsense in place of a file."""
+    """A run folder from elsewhere, with a pipe or garbage in place of a file."""
     run = tmp_path / "run"
     shutil.copytree(trained, run, symlinks=True)
     best = run / "checkpoints/step-00000060"
     if name != "MANIFEST.json":
-        (best / "MANIFEST.json").unlink()  # nothing says what the others should be
+        (best / "MANIFEST.json").unlink()  # so the other files are not verified
     file = (run if name in ("run.json", "config.toml") else best) / name
     file.unlink()
     if contents is None:
@@ -72,7 +76,7 @@ def test_what_stands_beside_the_model_cannot_break_it(
         describe(str(run), note=lambda text: None)
 
 
-def test_what_was_tried_is_what_is_tested_with() -> None:
+def test_the_documented_reader_is_the_tested_one() -> None:
     constraints = (Path(__file__).parents[2] / "constraints.txt").read_text()
     version = TESTED_READER.split()[1]
     assert f"\ntransformers=={version}." in constraints

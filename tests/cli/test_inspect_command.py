@@ -1,4 +1,4 @@
-"""`nanolm inspect` as a user types it."""
+"""`nanolm inspect` on the command line."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ TEXT = "The brown dog saw a cat."
 def test_a_text_becomes_a_page(trained: Path, cli: Cli, tmp_path: Path) -> None:
     shown = cli("inspect", trained, TEXT)
     assert shown.returncode == 0, shown.stderr
-    assert "inspect.html is written" in shown.stderr
+    assert "wrote inspect.html" in shown.stderr
     page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
     assert page.count("<h2>") >= 3
     for part in ("tokens", "large", "data"):
@@ -54,7 +54,7 @@ def test_from_a_file_and_a_pipe(trained: Path, cli: Cli, tmp_path: Path) -> None
     assert cli("inspect", trained, "--file", "-", "--json", stdin=TEXT).stdout == direct
 
 
-def test_a_classifier_shows_what_decided(cli: Cli, tmp_path: Path) -> None:
+def test_a_classifier_shows_its_attribution(cli: Cli, tmp_path: Path) -> None:
     journey = journeys(tmp_path)["fine-tuning"]
     journey.go(tmp_path / "run", steps=4, evaluations=1)
     shown = cli("inspect", "run", "a long day was good", "--out", "why.html")
@@ -97,24 +97,24 @@ def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        ((), "no text: give one"),
-        (("a", "b"), "several texts are for --word"),
-        (("a", "--head", "3"), "--head 3: give layer and head"),
-        (("a", "--head", "9.9"), "--head 9.9: the last one is 1.2"),
-        (("a", "--word", "x", "--positions"), "give one of --word, --positions"),
+        ((), "--file FILE"),
+        (("a", "b"), "--word takes several texts"),
+        (("a", "--head", "3"), "--head 3: "),
+        (("a", "--head", "9.9"), "--head 9.9: the last head is 1.2"),
+        (("a", "--word", "x", "--positions"), "one of --word, --positions"),
         (("a", "--positions"), "--positions takes no TEXT"),
-        (("a", "--out", "no/where.html"), "--out no/where.html: give a file in a folder"),
-        (("a", "--file", "b"), "--file is instead of TEXT"),
-        (("--word", "zebra", "A dog."), "--word zebra: no text has it"),
+        (("a", "--out", "no/where.html"), "--out no/where.html: "),
+        (("a", "--file", "b"), "--file replaces TEXT"),
+        (("--word", "zebra", "A dog."), "--word zebra: "),
         (("--file", "nowhere.txt"), "nowhere.txt"),
     ],
 )
-def test_what_is_wrong_is_told(
-    arguments: tuple[str, ...], told: str, trained: Path, cli: Cli
+def test_mistakes_are_reported(
+    arguments: tuple[str, ...], message: str, trained: Path, cli: Cli
 ) -> None:
     shown = cli("inspect", trained, *arguments)
     assert shown.returncode in (2, 3)
-    assert told in shown.stderr
+    assert message in shown.stderr
     assert "Traceback" not in shown.stderr

@@ -15,9 +15,9 @@ from nanolm.formats import printable
 from nanolm.training.interrupt import StopRequest
 
 
-def test_help_comes_at_once() -> None:
+def test_help_is_fast() -> None:
     def taken(*command: str) -> float:
-        """The processor's time: what else the machine does just now is not the program's fault."""
+        """CPU time, which does not depend on other processes."""
         before = os.times()
         subprocess.run(command, check=True, capture_output=True)
         after = os.times()
@@ -28,7 +28,7 @@ def test_help_comes_at_once() -> None:
         (taken(*program("--help")), taken(sys.executable, "-c", "import click")) for _ in range(5)
     ]
     ours, least = map(statistics.median, zip(*pairs, strict=True))
-    assert ours < max(0.3, 5 * least), pairs  # a slow machine is not, either
+    assert ours < max(0.3, 5 * least), pairs  # or relative to importing click, on a slow machine
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in main.VERBS)])
@@ -50,22 +50,24 @@ def test_version(cli: Cli) -> None:
 
 
 ERRORS = {
-    "a command misspelt": (["trian"], 2, "there is no command 'trian'; did you mean train?"),
-    "an unknown option": (["train", "x.txt", "--stepz", "3"], 2, "--stepz"),
-    "a number that is none": (["train", "x.txt", "--steps", "many"], 2, "--steps"),
+    "a command misspelt": (["trian"], 2, "'trian'; did you mean train?"),
+    "an unknown option": (["train", "x.txt", "--stepz", "3"], 2, "--steps"),
+    "one of many options": (["train", "x.txt", "--drpout", "0"], 2, "--dropout"),
+    "an option with a long help": (["train", "x.txt", "--x"], 2, "see `nanolm train --help-all`"),
+    "not a number": (["train", "x.txt", "--steps", "many"], 2, "--steps"),
     "no corpus": (["train"], 2, "nanolm train embedded:stories"),
     "no such file": (["train", "none.txt"], 2, "none.txt does not exist"),
     "a misspelt preset": (["train", "x.txt", "--preset", "nanno"], 2, "did you mean nano?"),
     "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
-    "an empty file": (["train", "empty.txt"], 3, "no text found"),
-    "not UTF-8": (["train", "latin.txt"], 3, "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
-    "a folder without text": (["train", "nothing"], 3, "nothing has no text in it"),
+    "an empty file": (["train", "empty.txt"], 3, "empty.txt"),
+    "not UTF-8": (["train", "latin.txt"], 3, "byte 0xe9 at offset 3"),
+    "a folder without text": (["train", "nothing"], 3, "nothing"),
     "no config": (["train", "x.txt", "--config", "no.toml"], 2, "no.toml does not exist"),
     "a broken config": (["train", "x.txt", "--config", "empty.txt"], 2, None),
     "no run": (["sample", "runs/none"], 2, "runs/none does not exist"),
     "no runs at all": (["sample"], 4, "train one first: nanolm train CORPUS"),
-    "no model there": (["sample", "."], 4, "holds no model"),
-    "a knob out of range": (["sample", "--top-p", "7"], 2, "--top-p 7.0: must be above 0"),
+    "no model there": (["sample", "."], 4, "model"),
+    "a value out of range": (["sample", "--top-p", "7"], 2, "--top-p 7.0: must be above 0"),
     "no samples": (["sample", "-n", "0"], 2, "-n 0"),
     "no device": (["sample", "--device", "tpu"], 2, "auto, cpu, cuda, mps"),
     "no folder": (["train", "latin-1.txt", "--out", "empty.txt/x"], 3, "empty.txt/x"),
@@ -81,7 +83,7 @@ def test_a_mistake_gets_one_clear_message(
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "latin-1.txt").write_text("lorem ipsum dolor sit amet. " * 9)
     shown = cli(*arguments)
-    if message is None:  # an empty file is sound TOML: the next mistake is the one to report
+    if message is None:  # an empty file is valid TOML, so the next mistake is reported
         message = "x.txt does not exist"
     assert (shown.returncode, shown.stdout) == (code, "")
     assert message in shown.stderr
@@ -134,7 +136,7 @@ def test_a_bug_is_reported_as_one(
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 6),
     ],
 )
-def test_what_else_can_happen(
+def test_exit_codes_of_other_errors(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(**rest: object) -> None:
@@ -144,7 +146,7 @@ def test_what_else_can_happen(
     assert main.run() == code
 
 
-def test_nothing_a_terminal_would_obey_is_printable() -> None:
+def test_control_characters_are_escaped() -> None:
     everything = "".join(map(chr, range(0x200)))
     shown = printable(everything)
     assert [char for char in shown if not char.isprintable() and char not in "\n\t\xa0\xad"] == []

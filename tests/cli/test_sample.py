@@ -32,7 +32,7 @@ def test_json(cli: Cli, trained: Path) -> None:
         assert line["stopped"] == "length"
 
 
-def test_text_is_the_prompt_and_what_follows(cli: Cli, trained: Path) -> None:
+def test_text_is_the_prompt_and_its_completion(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "the cat", "--greedy", "--tokens", 6)
     expected = nanolm.load(trained).generate("the cat", greedy=True, tokens=6)
     assert shown.stdout == f"the cat{expected}\n"
@@ -40,19 +40,19 @@ def test_text_is_the_prompt_and_what_follows(cli: Cli, trained: Path) -> None:
     assert again.stdout == shown.stdout
 
 
-def test_a_seed_repeats_and_is_told_when_chosen(cli: Cli, trained: Path) -> None:
+def test_a_random_seed_is_reported_and_repeats(cli: Cli, trained: Path) -> None:
     first = cli("sample", trained, "--tokens", 20)
     seed = first.stderr.split("seed ")[1].split()[0]
     assert cli("sample", trained, "--tokens", 20, "--seed", seed).stdout == first.stdout
 
 
-def test_characters_never_seen(cli: Cli, trained: Path) -> None:
+def test_unseen_characters(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "Ünsëen 日本 👍\x1b", "--tokens", 3)
     assert shown.returncode == 0
-    assert shown.stdout.startswith("Ünsëen 日本 👍\x1b")  # a pipe gets the text as it is
+    assert shown.stdout.startswith("Ünsëen 日本 👍\x1b")  # unchanged in a pipe
 
 
-def test_bytes_that_are_no_text(trained: Path) -> None:
+def test_a_prompt_that_is_not_unicode(trained: Path) -> None:
     shown = subprocess.run(
         [*program("sample", trained, "--prompt"), b"\xff"], capture_output=True, check=False
     )
@@ -73,13 +73,13 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
     assert shown.stdout.count("\n") == 1
 
 
-def test_stdin_that_is_no_text(trained: Path) -> None:
+def test_stdin_that_is_not_text(trained: Path) -> None:
     shown = subprocess.run(program("sample", trained), input=b"a\xff", capture_output=True)
     assert shown.returncode == 3
-    assert b"stdin is not UTF-8: byte at offset 1" in shown.stderr
+    assert b"stdin is not UTF-8" in shown.stderr and b"offset 1" in shown.stderr
 
 
-def test_the_newest_run_that_can_be_used(cli: Cli, trained: Path, tmp_path: Path) -> None:
+def test_the_newest_usable_run(cli: Cli, trained: Path, tmp_path: Path) -> None:
     for name in ("good", "broken"):
         run = shutil.copytree(trained, tmp_path / "runs" / name, symlinks=True)
         for folder in (run / "checkpoints").iterdir():
@@ -88,7 +88,7 @@ def test_the_newest_run_that_can_be_used(cli: Cli, trained: Path, tmp_path: Path
         file.write_bytes(b"rot")
     shown = cli("sample", "--tokens", 3)
     assert shown.returncode == 0
-    assert "runs/broken holds no model" in shown.stderr
+    assert "runs/broken" in shown.stderr
     assert "using runs/good" in shown.stderr
 
 
@@ -109,7 +109,7 @@ def test_no_escape_code_reaches_a_terminal(prompt: str, trained: Path) -> None:
     assert not set(text) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n\t")
 
 
-def test_prompts_from_everywhere(cli: Cli, trained: Path, tmp_path: Path) -> None:
+def test_prompts_from_options_files_and_stdin(cli: Cli, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("the cat\na dog\n")
     writer = nanolm.load(trained)
 
@@ -131,20 +131,20 @@ def test_prompts_from_everywhere(cli: Cli, trained: Path, tmp_path: Path) -> Non
     assert found() == expected("")
 
 
-def test_several_are_shown_one_after_the_other(cli: Cli, trained: Path) -> None:
+def test_several_prompts(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "a", "--prompt", "the", "--greedy", "--tokens", 3)
     writer = nanolm.load(trained)
     texts = [prompt + writer.generate(prompt, greedy=True, tokens=3) for prompt in ("a", "the")]
     assert shown.stdout == f"{texts[0]}\n---\n{texts[1]}\n"
 
 
-def test_a_prompt_that_is_too_long_is_told(cli: Cli, trained: Path) -> None:
+def test_a_truncated_prompt_is_reported(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "cat " * 40, "--tokens", 3)
-    assert "tokens, not on the first " in shown.stderr
-    assert "looks back" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
+    assert re.search(r"prompt truncated.* 16 tokens.* first \d+", shown.stderr)
+    assert "truncated" not in cli("sample", trained, "--prompt", "cat", "--tokens", 50).stderr
 
 
-def test_the_likeliest_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
+def test_top_tokens_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Path) -> None:
     words = ["sample", trained, "--prompt", "the cat", "--seed", 4, "--tokens", 9]
     shown = cli(*words, "--show", "top=6", "--json", "--csv", "top.csv", "--html", "top.html")
     assert shown.returncode == 0, shown.stderr
@@ -211,7 +211,7 @@ def test_words_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("columns", [30, 80])
 @pytest.mark.parametrize("show", ["probs", "top=6", "words", "words=6"])
-def test_what_a_terminal_shows_fits_into_it(show: str, columns: int, trained: Path) -> None:
+def test_output_fits_the_terminal(show: str, columns: int, trained: Path) -> None:
     command = program("sample", trained, "--prompt", "the", "--tokens", 12, "--seed", 1)
     command += ["--show", show]
     text = on_a_terminal(command, "stdout", trained, COLUMNS=str(columns))
@@ -220,7 +220,7 @@ def test_what_a_terminal_shows_fits_into_it(show: str, columns: int, trained: Pa
         assert len(line.rstrip()) <= columns
 
 
-def test_hostile_tokens_do_no_harm(tmp_path: Path, cli: Cli) -> None:
+def test_hostile_tokens_are_harmless(tmp_path: Path, cli: Cli) -> None:
     text = "<script>alert(1)</script>\x1b[31m&amp;\x07" * 30
     (tmp_path / "evil.txt").write_text(text)
     shape: dict[str, Any] = {"layers": 1, "heads": 1, "dim": 8, "context": 16, "batch": 2}
@@ -260,23 +260,23 @@ def test_beams(cli: Cli, trained: Path) -> None:
     assert "seed" not in shown.stderr
 
 
-def test_all_that_is_wrong_is_told_at_once(cli: Cli, trained: Path) -> None:
+def test_all_mistakes_are_reported_at_once(cli: Cli, trained: Path) -> None:
     shown = cli(
         "sample", trained, "--top-k", 0, "--show", "all", "-n", 0, "--dtype", "int4",
         "--html", "no/such/folder.html", "--interactive",
     )  # fmt: skip
     assert shown.returncode == 2
-    told = ("--top-k 0", "--show all", "-n 0", "--dtype int4", "--html no/such", "--interactive")
-    for part in told:
+    parts = ("--top-k 0", "--show all", "-n 0", "--dtype int4", "--html no/such", "--interactive")
+    for part in parts:
         assert part in shown.stderr
     shown = cli("sample", trained, "--beams", 2, "-n", 3)
-    assert "--beams 2 finds 2 texts at most" in shown.stderr
+    assert "-n 3: must be at most --beams 2" in shown.stderr
     shown = cli("sample", trained, "--prompt-file", "nothing.txt")
     assert (shown.returncode, "nothing.txt does not exist" in shown.stderr) == (2, True)
 
 
-def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
-    """From a keyboard: two prompts, the first again by the arrow key, Ctrl-C, the end."""
+def test_interactive(trained: Path, tmp_path: Path) -> None:
+    """Two prompts, the first one again from the history, Ctrl-C, and the end."""
     master, slave = os.openpty()
     command = program("sample", trained, "--interactive", "--tokens", 4, "--greedy")
     process = subprocess.Popen(
@@ -301,7 +301,7 @@ def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
         os.write(master, typed)
         wait_for(flat[prompt])
         wait_for("> ")
-    while not select.select([master], [], [], 1)[0]:  # it may come just before it is listened to
+    while not select.select([master], [], [], 1)[0]:  # the first signal may come too early
         os.kill(process.pid, signal.SIGINT)
     wait_for("> ")
     os.write(master, b"\x04")
@@ -309,20 +309,20 @@ def test_one_prompt_after_the_other(trained: Path, tmp_path: Path) -> None:
     os.close(master)
 
 
-def test_rounded_weights(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_int8_weights(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 32, "context": 16, "batch": 4}
     nanolm.train(corpus, out=tmp_path / "run", steps=30, **shape)
     words = ["sample", "run", "--prompt", "The 7 cats", "--greedy", "--tokens", 5]
     assert cli(*words, "--int8").stdout == cli(*words).stdout
 
 
-def test_the_environment_has_the_names_of_the_command_line(cli: Cli, trained: Path) -> None:
+def test_the_environment_names_options_as_the_command_line(cli: Cli, trained: Path) -> None:
     names = {"NANOLM_SAMPLE_JSON": "1", "NANOLM_SAMPLE_N": "2", "NANOLM_SAMPLE_PROMPT": "cat"}
     shown = cli("sample", trained, "--tokens", 2, environment=names)
     assert [json.loads(line)["prompt"] for line in shown.stdout.splitlines()] == ["cat", "cat"]
 
 
-def test_line_ends_and_marks_of_other_systems_are_no_part_of_a_prompt(
+def test_line_ends_and_byte_order_marks_are_not_part_of_a_prompt(
     cli: Cli, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\na dog\r\n")
@@ -334,7 +334,7 @@ def test_line_ends_and_marks_of_other_systems_are_no_part_of_a_prompt(
     ]
 
 
-def test_ctrl_c_shows_what_there_is(trained: Path, tmp_path: Path) -> None:
+def test_ctrl_c_shows_the_text_so_far(trained: Path, tmp_path: Path) -> None:
     words = ["--json", "--html", "page.html", "--tokens", 1_000_000, "--min-tokens", 1_000_000]
     with subprocess.Popen(
         program("sample", trained, "--prompt", "the", *words),
@@ -357,7 +357,7 @@ def test_ctrl_c_shows_what_there_is(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").exists()
 
 
-def test_what_no_terminal_or_text_can_take(cli: Cli, trained: Path) -> None:
+def test_invalid_values(cli: Cli, trained: Path) -> None:
     shown = subprocess.run(
         [*program("sample", trained, "--prompt", "a", "--ban"), b"\xff"], capture_output=True
     )
@@ -371,14 +371,14 @@ def test_what_no_terminal_or_text_can_take(cli: Cli, trained: Path) -> None:
         assert cli("sample", trained, "--prompt", "a", *words).returncode == 2
 
 
-def test_no_colours_where_they_are_not_wanted(trained: Path) -> None:
+def test_no_colours_if_not_wanted(trained: Path) -> None:
     command = program("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
     for names in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(command, "stdout", trained, **names)
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_a_vocabulary_smaller_than_what_is_shown(cli: Cli, tmp_path: Path, size: int) -> None:
+def test_a_vocabulary_smaller_than_top_n(cli: Cli, tmp_path: Path, size: int) -> None:
     folder = small_vocabulary(tmp_path / "few", size)
     (tmp_path / "text.txt").write_text("w1 w2 w3 w1\n" * 5)
     for command in (

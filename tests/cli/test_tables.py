@@ -8,15 +8,15 @@ from nanolm.cli.tables import show_table
 ROWS = [["name", "loss", "state"], ["字字", "1.5", ""], ["a long name", "10.25", "finished"]]
 
 
-def test_columns_are_even_whatever_the_letters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_align_for_wide_characters(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(ROWS, left=(0, 2))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "a long name  10.25  finished"
-    assert lines[1] == "字字           1.5"  # two columns a letter, and nothing behind the last
+    assert lines[1] == "字字           1.5"  # two columns per character, no trailing spaces
     assert cell_len(lines[1]) == cell_len("a long name  10.25")
 
 
-def test_cells_are_cut_to_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(ROWS, first_limit=6, limit=4)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "a lon…  10.…  fin…"

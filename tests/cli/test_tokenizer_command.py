@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def made(cli: Cli, tmp_path: Path) -> Path:
 def test_train(cli: Cli, made: Path) -> None:
     assert nanolm.load_tokenizer(made).vocab_size == 300
     again = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
-    assert (again.returncode, "is there already" in again.stderr) == (3, True)
+    assert (again.returncode, "already exists" in again.stderr) == (3, True)
     shown = cli(
         "tokenizer", "train", "embedded:tiny", "--out", "c", "--tokenizer", "char", "--json"
     )
@@ -27,12 +28,12 @@ def test_train(cli: Cli, made: Path) -> None:
     assert (result["kind"], result["tokenizer"]) == ("char", "c/tokenizer.json")
     assert result["bytes"] > 4000
     refused = cli("tokenizer", "train", "embedded:tiny", "--out", "d", "--tokenizer", "gpt2")
-    assert (refused.returncode, "trained already" in refused.stderr) == (2, True)
+    assert (refused.returncode, "already trained" in refused.stderr) == (2, True)
 
 
-def test_what_it_chose_is_told(cli: Cli) -> None:
+def test_automatic_choices_are_reported(cli: Cli) -> None:
     shown = cli("tokenizer", "train", "embedded:tiny", "--out", "made")
-    assert "vocabulary: all words (" in shown.stderr and "under 50 kB" in shown.stderr
+    assert re.search(r"vocabulary: .*50 kB", shown.stderr)
 
 
 def test_encode_and_decode(cli: Cli, made: Path) -> None:
@@ -56,16 +57,16 @@ def test_encode_and_decode(cli: Cli, made: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["decode", "--tokenizer", "made", "999"], 2, "ids from 0 to 299"),
-        (["decode", "--tokenizer", "made", "cat"], 2, "is no list of ids"),
-        (["encode", "--tokenizer", "none", "a"], 2, "path of a tokenizer file"),
-        (["encode", "--tokenizer", "bpe", "a"], 2, "is made for a text"),
+        (["decode", "--tokenizer", "made", "999"], 2, "id 999: must be from 0 to 299"),
+        (["decode", "--tokenizer", "made", "cat"], 2, "decode 15496 995"),
+        (["encode", "--tokenizer", "none", "a"], 2, "--tokenizer none: "),
+        (["encode", "--tokenizer", "bpe", "a"], 2, "--tokenizer bpe is not trained yet"),
         (["encode", "--tokenizer", "made", "--file", "none"], 2, "none does not exist"),
         (["encode", "--tokenizer", "made", "--file", "a", "text"], 2, "not both"),
         (["train", "x.txt"], 2, "Missing option '--out'"),
-        (["compare", "embedded:tiny", "--tokenizer", "bpe:3"], 2, "write bpe:SIZE"),
-        (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "unknown encoding"),
-        (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "path of a tokenizer file"),
+        (["compare", "embedded:tiny", "--tokenizer", "bpe:3"], 2, "bpe:SIZE"),
+        (["compare", "embedded:tiny", "--encoding", "utf-9"], 2, "--encoding utf-9"),
+        (["show", "--tokenizer", "made/tokenizer.txt", "a"], 2, "--tokenizer made/tokenizer.txt: "),
         (["shwo"], 2, "did you mean show?"),
         (["encode", "--tokenizer", "made", "a\udcff"], 3, "lone surrogate"),
     ],
@@ -113,7 +114,7 @@ def test_compare(cli: Cli, made: Path) -> None:
     assert mine["bytes"] == same["bytes"]
 
 
-def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
+def test_train_with_an_existing_tokenizer(cli: Cli, made: Path) -> None:
     shown = cli("train", "embedded:tiny", "--tokenizer", made, "--steps", 2, "--out", "run")
     assert shown.returncode == 0, shown.stderr
     run = made.parent / "run"
@@ -122,20 +123,17 @@ def test_train_with_a_tokenizer_that_is_there(cli: Cli, made: Path) -> None:
     assert os.path.isabs(made)
 
 
-def test_without_a_name_it_is_that_of_the_newest_run(
+def test_the_default_is_the_tokenizer_of_the_newest_run(
     cli: Cli, trained: Path, tmp_path: Path
 ) -> None:
-    """As the first page of the help has it."""
     shown = cli("tokenizer", "show", "Some words.")
     assert shown.returncode == 0, shown.stderr
-    assert "2,048 tokens learned from embedded:stories" in shown.stderr
+    assert "2,048 tokens trained on embedded:stories" in shown.stderr
     ids = [line.split("\t")[0] for line in shown.stdout.splitlines()]
     assert cli("tokenizer", "decode", *ids).stdout == "Some words."
     shutil.copytree(trained, tmp_path / "runs/mine", symlinks=True)
     shown = cli("tokenizer", "show", "Some words.")
-    assert (
-        shown.stderr
-        == "using the tokenizer of runs/mine, the newest run (--tokenizer for another)\n"
-    )
+    assert shown.stderr.startswith("using the tokenizer of runs/mine, the newest run")
+    assert shown.stderr.count("\n") == 1
     expected = nanolm.load_tokenizer(trained).encode("Some words.")
     assert [int(line.split("\t")[0]) for line in shown.stdout.splitlines()] == expected

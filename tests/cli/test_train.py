@@ -49,7 +49,7 @@ def test_progress_goes_to_stderr_in_plain_lines(cli: Cli, corpus: Path) -> None:
     assert shown.stdout.count("\n") == 1
     assert "\x1b" not in shown.stderr
     assert re.search(
-        r"100%  step 12 \(epoch [0-9.]+\)  loss .*  val .* bits/byte  .* tokens/s  .* left",
+        r"100%  step 12 \(epoch [0-9.]+\)  loss .*  val .* bits/byte  .* tokens/s  .* remaining",
         shown.stderr,
     )
     assert "device: cpu (" in shown.stderr
@@ -63,7 +63,7 @@ def test_a_saved_config_repeats_the_run(cli: Cli, corpus: Path, tmp_path: Path) 
     assert again.returncode == 0, again.stderr
     assert weights(tmp_path / "runs/mine") == weights(tmp_path / "runs/mine-2")
     assert config.read_text() == (tmp_path / "runs/mine-2/config.toml").read_text()
-    # Flags go on top, and void what they stand for.
+    # Options override the file, and the settings that depend on them.
     changed = cli("train", "--config", config, "--epochs", 0.1, "--tokenizer", "bpe", "--json")
     assert changed.returncode == 0, changed.stderr
     settings = tomllib.loads((tmp_path / "runs/mine-3/config.toml").read_text())
@@ -75,9 +75,9 @@ def test_a_config_with_an_unknown_name(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("stepz = 3\nlayres = 2\nseed = 'one'\n")
     shown = cli("train", "x.txt", "--config", "c.toml")
     assert shown.returncode == 2
-    assert "stepz: no such setting; did you mean steps?" in shown.stderr
-    assert "layres: no such setting; did you mean layers?" in shown.stderr
-    assert "seed = 'one': must be int" in shown.stderr
+    assert re.search(r"stepz: .*did you mean steps\?", shown.stderr)
+    assert re.search(r"layres: .*did you mean layers\?", shown.stderr)
+    assert re.search("seed = 'one': .*int", shown.stderr)
 
 
 def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:
@@ -85,7 +85,7 @@ def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:
     assert json.loads(shown.stdout)["steps"] == 3
 
 
-def test_the_environment_goes_on_top_of_a_file(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("minutes = 9\n")
     shown = cli(
         "train", corpus, *SMALL, "--config", "c.toml", "--json",
@@ -98,19 +98,25 @@ def test_the_environment_goes_on_top_of_a_file(cli: Cli, corpus: Path, tmp_path:
     assert json.loads(shown.stdout)["steps"] == 2
 
 
-def test_losing_the_watcher_does_not_cost_the_run(corpus: Path, tmp_path: Path) -> None:
+def test_a_closed_output_does_not_stop_the_run(corpus: Path, tmp_path: Path) -> None:
     command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 200))
     subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
     assert "result" in json.loads((tmp_path / "runs/mine/run.json").read_text())
 
 
-def test_resume_with_nothing_there_starts_fresh_and_says_so(cli: Cli, corpus: Path) -> None:
+def test_options_of_earlier_versions_are_accepted(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
     assert shown.returncode == 0
-    assert "nothing to resume in runs/a: starting a new run" in shown.stderr
+    assert "--resume" not in shown.stderr + cli("train", "--help-all").stdout
     shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
     assert shown.returncode == 3
-    assert "runs/a is finished" in shown.stderr
+    assert "runs/a" in shown.stderr and "finished" in shown.stderr
+    rows = [{"title": "x", "body": {"en": f"The cat saw {n} dogs."}} for n in range(50)]
+    (tmp_path / "news.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("--text-column", "--text-field"):
+        shown = cli("data", "check", "news.jsonl", name, "body.en", "--json")
+        assert json.loads(shown.stdout)["documents"] == 50, shown.stderr
+    assert "(--text-column NAME)" in cli("data", "check", "news.jsonl").stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -121,20 +127,20 @@ def test_a_signal_saves_and_exits_75(
     wait_for_step(tmp_path / "r", 20)
     command.send(number)
     assert command.wait() == 75, command.said()
-    assert "run the same command again to go on" in command.stream("stderr")
+    assert "run the same command again to resume" in command.stream("stderr")
     assert "Traceback" not in command.stream("stderr")
     stopped = json.loads(command.stream("stdout"))
     assert stopped["stopped"] == "interrupted"
-    # What `make resume` does: all settings spelled out, from the run's own file.
-    resumed = cli("train", "--config", "r/config.toml", "--out", "r", "--resume")
-    assert f"resuming r at step {stopped['steps']:,}" in resumed.stderr
+    # As `make resume` does, with all settings from the run's config.toml.
+    resumed = cli("train", "--config", "r/config.toml", "--out", "r")
+    assert f"r at step {stopped['steps']:,}" in resumed.stderr
     assert resumed.returncode == 0
 
 
 def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    silent = os.open(pipe, os.O_RDWR)  # somebody who might still write keeps it waiting
+    silent = os.open(pipe, os.O_RDWR)  # an open writer keeps the reader waiting
     command = commands.start("train", pipe, *SMALL, "--steps", 300)
     opened = Path(f"/proc/{command.pid}/fd")
     while not any(link.resolve() == pipe for link in opened.iterdir()):
@@ -142,25 +148,25 @@ def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> Non
     command.send(signal.SIGINT)
     assert command.wait() == 130
     os.close(silent)
-    assert command.stream("stderr").endswith(
-        "error: stopped before the first step; nothing was saved, run the same command again\n"
-    )
+    last = command.stream("stderr").splitlines()[-1]
+    assert last.startswith("error: stopped before the first step; nothing was saved")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_finished_run_is_named_when_it_is_trained_again(cli: Cli, corpus: Path) -> None:
+def test_training_again_names_the_finished_run(cli: Cli, corpus: Path) -> None:
     first = cli("train", corpus, *SMALL, "--steps", 2)
     assert "finished" not in first.stderr
     again = cli("train", corpus, *SMALL, "--steps", 2)
-    assert "runs/mine is finished" in again.stderr
-    assert "as runs/mine-2" in again.stderr
-    assert "nanolm train --extend runs/mine --minutes 5)" in again.stderr
+    assert re.search(
+        r"runs/mine is finished.* runs/mine-2\b.*nanolm train --extend runs/mine --minutes 5",
+        again.stderr,
+    )
     other = cli("train", corpus, *SMALL, "--steps", 3)
     assert "is finished" not in other.stderr
 
 
-def test_mistakes_are_found_before_any_text_is_read(cli: Cli, tmp_path: Path) -> None:
-    """A text that is not there would be the first thing to be missed."""
+def test_settings_are_checked_before_text_is_read(cli: Cli, tmp_path: Path) -> None:
+    """Reading the missing file would be an error, too."""
     shown = cli("train", "nowhere.txt", "--heads", 5, "--dim", 48, "--batch", 0)
     assert shown.returncode == 2
     assert shown.stderr.splitlines() == [
@@ -180,33 +186,33 @@ def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> Non
     shown = on_a_terminal(command, "stderr", tmp_path, COLUMNS="40")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     live = [line for line in re.split(r"[\r\n]+", text) if "% " in line]
-    assert any("left" in line for line in live)
+    assert any("remaining" in line for line in live)
     assert max(map(len, live)) <= 40
 
 
 @pytest.mark.parametrize("family", ["rnn", "lstm"])
-def test_recurrent_models_by_the_same_commands(family: str, cli: Cli, corpus: Path) -> None:
+def test_recurrent_models(family: str, cli: Cli, corpus: Path) -> None:
     shape = ["--layers", 2, "--dim", 16, "--context", 16, "--batch", 4]
     shown = cli("train", corpus, *shape, "--steps", 12, "--family", family, "--json")
     assert shown.returncode == 0, shown.stderr
     assert "format: nanolm only" in shown.stderr
     assert json.loads(shown.stdout)["steps"] == 12
-    # Its state goes on past any context.
+    # Its state has no maximum context.
     written = cli("sample", "runs/mine", "--tokens", 60, "--min-tokens", 20, "--json")
     assert len(json.loads(written.stdout)["tokens"]) > 16
 
 
-def test_the_switches_of_the_lectures(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+def test_architecture_options(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     classic = ["--positions", "sinusoidal", "--norm", "layer", "--norm-place", "post"]
     more = ["--feed-forward", "relu", "--bias", "--no-qk-norm", "--tied", "--kv-heads", 1]
     shown = cli("train", corpus, *SMALL, *classic, *more, "--steps", 12)
     assert shown.returncode == 0, shown.stderr
-    assert "no --positions sinusoidal" in shown.stderr
+    assert "--positions sinusoidal" in shown.stderr
     config = json.loads((tmp_path / "runs/mine/best/config.json").read_text())
     expected = {"positions": "sinusoidal", "norm_place": "post", "bias": True, "kv_heads": 1}
     assert expected.items() <= config.items()
     assert cli("sample", "runs/mine").returncode == 0
-    # Another family on top of the file takes its own switches.
+    # Another --family overrides the architecture in the file.
     again = cli("train", "--config", "runs/mine/config.toml", "--family", "gpt2")
     assert again.returncode == 0, again.stderr
     config = json.loads((tmp_path / "runs/mine-2/best/config.json").read_text())
@@ -218,7 +224,7 @@ def test_the_switches_of_the_lectures(cli: Cli, corpus: Path, tmp_path: Path) ->
 def test_presets_are_listed(cli: Cli) -> None:
     shown = cli("train", "--list-presets", "--family", "gpt2")
     assert shown.returncode == 0, shown.stderr
-    assert re.search(r"nano +3 +3 +48 +64 .*the course's model", shown.stdout)
+    assert re.search(r"nano +3 +3 +48 +64 ", shown.stdout)
     assert "124,439,808" in shown.stdout
     rows = [json.loads(row) for row in cli("train", "--list-presets", "--json").stdout.splitlines()]
     assert [row["preset"] for row in rows][:3] == ["nano", "micro", "mini"]
@@ -226,10 +232,8 @@ def test_presets_are_listed(cli: Cli) -> None:
     assert cli("train", "--list-presets", "--family", "gtp2").returncode == 2
 
 
-def test_a_model_of_the_hub_by_its_name(
-    cli: Cli, corpus: Path, tmp_path: Path, server: Server
-) -> None:
-    """A GPT-2 whose folder transformers wrote, served as the Hub does; then no network at all."""
+def test_a_hub_model_by_name(cli: Cli, corpus: Path, tmp_path: Path, server: Server) -> None:
+    """A GPT-2 folder written by transformers, served like the Hub; then without a network."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     made = tmp_path / "made"
@@ -250,10 +254,10 @@ def test_a_model_of_the_hub_by_its_name(
     saved = json.loads((tmp_path / "runs/mine/last/config.json").read_text())
     assert (saved["model_type"], saved["n_embd"]) == ("gpt2", 16)
     server.asked.clear()
-    offline = {**empty, "HF_ENDPOINT": "http://127.0.0.1:9"}  # another address, so nothing is kept
+    offline = {**empty, "HF_ENDPOINT": "http://127.0.0.1:9"}  # so that nothing is cached
     assert cli("sample", "hf://gpt2", environment=online).returncode == 0
     assert not server.asked
     for words in (["sample", "hf://gpt2"], ["train", str(corpus), "--from", "gpt2"]):
         shown = cli(*words, environment=offline)
         assert shown.returncode == 3
-        assert "check the network connection, or download it elsewhere" in shown.stderr
+        assert "gpt2" in shown.stderr and "network" in shown.stderr

@@ -103,9 +103,7 @@ def test_removing(
         if run.exists():
             survived += listed == [str(run)] and same_files(run, finished)
         else:
-            survived += (
-                listed == [] and not after and (not before or "removed what" in shown.stderr)
-            )
+            survived += listed == [] and not after and (not before or "runs rm" in shown.stderr)
     tally("killed at each change of the disk, runs rm", tried, survived)
 
 

@@ -475,4 +475,4 @@ def test_of_each_kind_one_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(lines[1]) == 500
     clock += 60
     note("/v1/x failed: again")
-    assert lines[2] == "/v1/x failed: again (999 more of these were not shown)"
+    assert lines[2] == "/v1/x failed: again (999 similar messages suppressed)"

@@ -163,7 +163,7 @@ def test_what_nobody_used_for_a_month_is_removed(text_file: Path, tmp_path: Path
 def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NANOLM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DataError, match="name a folder in NANOLM_CACHE"):
+    with pytest.raises(DataError, match="NANOLM_CACHE"):
         prepare_tokens(TextRequest(corpus=("embedded:tiny",)))
 
 
