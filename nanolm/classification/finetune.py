@@ -164,7 +164,9 @@ def prepare(
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
-        reason = f"{known.vocab_size:,} of the model and {added:,} learned from the labelled texts"
+        reason = (
+            f"{known.vocab_size:,} from the model and {added:,} learned from the labelled texts"
+        )
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)

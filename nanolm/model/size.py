@@ -22,7 +22,7 @@ def non_embedding_parameters(config: GPTConfig) -> int:
 def training_bytes(config: ModelConfig, parameters: int, tokens: int) -> int:
     """Approximate GPU memory for steps of `tokens` in bfloat16: weights, their bfloat16 copy and
     optimizer state (Muon has one moment, AdamW two), logits and the gradient of the head, and the
-    activations. Fitted to measurements on an H200 (docs/performance.md)."""
+    activations. Fitted to measurements on an H200 (docs/benchmarks.md)."""
     known = 14 * parameters
     if isinstance(config, GPTConfig):
         known -= 4 * non_embedding_parameters(config)

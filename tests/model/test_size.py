@@ -3,7 +3,7 @@ import pytest
 from nanolm.model.config import FAMILIES, PRESETS, configure
 from nanolm.model.size import preset_sizes, training_bytes
 
-# Peak memory of training steps in bfloat16 on an H200 (docs/performance.md), in GB.
+# Peak memory of training steps in bfloat16 on an H200 (docs/benchmarks.md), in GB.
 MEASURED = [
     ("modern", "mini", 64, 1.600),
     ("modern", "gpt2", 16, 9.187),
