@@ -124,7 +124,7 @@ def test_what_an_older_version_left_can_be_removed(
     (run / "run.json").write_text("{")
     assert cli("runs", "rm", "runs/run").returncode == 2  # it asks
     (run / "run.json").unlink()
-    assert "`nanolm runs rm runs/run` removes" in cli("runs").stderr
+    assert "`nanolm runs rm runs/run`" in cli("runs").stderr
     (run / "thesis.txt").write_text("mine")
     assert cli("runs", "rm", "runs/run", "--yes").returncode == 3
     (run / "thesis.txt").rename(run / "checkpoints/thesis.txt")
@@ -238,7 +238,7 @@ def test_a_best_model_that_is_not_where_it_should_be(
         shutil.rmtree(run / "earlier")
     model = find_model(run, notes.append)
     assert (model.parent.name == "earlier") == moved
-    assert f"{best}, the best model, is not there" in notes[0]
+    assert str(best) in notes[0]
     assert str(model) in notes[0] or not moved
     assert extend(run, {"steps": MORE}).steps == STEPS + MORE
     assert weights(run) == weights(extended)
@@ -343,7 +343,7 @@ def test_a_journal_that_cannot_be_read(text: str, finished: Path, tmp_path: Path
     (run / journal.JOURNAL).write_text(text)
     assert find_model(run, notes.append) == (run / "best").resolve()
     assert journal.JOURNAL in notes[0]
-    with pytest.raises(DataError, match="newer version" if "2" in text else "rename it"):
+    with pytest.raises(DataError, match="newer" if "2" in text else "rename it"):
         extend(run, {"steps": MORE})
     assert (run / journal.JOURNAL).read_text() == text
 
