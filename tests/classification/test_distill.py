@@ -186,7 +186,7 @@ def test_the_words_of_the_labelled_texts_become_tokens(
     vocabulary = next(choice for choice in said if choice.what == "vocabulary")
     assert vocabulary.value == after.vocab_size
     added = after.vocab_size - before.vocab_size
-    known = f"the model's {before.vocab_size}, and {added} learned from the labelled texts"
+    known = f"{before.vocab_size} of the model and {added} learned from the labelled texts"
     assert vocabulary.reason == known
 
 

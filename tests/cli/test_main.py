@@ -59,7 +59,7 @@ ERRORS = {
     "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
     "an empty file": (["train", "empty.txt"], 3, "no text found"),
     "not UTF-8": (["train", "latin.txt"], 3, "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
-    "a folder without text": (["train", "nothing"], 3, "nothing has no text in it"),
+    "a folder without text": (["train", "nothing"], 3, "nothing contains no text"),
     "no config": (["train", "x.txt", "--config", "no.toml"], 2, "no.toml does not exist"),
     "a broken config": (["train", "x.txt", "--config", "empty.txt"], 2, None),
     "no run": (["sample", "runs/none"], 2, "runs/none does not exist"),
