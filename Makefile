@@ -1,4 +1,4 @@
-# nanolm: `make` lists the recipes. They need only make and Python 3.11 or newer.
+# nanolm: `make` lists the targets. They need only make and Python 3.11 or newer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ export FILE DATA WHAT PROMPT RUN SMALL LARGE SST SST_TEST GPT2 MINUTES COURSE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint docs data wheel clean
 
-help: ## list the recipes
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
 	  /^# hint / {split($$0, part, / hint |: /); hint[part[2]] = " " part[3]}' Makefile
 
@@ -36,7 +36,7 @@ demo: setup ## train on the embedded stories for 2 minutes, then generate three 
 	@$(NANOLM) sample -n 3 --tokens 250 --temperature 0.7 </dev/null
 	@echo
 	@echo 'Now try:'
-	@echo '  $(NANOLM) sample --prompt "Once upon a time"     continue your own opening'
+	@echo '  $(NANOLM) sample --prompt "Once upon a time"     continue your own prompt'
 	@echo '  $(NANOLM) train your-text.txt                    train on your own text for three minutes'
 	@echo '  $(NANOLM) train embedded:tiny --preset nano      train the smallest model'
 	@echo '  $(NANOLM) --help                                 list all commands'
@@ -59,7 +59,7 @@ finetune-sentiment: setup ## fine-tune the newest run (or RUN=runs/x, RUN=none) 
 	@$(NANOLM) finetune-sentiment $${DATA:+"$$DATA"} $${RUN:+--from "$$RUN"} $(ARGS)
 
 # hint serve: RUN=runs/x
-serve: setup ## serve a model: a playground in the browser and an API
+serve: setup ## serve a model, with a playground in the browser and an API
 	@test -n "$$RUN" || { echo 'no model given; try make serve RUN=runs/x'; exit 2; }
 	@$(NANOLM) serve "$$RUN" $(ARGS)
 
@@ -71,11 +71,11 @@ resume: setup ## resume an unfinished run
 test: setup ## run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: setup ## run the slow tests too
+test-slow: setup ## run all tests, including the slow ones
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile default $(ARGS)
 
 # hint bench: WHAT=training
-bench: setup ## run a benchmark: training, sampling, serving, feeding, starting, saving; text and learning need FILE=, classifying DATA=
+bench: setup ## run a benchmark: training, sampling, serving, feeding, starting, saving; text and learning need FILE=, classifying needs DATA=
 	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
 	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 
