@@ -1,4 +1,4 @@
-"""Listening: one process, a socket bound before the models load, and a graceful shutdown."""
+"""The listener: one process, a socket bound before the models load, and a graceful shutdown."""
 
 import asyncio
 import contextlib
