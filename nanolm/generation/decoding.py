@@ -1,7 +1,7 @@
 """Logits of the next token, step by step.
 
 `CachedDecoder` uses a KV cache (or a recurrent state), so each step computes one token.
-`NaiveDecoder` runs the whole visible text at each step: slow and simple, the reference in tests.
+`NaiveDecoder` runs the whole visible text at each step: slow and simple, as a reference in tests.
 """
 
 import contextlib
