@@ -151,7 +151,7 @@ def join_world() -> Iterator[World]:
         if size == 1 or not lost:
             raise
         first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-        problem = f"another of the {size} processes ended ({first})"
+        problem = f"another of the {size} processes has ended ({first})"
         raise PeerLost(f"{problem}; the same command resumes from the last checkpoint") from None
     finally:
         if dist.is_initialized():
