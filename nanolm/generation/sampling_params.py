@@ -114,9 +114,7 @@ class SamplingParams:
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = length(
-        (), "Text to stop at, which is not part of the output. Several are allowed."
-    )
+    stop: tuple[str, ...] = length((), "Stop before this text. Several are allowed.")
     repetition_penalty: float = penalty(
         1.0,
         "Above 1, tokens that have already occurred become less likely.",
@@ -145,11 +143,11 @@ class SamplingParams:
         slider=(-2, 2, 0.1),
     )
     ban: tuple[str, ...] = penalty(
-        (), "Text to never generate, not even within a word. Several are allowed."
+        (), "Never generate this text, not even within a word. Several are allowed."
     )
     min_tokens: int = length(
         0,
-        "Minimum number of new tokens before the end of the text or a stop text.",
+        "Minimum number of new tokens before an end-of-text token or a stop text.",
         range=(0, 1_000_000),
         off=0,
         penalty=lambda logits, least, state: logits.masked_fill(

@@ -184,7 +184,7 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     narrow = (plan.settings.dim or preset.dim) < NARROW_DIM
     if text.size < TINY_CORPUS and on_cpu and narrow and plan.open("threads"):
         # The same number on every machine, however busy, so that results are reproducible.
-        plan.choose("threads", 1, "such a small model gains little from more")
+        plan.choose("threads", 1, "such a small model gains little from more threads")
         plan.fill(workers=1)
     if chosen and not recurrent:
         given = (plan.settings.heads, plan.settings.dim, plan.settings.kv_heads)

@@ -153,14 +153,14 @@ class Server:
         return (Stream if streamed else Whole)(self.engine, generation, answer)
 
     async def offload(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
-        """Call it, in another thread if the request is so long that it may take a while."""
+        """Run `call`, in another thread if the request is so long that it may take a while."""
         if request.state.size < LONG_BODY:
             return call(*values)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *values))
 
     def count(self, model: ServedModel, texts: list[str]) -> list[int]:
-        """The ids of all texts. Together they must not exceed the limit of a prompt."""
+        """The ids of all texts, which together must not exceed the limit of one prompt."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
         if len(ids) > (most := self.limits.longest(model.base.window())):
             raise APIError(f"the input has {len(ids):,} tokens; the limit is {most:,}")

@@ -185,7 +185,7 @@ class GenerationRequest:
 
 
 class ByteBudget:
-    """Memory held by all requests. Small ones are never refused; connections limit those."""
+    """Memory held by all requests. Small ones are never refused, but connections are limited."""
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0

@@ -4,7 +4,7 @@
 
 They communicate through PyTorch's DDP, or FSDP2 if the model is sharded. The first process reads
 the text, plans, reports and writes; the others receive its decisions as JSON through the rendezvous
-store. A model or a run folder does not depend on the number of processes.
+store. Models and run folders do not depend on the number of processes.
 """
 
 import json
