@@ -81,7 +81,7 @@ class Law:
     size: int  # bytes of training text
 
     def bits_per_byte(self, parameters: float, learned: float, steps: float) -> float:
-        """Validation bits per byte after `learned` bytes; `parameters` without embedding and head."""
+        """Validation bits per byte after `learned` bytes; `parameters` without embeddings."""
         by_size = SIZE_FACTOR * (parameters / 1e6) ** -SIZE_EXPONENT
         by_data = DATA_FACTOR * (self.effective_bytes(learned) / 1e7) ** -DATA_EXPONENT
         small = (min(self.size, COUNTED_BYTES) / COUNTED_BYTES) ** SMALL_TEXT_EXPONENT
