@@ -157,7 +157,7 @@ class SamplingParams:
     )
     temperature: float = sampling(
         0.8,  # a little below 1: fewer slips, still varied
-        "Sampling temperature: below 1 more predictable, above 1 more varied, 0 greedy.",
+        "Sampling temperature. Below 1 is more predictable, above 1 more varied, 0 is greedy.",
         range=(0, 100),
         off=1.0,
         filter=lambda logits, temperature, _: logits / temperature.float(),

@@ -85,8 +85,8 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/health": ("Server status and load.", None, HEALTH),
         "/v1/models": ("List the served models.", None, MODELS),
         "/v1/completions": (
-            "Complete a prompt. Defaults are those of `nanolm sample`. With stream, the response "
-            "consists of server-sent events, each with new tokens of one text, then [DONE].",
+            "Complete a prompt. Defaults are as in `nanolm sample`. With stream, the response "
+            "is sent as server-sent events, each with new tokens of one text, then [DONE].",
             requests.completion,
             COMPLETION,
         ),

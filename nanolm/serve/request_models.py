@@ -19,9 +19,9 @@ from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedMod
 
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 CHAT = (
-    "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. Otherwise "
-    "each message becomes a line `role: content`, followed by `assistant:`, and generation stops "
-    "at the next `user:` line."
+    "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. "
+    "Otherwise, each message becomes a line `role: content`, the prompt ends in `assistant:`, and "
+    "generation stops at the next `user:` line."
 )
 
 
