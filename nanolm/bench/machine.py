@@ -73,7 +73,7 @@ class Ceiling:
 
 
 def product(device: str, dtype: str) -> Ceiling:
-    """A product of square random matrices: constant ones use less power, so a GPU is faster."""
+    """A product of random square matrices; constant ones use less power and run faster on a GPU."""
     side, kind = MATRIX_SIDE.get(device, 4096), getattr(torch, dtype)
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     step = partial(torch.mm, left, right, out=torch.empty_like(left))

@@ -58,7 +58,7 @@ def estimates(settings: BenchSettings, note: Callable[[str], None]) -> list[dict
                 "exchange": gradients + updates,  # seconds, computed
                 "shown": shown,  # seconds of it that do not overlap
                 "speed": rows[count] * count * config.context / step,  # total tokens per second
-                "efficiency": alone * rows[count] / (batch * step),  # of `count` times one's speed
+                "efficiency": alone * rows[count] / (batch * step),  # of ideal scaling
                 "grown": alone / grown,  # the same with the full batch for each process
             }
             estimates.append(estimate)

@@ -79,7 +79,7 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, rows: list[BatchRow]) -> None:
-        """Add rows and read their prompts; if one of them fails, none has joined."""
+        """Add rows and read their prompts; if one of them fails, none joins."""
         if not rows:
             return
         prompts = [row.prompt + list(row.written) for row in rows]
@@ -152,7 +152,7 @@ class Batch:
         self.decoder.prepare(self.ids, self.lengths + [0] * (size - len(self.rows)))
         self.sampler.prepare(size)
         key = (size, self.sampler.active)
-        # The first time without a graph, which compiles everything; then it is captured.
+        # The first time, run without a graph, which compiles everything. Then capture it.
         if self.recording and key in self.tried and key not in self.graphs:
             if len(self.graphs) >= MAX_CUDA_GRAPHS:
                 self.graphs.clear()

@@ -56,7 +56,7 @@ def beam_search(
         own = logits[:, :vocabulary].float().log_softmax(dim=-1)  # (beams, vocabulary)
         scores = torch.tensor([[beam.score] for beam in running], device=device)
         together = (scores + sampler.scores(own)).flatten()
-        # Enough that `width` are left if all that can end do.
+        # Enough that `width` remain if every candidate that can end does.
         endings = len(tokenizer.stops) + (width if params.stop else 0)
         best = together.topk(min((endings + 1) * width, len(together)))
         top = own.topk(min(row.top, vocabulary))

@@ -1,7 +1,7 @@
 """Logits of the next token, step by step.
 
 `CachedDecoder` uses a KV cache (or a recurrent state), so each step computes one token.
-`NaiveDecoder` runs the whole visible text at each step: slow and simple, the reference in tests.
+`NaiveDecoder` runs the whole visible text at each step: slow and simple, as a reference in tests.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ PREFILL_TOKENS = 32_768  # prompt tokens, padding included, in one forward pass
 def first_visible(length: int, context: int | None) -> int:
     """The index of the first of `length` tokens that the model sees; a recurrent model (None) sees
     all. Beyond the context length, the window moves by half a context at a time, so that the cache
-    is refilled only that often. Positions count from the first visible token."""
+    is rarely refilled. Positions count from the first visible token."""
     if context is None:
         return 0
     hop = max(1, context // 2)

@@ -25,7 +25,7 @@ def samples_page(
     facts: dict[str, str],
     words: Sequence[Sequence[Word]] = (),
 ) -> str:
-    """Every sample, coloured by probability, with a table of the most likely tokens if they were
+    """Every sample, colored by probability, with a table of the most likely tokens if they were
     kept. With `words` of each sample, by word instead of by token."""
     parts = [text_page.legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "lower")]
     for number, sample in enumerate(samples):

@@ -118,7 +118,7 @@ class Sampler:
 
     @cached_property
     def active(self) -> ActiveFilters:
-        """What has an effect now; drops bans that no row uses any more."""
+        """The filters in effect now; drops bans that no row uses anymore."""
         rows: dict[tuple[str, ...], list[int]] = {}
         for row, params in enumerate(self.params):
             if params and params.ban:

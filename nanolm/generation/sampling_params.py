@@ -30,7 +30,7 @@ class SamplerState(NamedTuple):
     counts: "Tensor"  # (rows, vocabulary): its count in the text
 
 
-# From logits (rows, vocabulary) and values (rows, 1) to new logits, without a device sync.
+# Maps logits (rows, vocabulary) and values (rows, 1) to new logits, without a device sync.
 Effect = Callable[["Tensor", "Tensor", SamplerState], "Tensor"]
 
 
@@ -88,7 +88,7 @@ class Declaration:
     served: bool = True  # a field of the server's requests
 
     def problem(self, value: float) -> str:
-        """What is wrong with a value; empty if it is valid."""
+        """The problem with a value; empty if it is valid."""
         least, most = self.range
         if least <= value <= most and not (self.above and value == least):
             return ""
@@ -114,12 +114,10 @@ class SamplingParams:
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = length(
-        (), "Text that ends generation, itself excluded; several are allowed."
-    )
+    stop: tuple[str, ...] = length((), "Stop before this text. Several are allowed.")
     repetition_penalty: float = penalty(
         1.0,
-        "Above 1, tokens that already occurred become less likely.",
+        "Above 1, tokens that have already occurred become less likely.",
         range=(0.01, 100),
         off=1.0,
         penalty=penalize_repetition,
@@ -145,11 +143,11 @@ class SamplingParams:
         slider=(-2, 2, 0.1),
     )
     ban: tuple[str, ...] = penalty(
-        (), "Text never to generate, not even within a word; several are allowed."
+        (), "Never generate this text, not even within a word. Several are allowed."
     )
     min_tokens: int = length(
         0,
-        "Minimum number of new tokens before an end of text or a stop text.",
+        "Minimum number of new tokens before an end-of-text token or a stop text.",
         range=(0, 1_000_000),
         off=0,
         penalty=lambda logits, least, state: logits.masked_fill(
@@ -159,7 +157,7 @@ class SamplingParams:
     )
     temperature: float = sampling(
         0.8,  # a little below 1: fewer slips, still varied
-        "Sampling temperature: below 1 more predictable, above 1 more varied, 0 greedy.",
+        "Sampling temperature. Below 1 is more predictable, above 1 more varied, 0 is greedy.",
         range=(0, 100),
         off=1.0,
         filter=lambda logits, temperature, _: logits / temperature.float(),
@@ -192,7 +190,7 @@ class SamplingParams:
     )
     typical_p: float | None = sampling(
         None,
-        "Keep the tokens of most typical surprisal whose total probability reaches p.",
+        "Keep the tokens with the most typical surprisal whose total probability reaches p.",
         range=(0, 1),
         above=True,
         off=1.0,
@@ -202,7 +200,7 @@ class SamplingParams:
     greedy: bool = sampling(False, "Always choose the most likely token.", served=False)
     beams: int = sampling(
         1,
-        "Beam search with this many beams, for the most likely text as a whole.",
+        "Use beam search with this many beams to find the most likely text as a whole.",
         range=(1, 100),
         served=False,
     )

@@ -3,8 +3,8 @@
     >>> result = attribute(classifier, ids)
     >>> result.label, result.rollout, result.gradient
 
-Attention rollout: the share of each token in the vector that is classified, if layers did nothing
-but attention. Gradient times input: how the label's logit changes with the length of a token's
+Attention rollout: each token's share of the vector that is classified, assuming that layers consist
+of attention alone. Gradient times input: how the label's logit changes with the length of a token's
 vector. Positive values support the label, negative values count against it.
 """
 
@@ -45,7 +45,7 @@ def attribute(classifier: Classifier, ids: list[int]) -> Attribution:
         x = base.hidden_states(torch.tensor([ids], device=base.device), attn_weights=weights)
         logits = classifier.score(classifier.pooled(x, lengths))[0]
         label = int(logits.argmax())
-        # Relative to the mean of the others: raising all logits alike changes nothing.
+        # Relative to the mean of the others, because raising all logits equally changes nothing.
         others = (logits.sum() - logits[label]) / max(1, len(logits) - 1)
         (gradient,) = torch.autograd.grad(logits[label] - others, embedded[0])
     attention = torch.cat(weights).detach().float()

@@ -3,8 +3,8 @@
     >>> describe_heads(inspection.attention, inspection.ids)[1][2].words
     "attends to the previous token (83%)"
 
-A head is named after the pattern that gets most of its attention, averaged over positions that
-have a choice, or far more than by chance. Attention to the first token is usually a no-op.
+A head is named after the pattern that gets most of its attention, or far more than by chance.
+Only positions that have a choice count. Attention to the first token is usually a no-op.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class HeadPattern:
         share, target = self.shares[self.kind], PATTERNS[self.kind]
         if share >= CLEAR[0]:
             return f"attends to {target} ({share:.0%})"
-        return f"favours {target} ({share:.0%}, {self.chance[self.kind]:.0%} by chance)"
+        return f"favors {target} ({share:.0%}, {self.chance[self.kind]:.0%} by chance)"
 
 
 def describe_heads(attention: Floats, ids: list[int]) -> list[list[HeadPattern]]:

@@ -24,7 +24,7 @@ from nanolm.text.tokenizer import Tokenizer
 
 ATTENTION_LEVELS = (63, 31, 15, 7)  # the most that fit; more would not be visible
 MAX_ATTENTION_BYTES = 650_000  # per page
-TINTS = 10  # of each colour, in page.css
+TINTS = 10  # of each color, in page.css
 STYLE_SHEET = webpage.beside(__file__, "page.css")
 SCRIPT = webpage.beside(__file__, "page.js")
 
@@ -101,7 +101,7 @@ def tinted_tokens(tokens: list[str], values: Floats) -> str:
 
 
 def tint(value: float) -> str:
-    """The colour of a number between -1 and 1."""
+    """The color of a number between -1 and 1."""
     level = round(TINTS * abs(value)) if math.isfinite(value) else 0
     return f"{'pos' if value > 0 else 'neg'} w{min(TINTS, level)}"
 
@@ -137,7 +137,7 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
 
 
 def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[str]) -> str:
-    """Each layer's most likely next token, coloured by its probability; the last layer first."""
+    """Each layer's most likely next token, colored by its probability; the last layer first."""
     rows = []
     for number, layer in enumerate(layers):
         best = zip(layer.ids[:, 0], layer.probabilities[:, 0], strict=True)

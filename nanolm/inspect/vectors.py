@@ -47,7 +47,7 @@ def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str])
             vectors.append(layers[:, last].float().cpu().numpy())
             contexts.append(context(match))
     if not vectors:
-        raise UsageError(f"--word {word}: no text has it; give texts that contain the word")
+        raise UsageError(f"--word {word}: none of the texts contains it; give texts that do")
     return Occurrences(word, contexts, np.stack(vectors, axis=1))
 
 

@@ -61,7 +61,7 @@ class Model(nn.Module, ABC):
         `fixed`, its tensors never move, so that a step can be captured into a CUDA graph."""
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The weight matrices of hidden layers, with the rows of the matrices stacked in each."""
+        """The weight matrices of hidden layers, with the row counts of those stacked in each."""
         return {
             f"{name}.weight": getattr(layer, "rows", [layer.out_features])
             for name, layer in self.named_modules()

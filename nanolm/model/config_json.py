@@ -216,7 +216,7 @@ class Values:
         """A setting of which nanolm supports only some values."""
         value = self.get(name, default)
         if not any(type(value) is type(one) and value == one for one in allowed):
-            raise self.wrong(name, f"{what}, which nanolm does not support")
+            raise self.wrong(name, f"nanolm does not support {what}")
         return value
 
     def check_names(self, *known: str) -> None:
@@ -242,7 +242,7 @@ def read_gpt2(values: Values) -> GPTConfig:
     read_shared(values, "gpt2")
     values.only("scale_attn_weights", [True], True, "unscaled attention")
     values.only("scale_attn_by_inverse_layer_idx", [False], False, "attention scaled by layer")
-    what = "another activation function"
+    what = "this activation function"
     activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
     defaults = {"n_positions": 1024, "n_inner": 4 * values.count("n_embd")}
     sizes = read_sizes(values, "gpt2", GPT2_SIZES, defaults)
@@ -266,13 +266,13 @@ def read_sizes(
 
 def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
     read_shared(values, family)
-    values.only("hidden_act", ["silu", "swish"], "silu", "another activation function")
+    values.only("hidden_act", ["silu", "swish"], "silu", "this activation function")
     bias = family == "llama" and values.like("mlp_bias", False)
     values.only("attention_bias", [bias], False, "biases in only some layers")
     if family == "qwen3":
         values.only("use_sliding_window", [False], False, "a sliding window")
         if any(kind != "full_attention" for kind in values.like("layer_types", [])):
-            raise values.wrong("layer_types", "a sliding window, which nanolm does not support")
+            raise values.wrong("layer_types", "nanolm does not support a sliding window")
     dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
     defaults = {  # of transformers
         "max_position_embeddings": 2048 if family == "llama" else 32768,
@@ -305,17 +305,17 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
             raise values.wrong("rope_parameters", f"its {key} contradicts the older fields")
     rope = Values({**old, **new}, f"{values.where}: rope_parameters")
     rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of only some components")
-    kind = rope.only("rope_type", SCALINGS, "default", "another RoPE scaling")
+    kind = rope.only("rope_type", SCALINGS, "default", "this RoPE scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
     defaults: dict[str, float] = {"original_max_position_embeddings": context}
     if kind == "yarn":
         known.add("truncate")
-        rope.only("truncate", [True], True, "another variant of YaRN")
+        rope.only("truncate", [True], True, "this variant of YaRN")
         gain = 0.1 * math.log(max(1, rope.number("factor"))) + 1
         defaults |= {"beta_slow": 1, "beta_fast": 32, "attention_factor": gain}
     for key, value in rope.values.items():
         if value is not None and key not in known:
-            raise rope.wrong(key, f"a parameter of {kind!r} scaling that nanolm does not support")
+            raise rope.wrong(key, f"nanolm does not support this parameter of {kind!r} scaling")
     base = rope.number("rope_theta", 10_000.0)
     if kind == "default":
         return base, None
@@ -345,7 +345,7 @@ def read_classifier(
     values: Values, base: ModelConfig, labels: tuple[str, ...], pool: Pool = "last"
 ) -> ClassifierConfig:
     window = values.count("window", base.context)
-    long = values.only("long_texts", get_args(Long), "head", "another strategy for long texts")
+    long = values.only("long_texts", get_args(Long), "head", "this strategy for long texts")
     return ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
 
 
@@ -357,7 +357,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     labels = values.like("labels", [])
     if not are_labels(labels):
         raise values.wrong("labels", "must name at least two labels")
-    pool = values.only("pool", get_args(Pool), None, "another kind of pooling")
+    pool = values.only("pool", get_args(Pool), None, "this kind of pooling")
     values.check_names("labels", "pool", "window", "long_texts", "base")
     config = config_from_json({**values.like("base", {}), "model_type": "nanolm"}, file)
     if isinstance(config, ClassifierConfig):
@@ -367,7 +367,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
 
 def read_own(values: Values) -> ModelConfig:
     """Our own format: exactly the fields of the config, each of its type."""
-    made = KINDS[values.only("kind", KINDS, None, "another kind of model")]
+    made = KINDS[values.only("kind", KINDS, None, "this kind of model")]
     hints = get_type_hints(made)
     values.check_names(*hints)
     taken = {}

@@ -93,7 +93,7 @@ class GPT(Model):
                 if inputs.kv_length > (context := self.config.context):
                     raise ValueError(f"{inputs.kv_length} tokens exceed the context of {context}")
                 x = x + self.position_embedding.weight[inputs.positions]
-            case "sinusoidal":  # embeddings are scaled up, or the sinusoids dominate
+            case "sinusoidal":  # scale up embeddings, or the sinusoids would dominate
                 (waves,) = self.tables.at_least(inputs.kv_length, self.device)  # (positions, dim)
                 x = (x * math.sqrt(self.config.dim) + waves[inputs.positions]).to(x.dtype)
             case "rope" | "alibi" | "none":  # handled by attention, or not at all

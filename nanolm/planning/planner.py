@@ -153,7 +153,7 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
         elif len(tried) > 1:
             reason = f"layers x width; predicted bits per byte: {', '.join(map(str, tried))}"
             if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
-                near = f"{100 * (sizes.AS_GOOD - 1):.1g} %"
+                near = f"{100 * (sizes.AS_GOOD - 1):.1g}%"
                 reason += f"; the smallest within {near} of the best, because it is faster"
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
@@ -184,7 +184,7 @@ def choose_preset(plan: Plan, text: TextStats) -> None:
     narrow = (plan.settings.dim or preset.dim) < NARROW_DIM
     if text.size < TINY_CORPUS and on_cpu and narrow and plan.open("threads"):
         # The same number on every machine, however busy, so that results are reproducible.
-        plan.choose("threads", 1, "such a small model gains little from more")
+        plan.choose("threads", 1, "such a small model gains little from more threads")
         plan.fill(workers=1)
     if chosen and not recurrent:
         given = (plan.settings.heads, plan.settings.dim, plan.settings.kv_heads)
@@ -219,7 +219,7 @@ def choose_optimizer(
     lr, reason = recipe.learning_rate(plan.settings.optimizer, config), f"for width {config.dim}"
     if base is not None:
         lr = float(f"{recipe.CONTINUED_RATE * lr:.2g}")
-        reason = "a seventh of the rate for training from scratch"
+        reason = "a seventh of the learning rate for training from scratch"
     plan.choose("lr", lr, reason)
     tokens, epochs = plan.settings.tokens, plan.settings.epochs
     plan.settings = replace(plan.settings, epochs=None, tokens=None)

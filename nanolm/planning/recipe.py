@@ -47,7 +47,7 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
     products = config.layers * config.dim**3 * (4 + inner * (1 + 2 * wide) / 3) * 2 * MUON_PRODUCTS
     share = products / (6 * non_embedding_parameters(config) * batch * config.context)
     if share > MOST_MUON_SHARE:
-        return "adamw", f"Muon's updates would take {share:.1f} times the rest of a step"
+        return "adamw", f"Muon's updates would take {share:.1f} times as long as the rest of a step"
     return "muon", f"orthogonalized updates, {share:.0%} more arithmetic per step"
 
 

@@ -232,7 +232,7 @@ def warn_about_threads(settings: Settings, notify: Notify) -> None:
     wanted, threads = settings.threads or 1, torch.get_num_threads()
     if threads < wanted // workers and settings.device == "cpu":
         text = f"only {threads * workers} threads are available"
-        notify(Note(f"{text}: results are not bit-identical to {wanted} threads"))
+        notify(Note(f"{text}: results are not bit-identical to those with {wanted}"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: same results, but slower"))
 
@@ -266,7 +266,7 @@ def compile_model(model: Model) -> None:
 
 
 def missing_compiler(device: str) -> str | None:
-    """What torch.compile needs but is missing, if anything."""
+    """Why torch.compile cannot be used; None if it can."""
     if device == "cuda":
         try:
             import triton  # noqa: F401

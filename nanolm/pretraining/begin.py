@@ -87,7 +87,7 @@ class RunStart(Generic[S]):
             files.sweep(run.checkpoints)
             checkpoint.retire_after(run.checkpoints, folder, note)
             needed = read_state(folder).needed_checkpoints()
-            checkpoint.prune(run.checkpoints, needed, note)  # a kill may have come before that
+            checkpoint.prune(run.checkpoints, needed, note)  # a kill may have prevented it
         elif checkpoint.list_checkpoints(run.checkpoints) or checkpoint.was_saved(run.path):
             look = f"Nothing was deleted: see `nanolm doctor {run.path}`"
             cure = "Restore its checkpoints from a backup, or start a new run with --out"
@@ -254,7 +254,7 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = f"{run.path} is unfinished and has other settings; use the same, or another --out:"
+    text = f"{run.path} is unfinished and has other settings; use the same ones, or another --out:"
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")

@@ -118,7 +118,8 @@ class NextToken(Task):
         cure = "Hold out passages from the whole text with --val-split spread"
         if self.settings.val:
             cure = f"Choose a --val text closer to the training text than {self.settings.val}"
-        return f"the validation text differs from the training text, so it says little. {cure}"
+        problem = "the validation text differs from the training text, so its loss says little"
+        return f"{problem}. {cure}"
 
     def seconds_after_training(self) -> float:
         tokens = 0 if self.evaluated_all else len(self.job.text.val)

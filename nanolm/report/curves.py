@@ -21,7 +21,7 @@ CHART_POINTS = 4000  # per chart: about 80 kB
 DOTTED_POINTS = 30  # up to this many, each has a dot
 TREND_POINTS = 40  # from this many, noisy curves get a trend line
 NOISE = 0.015  # mean distance from the trend, relative to the axis, from which a curve is noisy
-LINE_STYLES = 12  # in svg.css: six colours, four dash patterns
+LINE_STYLES = 12  # in svg.css: six colors, four dash patterns
 TITLE_HEIGHT, ROW_HEIGHT, TICKS_HEIGHT = 44, 18, 52  # pixels
 
 Point = tuple[float, float]
@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. Series of the same name have the same colour in all panels."""
+    """One curve. Series of the same name have the same color in all panels."""
 
     name: str
     points: Sequence[tuple[float | None, float | None]]

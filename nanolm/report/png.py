@@ -24,7 +24,7 @@ def figure(width: float, height: float) -> Any:
 
 
 def chart_png(chart: Chart, file: Path) -> None:
-    """The same panels, curves and colours as in the SVG."""
+    """The same panels, curves and colors as in the SVG."""
     drawing = figure(4.6 * len(chart.panels), 3.6)
     drawing.suptitle(chart.title, parse_math=False)
     axes = drawing.subplots(1, len(chart.panels), squeeze=False)[0]

@@ -75,7 +75,7 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run. Values that are not known, or not yet, are None."""
+    """One run. Values that are unknown, or not known yet, are None."""
 
     run: str
     corpus: str  # what it was trained on

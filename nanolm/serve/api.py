@@ -1,4 +1,4 @@
-"""From a request to rows of a batch, and from their tokens to a response in OpenAI's format."""
+"""Turns a request into rows of a batch, and their tokens into a response in OpenAI's format."""
 
 import json
 import math
@@ -24,7 +24,7 @@ encode = json.JSONEncoder(
 
 
 def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) -> "Answer":
-    """The answer to a request for completions, or, if it has messages, for chat completions."""
+    """The response to a request for completions, or for chat completions if it has messages."""
     tokenizer, prompt, top = writer.tokenizer, given.get("prompt", ""), given.get("logprobs")
     if "messages" in given:
         messages = [(each["role"], joined(each["content"])) for each in given["messages"]]
@@ -46,7 +46,7 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
             raise APIError(problem, param="prompt")
         if max(ids) >= tokenizer.vocab_size:
             last = tokenizer.vocab_size - 1
-            raise APIError(f"the prompt has token id {max(ids)}; the largest is {last}")
+            raise APIError(f"the prompt contains token id {max(ids)}; the largest is {last}")
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
@@ -129,7 +129,7 @@ class Answer:
                 {name(id): finite(logprob) for id, logprob in top} for top in tokens.alternatives()
             ),
             "text_offset": islice(accumulate(tokens.lengths, initial=before), len(tokens)),
-            # nanolm's own: two tokens can have the same text, but not the same id.
+            # Not part of OpenAI's API: two tokens can have the same text, but not the same id.
             "ids": iter(tokens.ids),
             "alternatives": (
                 [{"id": id, "token": name(id), "logprob": finite(logprob)} for id, logprob in top]

@@ -134,7 +134,7 @@ class Server:
             named = given.get("model") in (None, model.name)
             if isinstance(model, kind) and named and (model.attention or not needs_attention):
                 return model
-        raise APIError("no model that supports this is served", 404, "model", "model_not_found")
+        raise APIError("no served model supports this request", 404, "model", "model_not_found")
 
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
@@ -142,10 +142,10 @@ class Server:
         answer: api.Answer = await self.offload(request, api.parse, given, writer, self.limits)
         rows = answer.rows
         if len(rows) > (most := self.limits.queue + worker.most):
-            raise APIError(f"{len(rows)} texts at once; the limit is {most}", param="n")
+            raise APIError(f"the request is for {len(rows)} texts; the limit is {most}", param="n")
         total = sum(row.params.tokens * (1 + row.top) for row in rows)
         if total > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
-            wanted = f"{total:,} tokens and alternatives at once exceed the limit of {most:,}"
+            wanted = f"{total:,} tokens and alternatives exceed the limit of {most:,} per request"
             raise APIError(f"{wanted}; reduce n, max_tokens or logprobs")
         client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
         streamed = given.get("stream", False)
@@ -153,14 +153,14 @@ class Server:
         return (Stream if streamed else Whole)(self.engine, generation, answer)
 
     async def offload(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
-        """Call it, in another thread if the request is so long that it may take a while."""
+        """Run `call`, in another thread if the request is so long that it may take a while."""
         if request.state.size < LONG_BODY:
             return call(*values)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *values))
 
     def count(self, model: ServedModel, texts: list[str]) -> list[int]:
-        """The ids of all texts. Together they must not exceed the limit of a prompt."""
+        """The ids of all texts, which together must not exceed the limit of one prompt."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
         if len(ids) > (most := self.limits.longest(model.base.window())):
             raise APIError(f"the input has {len(ids):,} tokens; the limit is {most:,}")
@@ -229,7 +229,7 @@ class Server:
 
 class Generated(Response):
     """Submits a request to the engine and sends the texts as fast as the client reads them. A byte
-    budget limits what is held until then."""
+    budget limits how much is buffered."""
 
     def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
         self.engine, self.generation, self.answer = engine, generation, answer

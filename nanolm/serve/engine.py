@@ -185,7 +185,7 @@ class GenerationRequest:
 
 
 class ByteBudget:
-    """Memory held by all requests. Small ones are never refused; connections limit those."""
+    """Memory held by all requests. Small ones are never refused, but connections are limited."""
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
@@ -333,7 +333,7 @@ class ModelWorker:
         return rows
 
     def join(self, batch: Batch, rows: list[BatchRow]) -> None:
-        """Join together, or one by one if that fails, so that only the faulty one fails."""
+        """Add rows together, or one by one if that fails, so that only the faulty one fails."""
         try:
             batch.join(rows)
         except Exception as error:
@@ -490,7 +490,7 @@ class Engine:
             worker.recover(error)
 
     def notify(self, everything: bool = False) -> None:
-        """Wake requests that have tokens to send: less often the more texts are in progress."""
+        """Wake requests that have tokens to send, less often when more texts are in progress."""
         now = time.monotonic()
         texts = sum(len(worker.running) for worker in self.workers)
         due = everything or now - self.last_sent >= max(MIN_SEND_INTERVAL, SECONDS_PER_TEXT * texts)

@@ -47,7 +47,7 @@ PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # need no
 BODY_SECONDS = 20.0  # time limit for receiving a body
 MAX_FIELDS = 1000  # per JSON object; valid requests have far fewer
 FREE_FAILURES = 8  # wrong keys per address that are answered without delay
-DELAY = 0.05  # seconds that each further one adds
+DELAY = 0.05  # seconds added by each further wrong key
 MAX_DELAY = 2.0  # seconds
 MAX_WAITING = 32  # delayed responses per address; further keys are not checked
 MAX_SENDERS = 4096  # addresses to remember
@@ -91,7 +91,7 @@ class Failures:
 
 
 def sender(scope: Scope) -> str:
-    """The client's address; for IPv6 its /64 network, where a client can take any address."""
+    """The client's address; for IPv6, its /64 network, in which a client can use any address."""
     address, _ = scope.get("client") or ("", 0)
     literal = ip(address)
     if isinstance(literal, ipaddress.IPv6Address) and not literal.ipv4_mapped:
@@ -144,10 +144,10 @@ class AccessGuard:
         await app(scope, receive, send_guarded)
 
     def check(self, scope: Scope, headers: Headers, origin: str | None, foreign: bool) -> None:
-        # Request smuggling: a proxy may see the end of such a request elsewhere.
+        # Against request smuggling: a proxy may see the end of such a request elsewhere.
         chunked = "transfer-encoding" in headers
         if chunked and ("content-length" in headers or scope["http_version"] != "1.1"):
-            raise APIError("send either Content-Length or, in HTTP/1.1, Transfer-Encoding")
+            raise APIError("send Content-Length or, in HTTP/1.1, Transfer-Encoding, but not both")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.known(hosts[0]):
             cure = "use the IP address, or start the server with --allow-host NAME"

@@ -1,4 +1,4 @@
-"""The models of a server, by names that do not reveal their paths.
+"""The models that a server offers, under names that do not reveal their paths.
 
 >>> names_of(["runs/novel", "runs/reviews/best"])
 ['novel', 'reviews']

@@ -57,7 +57,7 @@ LOGPROBS = response(  # of the model, before penalties and filters
     token_logprobs=list[float],
     top_logprobs=list[dict[str, float]],
     text_offset=list[int],
-    ids=list[int],  # `ids` and `alternatives` are nanolm's own
+    ids=list[int],  # `ids` and `alternatives` are not part of OpenAI's API
     alternatives=array(array(ALTERNATIVE)),
 )
 TOKEN = {"token": str, "logprob": float, "bytes": list[int] | None}
@@ -85,8 +85,8 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/health": ("Server status and load.", None, HEALTH),
         "/v1/models": ("List the served models.", None, MODELS),
         "/v1/completions": (
-            "Complete a prompt. Defaults are those of `nanolm sample`. With stream, the response "
-            "consists of server-sent events, each with new tokens of one text, then [DONE].",
+            "Complete a prompt. Defaults are as in `nanolm sample`. With stream, the response "
+            "is sent as server-sent events, each with new tokens of one text, then [DONE].",
             requests.completion,
             COMPLETION,
         ),
@@ -99,7 +99,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/v1/classify": ("Classify texts.", requests.classification, LABELS),
         "/v1/tokenize": ("Split a text into a model's tokens.", requests.tokenization, TOKENS),
         "/v1/inspect": (
-            "Create a page of a model's attention and predictions on a text. Returns its path.",
+            "Create a page with a model's attention and predictions for a text. Returns its path.",
             requests.inspection,
             INSPECTION,
         ),

@@ -2,7 +2,7 @@
 
     >>> checked({"prompt": "a", "max_tokens": 5}, RequestModels(models, limits).completion)
 
-The sampling fields come from `SamplingParams`, the rest follows OpenAI. Null means not given.
+The sampling fields come from `SamplingParams`; the rest follow OpenAI. Null counts as not given.
 """
 
 import re
@@ -19,9 +19,9 @@ from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedMod
 
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 CHAT = (
-    "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. Otherwise "
-    "each message becomes a line `role: content`, followed by `assistant:`, and generation stops "
-    "at the next `user:` line."
+    "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. "
+    "Otherwise, each message becomes a line `role: content`, the prompt ends in `assistant:`, and "
+    "generation stops at the next `user:` line."
 )
 
 
@@ -127,12 +127,12 @@ class RequestModels:
             "stop": optional(stops, help=DECLARATIONS["stop"].help),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
-            "user": optional(text(200), help="Users take turns when requests queue up."),
+            "user": optional(text(200), help="End user. Users take turns in the queue."),
         }
         prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
         prompt = prompts, Field("", description="A text, a list of token ids, or a list of either.")
         logprobs = optional(
-            whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return."
+            whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return per position."
         )
         self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
@@ -162,7 +162,7 @@ class RequestModels:
 def name_of(models: list[str]) -> Any:
     if not models:
         return Literal["none"], Field("none", description="No model of this kind is served.")
-    about = "One of /v1/models. Default: the first."
+    about = "Name of a model from /v1/models. The default is the first one."
     return Literal[tuple(models)], Field(models[0], description=about)
 
 

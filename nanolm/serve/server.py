@@ -1,4 +1,4 @@
-"""Listening: one process, a socket bound before the models load, and a graceful shutdown."""
+"""The listener: one process, a socket bound before the models load, and a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ HEADER_SECONDS = 20.0  # time limit for a client to send a request
 STALL_SECONDS = 20.0  # time limit for a client to read some of the response
 CHECK_SECONDS = 1.0  # between two checks of a connection
 SHUTDOWN_SECONDS = 20  # for unfinished responses when the server stops
-MAX_CONNECTIONS = 512  # more than texts that can run and wait
+MAX_CONNECTIONS = 512  # more than the texts that can run and wait
 ACCEPTS = 16  # new connections per iteration of the event loop; closing one takes several
 SPARE_DESCRIPTORS = 6 * ACCEPTS  # for connections being opened or closed, and for files
 BACKLOG = 4096  # connections waiting to be accepted; the system may allow fewer

@@ -4,7 +4,7 @@
 
 They communicate through PyTorch's DDP, or FSDP2 if the model is sharded. The first process reads
 the text, plans, reports and writes; the others receive its decisions as JSON through the rendezvous
-store. A model or a run folder does not depend on the number of processes.
+store. Models and run folders do not depend on the number of processes.
 """
 
 import json
@@ -151,7 +151,7 @@ def join_world() -> Iterator[World]:
         if size == 1 or not lost:
             raise
         first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-        problem = f"another of the {size} processes ended ({first})"
+        problem = f"another of the {size} processes has ended ({first})"
         raise PeerLost(f"{problem}; the same command resumes from the last checkpoint") from None
     finally:
         if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""The exponential moving average (EMA) of the weights, better than any single noisy step.
+"""The exponential moving average (EMA) of the weights, which is less noisy than a single step.
 
     >>> ema = EMA(dict(model.named_parameters()), 0.98)  # over about 50 steps
     >>> ema.update(step=1)

@@ -53,7 +53,9 @@ class Guard:
         if self.step.grad_accum_steps != state.grad_accum_steps:
             state.grad_accum_steps = self.step.grad_accum_steps
             rows = -(-len(batch[0]) // state.grad_accum_steps)
-            self.notify(Note(f"not enough memory for a whole batch: {rows:,} sequences at a time"))
+            self.notify(
+                Note(f"not enough memory for a whole batch: using {rows:,} sequences at once")
+            )
 
     def skip(self, step: int) -> bool:
         """Count a step with a non-finite gradient; returns whether there are too many in a row."""
@@ -67,7 +69,7 @@ class Guard:
         """After too many bad steps in a row, up to `step`: restore the last good checkpoint."""
         state = self.state
         self.checkpointer.finish()
-        why = f"{MAX_BAD_STEPS} non-finite gradients in a row, up to step {step:,}, all skipped"
+        why = f"{MAX_BAD_STEPS} steps in a row skipped, up to step {step:,}: non-finite gradients"
         if state.rollbacks >= MAX_ROLLBACKS:
             why += f"; {MAX_ROLLBACKS} rollbacks did not help"
             raise Diverged(f"{why}. Start again with a smaller --lr than {self.settings.lr:g}.")

@@ -4,8 +4,8 @@
 
 A gradient is large along a few directions that drown out the others; an update that is equally
 large along all of them learns more. The Newton-Schulz iteration computes it for all matrices of a
-shape at once, because one by one, launches would dominate. A parameter can hold several stacked
-matrices (queries, keys and values; gate and up), and each gets its own update.
+shape at once, because launch overhead would otherwise dominate. A parameter can hold several
+stacked matrices (queries, keys and values; gate and up), and each gets its own update.
 """
 
 import math

@@ -69,8 +69,8 @@ class Optimizers:
         lr_scale: Callable[[str], float] = lambda name: 1.0,
         workers: int = 1,
     ) -> None:
-        """`muon_parameters` maps the parameters for Muon to the rows of the matrices stacked in
-        them; `lr_scale` returns the learning rate multiplier of a parameter."""
+        """`muon_parameters` maps the parameters for Muon to the row counts of the matrices
+        stacked in them; `lr_scale` returns the learning rate multiplier of a parameter."""
         self.parameters = parameters
         self.by_worker: list[list[BaseOptimizer]] = []
         self.worker_parameters: list[list[nn.Parameter]] = []

@@ -32,7 +32,7 @@ class Task(ABC):
         return 1.0
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        """The parameters for Muon, with the rows of the matrices stacked in each."""
+        """The parameters for Muon, with the row counts of the matrices stacked in each."""
         return {}
 
     def expected(self, learned: float) -> float | None:

@@ -104,7 +104,7 @@ class Trackers(contextlib.AbstractContextManager["Trackers"]):
                 work()
         except Exception as error:
             self.open.pop(name, None)
-            self.notify(Note(f"{name} failed and gets no more metrics: {error!r}"))
+            self.notify(Note(f"{name} failed and will receive no more metrics: {error!r}"))
         if text := said.getvalue().strip():
             self.notify(Note(text))
 

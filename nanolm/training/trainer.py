@@ -53,8 +53,8 @@ class Trainer:
         spent: float = 0.0,
         world: World = ALONE,
     ) -> None:
-        """`saved` is the checkpoint to resume from, whose weights the task has loaded; `spent` are
-        the seconds of the budget used before the first step."""
+        """`saved` is the checkpoint to resume from, whose weights the task has loaded; `spent` is
+        the number of seconds of the budget used before the first step."""
         self.run, self.settings, self.task = run, settings, task
         self.notify, self.world = notify, world
         loss: Any = task.loss

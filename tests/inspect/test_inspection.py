@@ -116,7 +116,7 @@ def test_a_word_is_the_same_until_the_first_layer() -> None:
     means = mean_similarities(cosines)
     assert means[0] == pytest.approx(1)
     assert means[2] == pytest.approx((cosines[2].sum() - 3) / 6)
-    with pytest.raises(UsageError, match="no text has it"):
+    with pytest.raises(UsageError, match="--word river"):
         occurrences(model, tokenizer, "river", texts)
     with pytest.raises(UsageError, match="context length is 32"):
         occurrences(model, tokenizer, "bank", ["bank " * 9])

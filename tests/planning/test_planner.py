@@ -86,7 +86,7 @@ def test_the_reason_for_not_taking_the_best_forecast(
     monkeypatch.setattr(sizes, "AS_GOOD", 9.0)  # all count as equal, so the smallest is chosen
     plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
     shown = next(choice for choice in plan.choices if choice.what == "model")
-    assert re.search(r"; the smallest within .* % of the best, because it is faster$", shown.reason)
+    assert re.search(r"; the smallest within .*% of the best, because it is faster$", shown.reason)
     monkeypatch.setattr(sizes, "AS_GOOD", 1.0)
     plan = make_plan(replace(OPEN, minutes=10.0), a_text(20_000_000))
     shown = next(choice for choice in plan.choices if choice.what == "model")

@@ -239,7 +239,7 @@ def test_a_batch_that_does_not_fit(
         assert any("recomputing every layer" in note for note in notes)
         return
     found = train(tmp_path / "short", notes)
-    assert f"not enough memory for a whole batch: {most} sequences at a time" in notes
+    assert any("not enough memory" in note and f" {most} sequences" in note for note in notes)
     state = json.loads((tmp_path / "short" / "last" / "state.json").read_text())
     assert state["parts"] == 4 // most
     whole = json.loads((tmp_path / "whole" / "run.json").read_text())["result"]

@@ -112,8 +112,8 @@ def test_a_batch_that_does_not_fit(
     native = journey.go(tmp_path / "native", **how)
     short_of_memory(monkeypatch, most)
     found = journey.go(tmp_path / "short", lambda event: notes.append(str(event)), **how)
-    said = f"not enough memory for a whole batch: {most} sequences at a time"
-    assert (said in notes) == (most < 16)
+    said = any("not enough memory" in note and f" {most} sequences" in note for note in notes)
+    assert said == (most < 16)
     close = abs(losses(tmp_path / "short") - losses(tmp_path / "native")).max() < 1e-3
     tally(
         f"out of memory beyond {most}, {journey.name}",
@@ -163,7 +163,7 @@ def test_ten_bad_steps_in_a_row_are_passed_over(
     result = journey.go(run, lambda event: notes.append(str(event)), steps=40, save_every=4)
     assert [index for index, _ in spoiled] == [*range(17, 27)]
     assert (result.stopped, result.steps) == ("steps", 40)
-    assert any("up to step 27, all skipped; rolling back to step 16" in note for note in notes)
+    assert any("up to step 27" in note and "back to step 16" in note for note in notes)
     state = json.loads((run / "last/state.json").read_text())
     assert (state["passed_over"], state["returns"]) == (11, 1)
     logged = [line["step"] for line in lines(run) if "lr" in line]

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import shlex
 import statistics
 import subprocess
@@ -305,7 +306,8 @@ def test_too_many_are_told_to_come_again(start: Start) -> None:
     assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
     assert 1 <= int(headers["retry-after"]) <= 60
     status, _, answer = post(server, "/v1/completions", {"model": "writer", "n": 6})
-    assert (status, answer["error"]["message"]) == (400, "6 texts at once; the limit is 5")
+    assert status == 400
+    assert re.search(r"\b6 texts.* limit is 5$", answer["error"]["message"])
     for connection in connections:
         connection.close()
     until(lambda: health(server)["writing"] == health(server)["waiting"] == 0)

@@ -68,9 +68,8 @@ def test_a_failing_tracker_is_reported_and_dropped(
     with Trackers(["broken"], notify) as both:
         result = nanolm.train("embedded:tiny", out=tmp_path / "run", notify=both, **SETTINGS)
     assert result.steps == 20
-    assert [text for text in notes if "broken failed" in text] == [
-        "broken failed and gets no more metrics: ConnectionError('no such host')"
-    ]
+    (failure,) = [text for text in notes if "broken failed" in text]
+    assert "ConnectionError('no such host')" in failure
 
 
 def test_names() -> None:

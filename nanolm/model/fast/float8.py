@@ -108,8 +108,8 @@ def product(
     x: Tensor, weight: Tensor, *scales: Tensor, exact: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """x @ weight.T, with one scale for each tensor or one for each row. Unless `exact`, sums have
-    fewer bits than float32: enough in the forward pass; in the backward pass, the loss would be
-    1.3 % worse."""
+    fewer bits than float32. This is enough in the forward pass, but in the backward pass it would
+    make the loss 1.3% worse."""
     kind = {"out_dtype": torch.bfloat16, "use_fast_accum": not exact}
     return torch._scaled_mm(x, weight.T, *scales, **kind, out=out)  # type: ignore
 

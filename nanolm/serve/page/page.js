@@ -115,9 +115,9 @@ const settings = () => {
   return given;
 };
 
-// ---- Tokens and their colours
+// ---- Tokens and their colors
 
-const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // upper limit of each colour in bits, as in the other pages
+const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // upper limit of each color in bits, as in the other pages
 const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
 const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
 const seen = text => [...text].map(letter => PICTURES[letter]
