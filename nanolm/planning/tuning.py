@@ -231,8 +231,8 @@ def warn_about_threads(settings: Settings, notify: Notify) -> None:
     workers = getattr(settings, "workers", None) or 1
     wanted, threads = settings.threads or 1, torch.get_num_threads()
     if threads < wanted // workers and settings.device == "cpu":
-        text = f"only {threads * workers} threads are available"
-        notify(Note(f"{text}: results are not bit-identical to those with {wanted}"))
+        text = f"training with {counted(threads * workers, 'thread')} instead of {wanted}"
+        notify(Note(f"{text}: results are not bit-identical"))
     elif wanted > (cores := available_threads()):
         notify(Note(f"{wanted} threads on {cores} cores: same results, but slower"))
 

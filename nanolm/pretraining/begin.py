@@ -254,9 +254,11 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = f"{run.path} is unfinished and has other settings; use the same ones, or another --out:"
+    text = (
+        f"{run.path} is unfinished and has different settings; use the same ones, or another --out:"
+    )
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")
-            text += f"\n  {option(name)}: {then} there, {now.get(name, 'automatic')} now"
+            text += f"\n  {option(name)}: {then} in that run, {now.get(name, 'automatic')} now"
     raise DataError(text)

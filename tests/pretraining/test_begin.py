@@ -47,7 +47,7 @@ def test_a_run_is_recorded_once_and_resumed_with_its_own_settings(
             again.checkpoint({"corpus": "other"})
     assert notes[-1].endswith("starting at step 0")
     assert start.run.facts() == facts
-    with pytest.raises(DataError, match=r"--lr: automatic there, 0\.2 now"):
+    with pytest.raises(DataError, match=r"--lr: automatic .*, 0\.2 now"):
         begin(replace(request_, lr=0.2), tmp_path / "run")
 
 
