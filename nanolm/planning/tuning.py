@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanolm.choice import Choice, Chosen
 from nanolm.errors import UsageError
-from nanolm.formats import readable
+from nanolm.formats import counted, readable
 from nanolm.machine import available_threads, cache_folder, is_busy, keep_memory
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig, unsupported

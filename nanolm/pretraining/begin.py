@@ -254,9 +254,7 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = (
-        f"{run.path} is unfinished and has different settings; use the same ones, or another --out:"
-    )
+    text = f"{run.path} is unfinished and has different settings; use those, or another --out:"
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")
