@@ -1,12 +1,12 @@
 """Speed of fine-tuning and classification, compared with `transformers`.
 
     python benchmarks/classifying.py                      the embedded reviews
-    python benchmarks/classifying.py sst2/train.tsv       your own labelled texts
+    python benchmarks/classifying.py sst2/train.tsv       your own labeled texts
 
 Both train a GPT-2 with 124M parameters on the same texts. The weights are random, which does not
 affect speed. Batches have 32 texts, in bfloat16 on a GPU, with gradient clipping and fused AdamW.
 `transformers` uses the usual loop: random batches, each padded to its longest text. Texts are
-encoded before timing starts. Rounds alternate, and the median of each is reported. Classification
+encoded before timing starts. The two take turns, and the median of each is reported. Classification
 is timed from text to probabilities.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/feeding.py             # 10 GB
     python benchmarks/feeding.py --gigabytes 1
 
-The small model has the shortest steps, so it is the hardest to keep supplied. Its tokens come from
+The small model has the shortest steps, so it is the hardest to keep fed. Its tokens come from
 a file that is not cached at the start. They are prefetched by threads or, on a GPU, copied there
 before the first step. These runs alternate with one whose tokens are already in memory.
 """
@@ -48,12 +48,12 @@ def main() -> None:
         runners = {"a few in memory": Feeding(name, device, few, DeviceSource)}
         if device == "cpu":
             runners = {"a few in memory": Feeding(name, device, few, Source)}
-            runners["from the disk"] = Feeding(name, device, on_disk, Source)
+            runners["from disk"] = Feeding(name, device, on_disk, Source)
         else:
-            runners["read ahead from the disk"] = Feeding(name, device, on_disk, PrefetchSource)
+            runners["prefetched from disk"] = Feeding(name, device, on_disk, PrefetchSource)
             start = time.perf_counter()
             runners["all on the GPU"] = Feeding(name, device, on_disk, DeviceSource)
-            rows.append({"what": "bringing all there", "seconds": time.perf_counter() - start})
+            rows.append({"what": "copying to the GPU", "seconds": time.perf_counter() - start})
         forget(file)
         taken = medians(runners, asked.seconds)
         for what, each in taken.items():

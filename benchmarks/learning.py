@@ -15,7 +15,7 @@ best weights on that text. The peers' learning rate schedule follows the clock a
 
 `--match` runs on a CPU. It times nanoGPT's 2,000 steps alone, then gives nanolm an eighth of that
 time. LOSS is the published result of those steps in nats per character. The result here should be
-close to it.
+close to that.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def match(file: str, known: float) -> list[Row]:
     theirs |= {"minutes": round(taken / 60, 4), "note": f"published: {known} nats/char"}
     ours = contest("nanolm", file, taken / 60 / PART_OF_TIME, "cpu")
     times, of_all = taken / ours["training_seconds"], taken / ours["seconds"]
-    ours["note"] = f"{times:.2f} times faster in training, {of_all:.2f} times for the whole command"
+    ours["note"] = f"{times:.2f} times as fast in training, {of_all:.2f} times as fast overall"
     return [theirs, ours]
 
 
@@ -148,7 +148,7 @@ def contest(name: str, file: str, minutes: float, device: str, *more: str) -> Ro
     else:
         nats, scored, facts = answer["nats"], answer["bytes"], answer["facts"]
         if scored != size:
-            raise SystemExit(f"{name} was scored on {scored:,} bytes of {file}, not on {size:,}")
+            raise SystemExit(f"{name} was scored on {scored:,} bytes of {file} instead of {size:,}")
     return {
         "what": name,
         "file": Path(file).name,
@@ -352,7 +352,7 @@ class Scorer:
 
 
 class NanoGPT(PlainGPT):
-    """With dropout, and GPT-2's initialization: smaller weights in the residual projections."""
+    """PlainGPT with dropout and GPT-2's initialization (small residual projections)."""
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
         shape = {name: getattr(recipe, name) for name in ("layers", "heads", "dim", "context")}

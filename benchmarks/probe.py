@@ -4,9 +4,9 @@
 
 For each seed, the script splits the first rows as `nanolm finetune` does and fine-tunes the model
 with each method. It also fits logistic regression with cross-validated regularization
-(scikit-learn, or nanolm's own if that is not installed) to the last-token vectors of the same
-training rows. It prints the accuracies on the dev file and their paired difference with its 95 %
-interval.
+(scikit-learn, or nanolm's own if scikit-learn is not installed) to the last-token vectors of the
+same training rows. It prints the accuracies on the dev file and their paired difference with its
+95% interval.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from nanolm.model.huggingface import load_model
 from nanolm.runs.folder import find_model, model_tokenizer
 from nanolm.training.events import Note
 
-# Student's t for a two-sided 95 % interval, by degrees of freedom.
+# Student's t for a two-sided 95% interval, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--dev", required=True)
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--train", default="head,lora,all")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], help="settings, such as lr=1e-4 epochs=5")
@@ -86,7 +86,7 @@ def main() -> None:
             what = f"best at step {result.best_step} of {result.steps}, {seconds[way][-1]:.0f} s"
             line.append(f"{way} {accuracy[way][-1]:.2f} ({what})")
         print(", ".join(line), flush=True)
-    print(f"\n{'':8}{'dev %':>8}{'minus probe':>14}{'95 % interval':>18}{'seconds':>10}")
+    print(f"\n{'':8}{'dev %':>8}{'minus probe':>14}{'95% interval':>18}{'seconds':>10}")
     print(f"{'probe':8}{statistics.mean(accuracy['probe']):8.2f}")
     for way in ways:
         differences = np.subtract(accuracy[way], accuracy["probe"])
@@ -104,7 +104,7 @@ def show(event: object) -> None:
 
 
 def interval(differences: Any) -> float:
-    """Half the width of the 95 % interval."""
+    """Half the width of the 95% interval."""
     count = len(differences)
     if count < 2:
         return float("nan")
@@ -125,8 +125,8 @@ class Features:
         new = [text for text in dict.fromkeys(texts.texts) if text not in self.known]
         if new:
             cut = Truncation(min(self.model.config.context, 512), "tail")
-            unlabelled = Texts(new, np.zeros(len(new), dtype=np.int64))
-            data = encode(unlabelled, self.tokenizer, cut, quiet, LENGTH_MULTIPLE[self.device.type])
+            unlabeled = Texts(new, np.zeros(len(new), dtype=np.int64))
+            data = encode(unlabeled, self.tokenizer, cut, quiet, LENGTH_MULTIPLE[self.device.type])
 
             def last(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
                 return pooled(self.model.hidden_states(ids), lengths, "last")

@@ -135,7 +135,7 @@ def measured(
     for many in (streams, 1):
         texts = "texts" if many > 1 else "text"
         share = middle[f"{many} stream{'s' * (many > 1)}"] / middle[f"{many} {texts}, no server"]
-        lines.append({"what": f"{many} streams by no server", "ratio": round(share, 3)})
+        lines.append({"what": f"{many} {texts}, server/no server", "ratio": round(share, 3)})
     return lines
 
 

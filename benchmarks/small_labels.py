@@ -1,10 +1,10 @@
-"""Fine-tuning on a small labelled set, compared with TF-IDF and logistic regression.
+"""Fine-tuning on a small labeled set, compared with TF-IDF and logistic regression.
 
     python benchmarks/small_labels.py runs/novel train.tsv --limit 1200 --test dev.tsv --seeds 10
 
-Both train on the same rows, split anew for each seed. Cross-validation on these rows chooses the
-regularization of the logistic regression, whose features are TF-IDF of words and word pairs. The
-script prints the paired difference of the accuracies on --test, with its 95 % interval over the
+Both train on the same rows, with a new split for each seed. Cross-validation on these rows chooses
+the regularization of the logistic regression, whose features are TF-IDF of words and word pairs.
+The script prints the paired difference of the accuracies on --test, with its 95% interval over the
 seeds (Student's t).
 """
 
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings for nanolm finetune"
     )
@@ -87,7 +87,7 @@ def main() -> None:
         error = statistics.stdev(differences) / math.sqrt(len(differences))
         half = float(t.ppf(0.975, len(differences) - 1)) * error
         print(
-            f"95 % interval of the difference: {difference - half:+.1f} to {difference + half:+.1f}"
+            f"95% interval of the difference: {difference - half:+.1f} to {difference + half:+.1f}"
         )
 
 

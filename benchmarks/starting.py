@@ -3,7 +3,7 @@
     python benchmarks/starting.py
 
 On a GPU, this uses the small model of training.py, first with empty compiler caches and then with
-full ones. On a CPU, it uses the `micro` preset. The text is already tokenized.
+populated ones. On a CPU, it uses the `micro` preset. The text is already tokenized.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
         for name in names[:2]:
             caches[name] += "-empty"
         times = [first_step(model, folder, caches) for _ in range(1 + asked.rounds)]
-    rows.append({"what": "nothing compiled before", "seconds": round(times[0], 2)})
+    rows.append({"what": "nothing compiled yet", "seconds": round(times[0], 2)})
     rows.append({"what": "again", "seconds": round(statistics.median(times[1:]), 2)})
     save("starting", rows)
 

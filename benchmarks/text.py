@@ -3,8 +3,8 @@
     python benchmarks/text.py corpus.txt
 
 `corpus.txt` should contain at least 60 MB of real text. Every contestant runs in a separate process
-and times itself without imports. Contestants alternate, and the median of the rounds is reported.
-rustbpe is included if it is installed.
+and times itself, excluding imports. Contestants take turns, and the median of the rounds is
+reported. rustbpe is included if it is installed.
 """
 
 import argparse
@@ -230,7 +230,7 @@ def learn_contest(file: Path, folder: Path, rounds: int) -> None:
         }
         if importlib.util.find_spec("rustbpe"):
             learners["learn_rustbpe"] = (file, size, folder / "unused")
-        contest(f"learn {size:,} tokens", rounds, learners)
+        contest(f"train BPE, size {size:,}", rounds, learners)
         ours, theirs = (
             run("compression", file, folder / f"{kind}-{size}.json")["bytes_per_token"]
             for kind in ("nanolm", "tokenizers")
@@ -258,7 +258,7 @@ def memory(file: Path, folder: Path) -> None:
             stream.write(file.read_bytes())
     held_out.write_text(next(blocks(str(file))), encoding="utf-8")
     peaks = [run("prepare", path, held_out)["peak"] for path in (file, tenfold)]
-    print(f"{'peak memory':<24}{peaks[0]:.0f} MB, for ten times the text {peaks[1]:.0f} MB")
+    print(f"{'peak memory':<24}{peaks[0]:.0f} MB; with ten times the text, {peaks[1]:.0f} MB")
     RESULTS.append({"what": "peak memory", "megabytes": peaks[0], "ten_times": peaks[1]})
 
 

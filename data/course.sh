@@ -37,7 +37,7 @@ once() {
         # Finished, but was it the same command?
         before=$(cat "$out.command" 2>/dev/null || echo '(not recorded by make course)')
         if [ "$(typed "$@")" != "$before" ]; then
-            printf '%s\n' "error: $out already exists, made by another command:" "  $before" \
+            printf '%s\n' "error: $out already exists and was created by another command:" "  $before" \
                 "to use other files or settings, choose another folder: COURSE=runs/NAME" >&2
             exit 2
         fi
