@@ -43,7 +43,7 @@ from nanolm.text.words import MARK
 from nanolm.text.workers import HAS_PREAD, WorkerPool, map_in_order
 
 LEAST_TO_TRAIN_ON = 3  # bytes
-FORMAT = 5  # increase this whenever the same request would give different tokens
+FORMAT = 6  # increase this whenever the same request would give different tokens or reasons
 ENCODED_ALONE = 16_000_000  # bytes; fewer are encoded before other processes would have started
 KEY_LENGTH = 32
 KEEP_DAYS = 30  # prepared texts are removed when unused for this long
