@@ -98,7 +98,7 @@ def finetune(
             warn_about_threads(task.settings, start.notify)
             begin = time.monotonic()
             if probe := task.start():
-                tried = f"{100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold"
+                tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
                 tried = f" ({tried} cross-validation)" if probe.accuracy else ""
                 what = "the classification head starts from a linear probe of the model"
                 start.notify(Note(what + tried))
@@ -164,7 +164,7 @@ def prepare(
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
-        reason = f"{known.vocab_size:,} of the model and {added:,} learned from the labelled texts"
+        reason = f"{known.vocab_size:,} from the model and {added:,} learned from the labeled texts"
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)

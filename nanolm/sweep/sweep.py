@@ -292,7 +292,7 @@ class Sweep(Ledger[SweepState]):
         write_atomically(self.folder / "sweep.svg", sweep_svg(dots, title))
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:
             why = "all combinations were tried, and longer training would not improve the best"
-            self.watch(Note(f"{self.left():.0f} s remaining: {why}"))
+            self.watch(Note(f"finished with {self.left():.0f} s remaining: {why}"))
         state.finished = True
         self.save()
         return SweepResult(str(self.folder), state.run, best.score(), trials, state.waiting)

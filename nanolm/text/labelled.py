@@ -47,7 +47,7 @@ class LabelReading:
         problems = Reading(encoding=self.encoding).problems()
         if self.label_file and (self.text_column or self.label_column):
             columns = "--text-column and --label-column"
-            problems.append(f"--label-file: its texts are lines; omit {columns}")
+            problems.append(f"--label-file requires one text per line; omit {columns}")
         return problems
 
 

@@ -51,7 +51,7 @@ def surprise_page(
     name: str,
 ) -> str:
     """Running text, coloured by the bits of its `tokens`, each (id, bits, rank)."""
-    scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")
+    scale = legend("surprisal in bits", lambda bits: f"≤ {bits:g}", "more")
     rows = ((id, bits, f"  rank {rank:,}") for id, bits, rank in tokens)
     text = "".join(coloured(tokenizer, rows))
     return page(name, facts, f'{scale}\n<div class="text">{text}</div>', SURPRISE_STYLE)

@@ -35,7 +35,7 @@ def test_it_resumes_after_ctrl_c_and_shows_a_table(
     )
     assert process.stderr and process.stdout
     for line in process.stderr:
-        if line.startswith("round 1 of 2, trial 1 of 2: lr 0.0001: "):
+        if line.startswith("round 1 of 2, trial 1 of 2 (lr 0.0001)"):
             break
     process.send_signal(signal.SIGINT)
     printed, said = process.stdout.read(), process.stderr.read()
@@ -48,7 +48,7 @@ def test_it_resumes_after_ctrl_c_and_shows_a_table(
     shown = cli(*sweep)
     assert shown.returncode == 0, shown.stderr
     assert "round 1 of 2, trial 1 of 2" not in shown.stderr
-    assert re.search(r"round 2 of 2, trial 1 of 1: lr 0.01: \d.* bits per byte, ", shown.stderr)
+    assert re.search(r"round 2 of 2, trial 1 of 1 \(lr 0.01\): \d.* bits per byte, ", shown.stderr)
     header, first, second, last = shown.stdout.splitlines()
     assert header.split() == ["lr", "round", "1", "round", "2"]
     assert re.fullmatch(r"1 +0\.01 +\d\.\d{3} +(\d\.\d{3})  best", first)

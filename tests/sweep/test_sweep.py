@@ -109,7 +109,7 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
     for line in (
         "--over lrr: no such setting; did you mean lr?",
         "--over val: omit it; trials would not be comparable",
-        "--over norm: give the values to try: --over norm=ONE:ANOTHER",
+        "--over norm=ONE:ANOTHER",
         "--over dropout: 'x' is not a number",
         "--dropout 2.0: must be at least 0 and below 1",
         "--lr 0.2 and --over lr=: give only one of them",
