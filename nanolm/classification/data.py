@@ -1,4 +1,4 @@
-"""Prepare labelled texts for a model: split them, encode them and make batches.
+"""Prepare labeled texts for a model: split them, encode them and make batches.
 
 >>> split = split_data(settings, report)
 >>> encoded = encode(split.train, tokenizer, Truncation(256, "windows"), report, multiple=1)

@@ -203,7 +203,7 @@ def prepare(
 def wants_words(
     settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
 ) -> bool:
-    """Whether to extend the model's vocabulary with words from the labelled texts: on request, or
+    """Whether to extend the model's vocabulary with words from the labeled texts: on request, or
     when distilling an n-gram model, which is hard to learn from short tokens."""
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:

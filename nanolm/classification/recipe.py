@@ -14,7 +14,7 @@ from nanolm.planning.tuning import NARROW_DIM
 from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
-DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labelled texts can teach them
+DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labeled texts can teach them
 LARGE_PARAMETERS = 50_000_000  # larger models take minutes on a CPU for a thousand texts
 LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can hold
 DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute

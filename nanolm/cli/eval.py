@@ -225,7 +225,7 @@ def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int
 
 
 def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
-    """Coloured tokens above their bits; one line per token in a pipe."""
+    """Colored tokens above their bits; one line per token in a pipe."""
     if not sys.stdout.isatty():
         for token, _, bits, rank in tokens_of(tokenizer, score):
             click.echo(f"{bits:.4f}\t{rank}\t{json.dumps(token, ensure_ascii=False)}")

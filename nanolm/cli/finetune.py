@@ -1,4 +1,4 @@
-"""`nanolm finetune` and `nanolm finetune-sentiment`: labelled text to a classifier."""
+"""`nanolm finetune` and `nanolm finetune-sentiment`: labeled text to a classifier."""
 
 import shlex
 from typing import TYPE_CHECKING, Any, get_args

@@ -132,7 +132,7 @@ def command(
         click.echo(address + (f"#key={quote(key, safe='')}" if key else ""))
         note(f"serving {', '.join(models)}; the API is at {address}v1. Press Ctrl-C to stop")
         if key:
-            note(f"API key: {key} (header `Authorization: Bearer KEY`; unencrypted without TLS)")
+            note(f"API key: {key} (sent as `Authorization: Bearer KEY`; not encrypted without TLS)")
 
     listen(app, listening, ready)
     note("stopped")

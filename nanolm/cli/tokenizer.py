@@ -31,7 +31,7 @@ TOKENIZER: Rows = {
     "tokenizer": ("|".join(TRAINABLE), "Type of tokenizer.  [default: bpe]"),
     "vocab_size": ("", "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]"),
 }
-COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white text
+COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enough for white text
 
 
 @click.group("tokenizer", cls=CommandGroup)
@@ -174,7 +174,7 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
 
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
-    """Rows of coloured tokens above their ids; in a pipe, one id and token per line."""
+    """Rows of colored tokens above their ids; in a pipe, one id and token per line."""
     ids = tokenizer.encode(text)
     if not sys.stdout.isatty():
         for id in ids:

@@ -231,7 +231,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
 
 
 class ClassifierComparison:
-    """Labelled texts, and the classifiers trained on them."""
+    """Labeled texts, and the classifiers trained on them."""
 
     measure = "accuracy"
 

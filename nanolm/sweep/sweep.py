@@ -177,7 +177,7 @@ class Sweep(Ledger[SweepState]):
                 least = halving.FIRST_ROUND_SECONDS_BY_VALUE
                 why += f"; the others are tried if time remains: {in_words(self.state.waiting)}"
             needed = cost(size) * len(self.seeds) * least + self.state.seconds
-            self.watch(Note(f"{why} (use --minutes {math.ceil(needed / 60)} for all)"))
+            self.watch(Note(f"{why} (use --minutes {math.ceil(needed / 60)} to try all)"))
         self.save()
 
     def add(self, point: Point) -> None:

@@ -1,4 +1,4 @@
-"""Read labelled text to train a classifier on, in any of the usual forms.
+"""Read labeled text to train a classifier on, in any of the usual forms.
 
     >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
 
@@ -29,7 +29,7 @@ from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
-UNLABELLED = "unsup"  # the folder of unlabelled reviews in aclImdb
+UNLABELLED = "unsup"  # the folder of unlabeled reviews in aclImdb
 
 LONGEST_LABEL = 1_000  # characters
 MOST_LABELS = 5_000  # the confusion matrix has all pairs of them
@@ -189,7 +189,7 @@ def _side_by_side(
             count += 1
     if count != len(labels):
         there = f"{counted(len(labels), 'line')} for {counted(count, 'text')}"
-        needed = "each text needs its label on the same line number"
+        needed = "each label must be on the same line number as its text"
         raise DataError(f"--label-file {name} has {there}; {needed}")
 
 
