@@ -35,12 +35,12 @@ TABLE: Table = {
         "seconds": "Time per measurement; longer is less noisy.",
         "against": (
             "|".join(PEERS),
-            "Also train models of the same shape with this library, in turn.",
+            "Also train models of the same shape with this library, in alternation.",
         ),
         "profile": f"Show the {SHOWN_COSTS} most expensive operators of a step and their limits.",
         "scale": (
             "1,8,64",
-            "Instead of benchmarking, estimate how training scales to N processes.",
+            "Instead of benchmarking, estimate how training scales to these process counts.",
         ),
         "bandwidth": ("GB/S", "Bandwidth between two processes, for --scale."),
     }

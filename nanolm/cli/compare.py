@@ -30,7 +30,8 @@ TABLE: Table = {
         **LABELLED,
         "limit": "Use only the first N rows, before splitting.",
         "val": "Validation file, used instead of a held-out part of DATA.",
-        "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labels, else 0.1]",
+        "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labeled data, "
+        "else 0.1]",
         "test": "Test file of labeled texts, evaluated once at the end.",
     },
     "Hardware": {
