@@ -91,7 +91,7 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
     print_wrapped(
         f"Estimated, not measured: ring all-reduce at {settings.bandwidth:g} GB/s between two "
         "processes, 4-byte gradients exchanged during the backward pass (half a step), no other "
-        "waiting."
+        "delays."
     )
     click.echo("\npreset  processes     batch  step ms  comm ms  exposed    tokens/s strong   weak")
     for row in rows:

@@ -81,8 +81,8 @@ def command(
 
     Each RUN is the same as for `nanolm sample` or `nanolm classify`. The command prints the
     address of the playground. The API is at /v1 under that address, and its description is at
-    /openapi.json. The server is reachable only from this machine unless you change --host. Ctrl-C
-    stops it after the current requests have finished.
+    /openapi.json. The server is reachable only from this machine unless you change --host. After
+    Ctrl-C, current requests have up to 20 s to finish.
 
     \b
     nanolm serve runs/novel
