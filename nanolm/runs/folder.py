@@ -384,7 +384,7 @@ def ending(result: dict[str, Any]) -> str:
     if result.get("stopped") != "enough":
         return FINISHED if result else "not finished"
     what = "accuracy" if "val" in result else "loss"
-    steps = f"after step {result['best_step']:,} of {result['steps']:,}"
+    steps = f"after step {result['best_step']:,} ({result['steps']:,} steps done)"
     return f"{STOPPED_EARLY}: validation {what} stopped improving {steps}"
 
 
