@@ -111,7 +111,7 @@ def _list(name: str, url: str) -> list[str]:
             return paths
         following = urljoin(url, link[1])
         if _origin(following) != _origin(url) or following == url:
-            message = f"the next page of its file list is at {following}, which is not followed"
+            message = f"refusing to follow the link to the next page of its file list, {following}"
             raise DataError(f"{name}: {message}")
         url = following
 
@@ -264,7 +264,7 @@ def _parse(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts
-    raise UsageError(f"{url} cannot be downloaded; a URL starts with https://HOST/")
+    raise UsageError(f"{url} cannot be downloaded; a URL must start with https://HOST/")
 
 
 def _name(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Prepare labelled texts for a model: split them, encode them and make batches.
+"""Prepare labeled texts for a model: split them, encode them and make batches.
 
 >>> split = split_data(settings, report)
 >>> encoded = encode(split.train, tokenizer, Truncation(256, "windows"), report, multiple=1)
@@ -96,7 +96,7 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     if not len(train) or not len(val):
         unique = "no label occurs twice, so check --label-column"
         hint = unique if len(written) == count else "add more"
-        raise DataError(f"{count} labelled texts are too few to split; {hint}")
+        raise DataError(f"{count} labeled texts are too few to split; {hint}")
     notes += duplicates(train, val, "validation")
     notes += duplicates(train, test, "test") if test else []
     first = zip((labels[id] for id in train.truth[:3]), train.texts[:3], strict=True)

@@ -1,10 +1,10 @@
-"""Distillation for small labelled datasets: a linear n-gram model teaches the classifier.
+"""Distillation for small labeled datasets: a linear n-gram model teaches the classifier.
 
     >>> teacher = Teacher.fit(split.train, labels=2, seed=1)
     >>> teacher.accuracy, teacher.weight()
     >>> ids, lengths, truth, target = Distillation(teacher, ...).batch(0)
 
-A small language model memorizes a few hundred labelled texts. Logistic regression on n-grams does
+A small language model memorizes a few hundred labeled texts. Logistic regression on n-grams does
 better there, and costs almost nothing: it labels synthetic texts, spliced together from the
 training texts, after each word. The classifier learns from these and from the true labels. Where
 cross-validation shows that words alone do not predict the label, there is no teacher.
@@ -30,7 +30,7 @@ FEWEST_TEXTS, MOST_TEXTS = 100, 5_000  # with fewer, cross-validation says nothi
 LEAST_SKILL = 0.05  # share of the majority-class baseline's errors that a teacher must avoid
 SYNTHETIC_WORDS = (4, 24)  # minimum and maximum length of a synthetic text
 IGNORED_LABEL = -100  # the default ignore_index of cross-entropy
-LABELLED_WEIGHT = 0.5  # of the labelled texts in a batch, relative to the synthetic ones
+LABELLED_WEIGHT = 0.5  # of the labeled texts in a batch, relative to the synthetic ones
 REPLACED_SHARE = 0.3  # of the words in a synthetic text, so that the classifier learns n-grams
 WORD_TOKEN = re.compile(r" \w{3,}")  # a token that starts a word, and may be all of it
 
@@ -60,7 +60,7 @@ class Teacher:
         return cls(*fit_linear(train, labels), held_out, accuracy, majority(train.truth, labels))
 
     def weight(self) -> float:
-        """Its share of a labelled text's target; 0 if it barely beats the majority class."""
+        """Its share of a labeled text's target; 0 if it barely beats the majority class."""
         skill = (self.accuracy - self.majority) / max(1e-9, 1 - self.majority)
         noise = 2 * (0.25 / len(self.held_out)) ** 0.5  # two standard errors
         useful = skill >= LEAST_SKILL and self.accuracy - self.majority >= noise
@@ -77,7 +77,7 @@ def fit_linear(train: Texts, labels: int) -> tuple[Vocabulary, LogisticModel]:
 
 
 class Distillation:
-    """Batches of labelled and synthetic texts, each a pure function of the seed and its index."""
+    """Batches of labeled and synthetic texts, each a pure function of the seed and its index."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Distillation:
     def batch(self, index: int) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float32]]:
         """(ids, lengths, truth, target), where target is (texts, time, labels). A causal model
         classifies every prefix of a text at once, so the teacher labels a synthetic text after each
-        of its words. A labelled text has one target, at its end. Targets are probabilities times a
-        weight that balances labelled and synthetic texts, however many words they have. All other
+        of its words. A labeled text has one target, at its end. Targets are probabilities times a
+        weight that balances labeled and synthetic texts, however many words they have. All other
         targets are zero."""
         rows = self.batches[index]
         random = np.random.default_rng([self.batches.seed, index, TEACHER_FOLDS])
         count = int(random.integers(*SYNTHETIC_WORDS, endpoint=True))  # for all: less padding
         spliced = [self.splice(count, random) for _ in rows]
-        # Labelled and synthetic texts alternate, so that any part of a batch has both.
+        # Labeled and synthetic texts alternate, so that any part of a batch has both.
         cut, begin = Truncation(self.encoded.most, "head"), len(self.tokenizer.begin)
         windows: list[Sequence[int] | npt.NDArray[np.int32]] = []
         for row, words in zip(rows, spliced, strict=True):

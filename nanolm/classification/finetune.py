@@ -98,7 +98,7 @@ def finetune(
             warn_about_threads(task.settings, start.notify)
             begin = time.monotonic()
             if probe := task.start():
-                tried = f"{100 * probe.accuracy:.1f} % accuracy in {PROBE_FOLDS}-fold"
+                tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
                 tried = f" ({tried} cross-validation)" if probe.accuracy else ""
                 what = "the classification head starts from a linear probe of the model"
                 start.notify(Note(what + tried))
@@ -164,9 +164,7 @@ def prepare(
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
-        reason = (
-            f"{known.vocab_size:,} from the model and {added:,} learned from the labelled texts"
-        )
+        reason = f"{known.vocab_size:,} from the model and {added:,} learned from the labeled texts"
         choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
@@ -205,7 +203,7 @@ def prepare(
 def wants_words(
     settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
 ) -> bool:
-    """Whether to extend the model's vocabulary with words from the labelled texts: on request, or
+    """Whether to extend the model's vocabulary with words from the labeled texts: on request, or
     when distilling an n-gram model, which is hard to learn from short tokens."""
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:

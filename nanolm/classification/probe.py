@@ -4,7 +4,7 @@
     >>> classifier.score.weight.copy_(probe.weight)    # (labels, dim)
 
 There is no intercept, as in the `score` layer of `transformers`. Features are scaled but not
-centred, and their mean, which is far from zero, takes its place. Cross-validation chooses the
+centered, and their mean, which is far from zero, takes its place. Cross-validation chooses the
 strength of the L2 penalty and the scale of the logits.
 """
 
@@ -51,7 +51,7 @@ def fit_probe(
     seed: int = 0,
 ) -> LinearProbe:
     """Fit on all rows. Rows of one group (the windows of one text) are in the same fold. With a few
-    hundred rows, cross-validation cannot separate neighbouring penalties: the standard error of the
+    hundred rows, cross-validation cannot separate neighboring penalties: the standard error of the
     accuracy is several percent. So the median of all penalties within one standard error of the
     best is used. Accuracy over ten random draws of SST-2, compared with using the best penalty:
     SmolLM2-135M, 240 rows, dev 72.8 % (best: 72.1), held-out rows 68.0 % (67.9); stories260K, 320

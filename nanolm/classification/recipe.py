@@ -14,7 +14,7 @@ from nanolm.planning.tuning import NARROW_DIM
 from nanolm.training.optimizers import OPTIMIZERS
 from nanolm.training.settings import DEFAULT_FAMILY
 
-DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labelled texts can teach them
+DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labeled texts can teach them
 LARGE_PARAMETERS = 50_000_000  # larger models take minutes on a CPU for a thousand texts
 LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can hold
 DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute
@@ -56,7 +56,7 @@ def choose_settings(
     if device != "cpu":  # on a CPU it is measured later
         choose("dtype", *choose_dtype(settings.dtype, device))
     if base is None:
-        choose("preset", "micro", "large enough to train on labelled text from scratch")
+        choose("preset", "micro", "large enough to train on labeled text from scratch")
         fill(family=DEFAULT_FAMILY)
         # Computed positions extend beyond the training length; learned ones do not.
         most = longest if chosen.settings.family == "gpt2" else max(128, longest)
@@ -83,14 +83,14 @@ def choose_settings(
     dim = base.dim if base else PRESETS[chosen.settings.preset or "micro"].dim
     threads = 1 if dim < NARROW_DIM else available_threads()
     few = "small models gain little from more"
-    choose("threads", threads, few if threads == 1 else "all that this process may use")
+    choose("threads", threads, few if threads == 1 else "all threads that this process may use")
     if teacher:
         right, majority = f"{teacher.accuracy:.1%}", f"{teacher.majority:.1%}"
         reason = f"n-grams alone reach {right} in cross-validation, the majority class {majority}"
         choose("distill", teacher.weight(), reason)
     distill, trains_all = chosen.settings.distill, chosen.settings.train == "all"
     if distill:
-        choose("batch", DISTILLED_BATCH, "labelled texts, plus the same number of synthetic ones")
+        choose("batch", DISTILLED_BATCH, "labeled texts, plus the same number of synthetic ones")
     fill(batch=64 if count >= MANY_TEXTS else 32 if count >= 1000 else 16)
     batch = chosen.settings.batch or 1
     if base is None:
@@ -111,14 +111,15 @@ def choose_settings(
     if settings.steps is None and epochs is None:  # no early stopping if the length was given
         fill(patience=DEFAULT_PATIENCE)
     if settings.steps is None and (epochs or settings.minutes is None):
-        reason = counted(epochs, "epoch") if epochs else ""
+        change = ""
         if epochs is None:
             epochs = default_epochs(count, base is None, small)
             if distill:
                 epochs = round(max(epochs, DISTILLED_STEPS * batch / count), 1)
-            reason = f"{counted(epochs, 'epoch')} (change with --epochs, --steps or --minutes)"
+            change = "; change with --epochs, --steps or --minutes"
         what = "texts" if windows == count else "windows of text"
-        choose("steps", max(1, round(epochs * windows / batch)), f"{reason} of {windows:,} {what}")
+        reason = f"{counted(epochs, 'epoch')} of {windows:,} {what}{change}"
+        choose("steps", max(1, round(epochs * windows / batch)), reason)
         chosen.settings = replace(chosen.settings, epochs=None)
         fill(evaluations=evaluations_for(epochs))
     fill(evaluations=10)

@@ -66,7 +66,7 @@ class FinetuneSettings(Settings):
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.train is not None and not TRAINED.fullmatch(self.train):
-            choices = "head, all, lora, or last-N for the last N layers (last-2)"
+            choices = "head, all, lora, or last-N for the last N layers, such as last-2"
             problems.append(f"--train {self.train}: choose {choices}")
         elif self.start_from == SCRATCH and not trains_all:
             problems.append(f"--train {self.train} needs --from; from scratch, use --train all")

@@ -29,14 +29,20 @@ ESTIMATE = (  # row of the table for --scale
 SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # readable units
 TABLE: Table = {
     "Options": {
-        "preset": "Model size; repeat for several.  [default: those that fit the device]",
+        "preset": "Model size; can be repeated.  [default: those that fit the device]",
         "family": "Architecture.",
         "device": "Device to measure.",
         "seconds": "Time per measurement; longer is less noisy.",
-        "against": ("|".join(PEERS), "Also train the same shapes with this library, alternating."),
-        "profile": f"Show the {SHOWN_COSTS} costliest operators of a step and their limits.",
-        "scale": ("1,8,64", "Instead, estimate how training scales to these numbers of processes."),
-        "bandwidth": ("GB/S", "Bandwidth between two processes that --scale assumes."),
+        "against": (
+            "|".join(PEERS),
+            "Also train models of the same shape with this library, in alternation.",
+        ),
+        "profile": f"Show the {SHOWN_COSTS} most expensive operators of a step and their limits.",
+        "scale": (
+            "1,8,64",
+            "Instead of benchmarking, estimate how training scales to these process counts.",
+        ),
+        "bandwidth": ("GB/S", "Bandwidth between two processes, for --scale."),
     }
 }
 
@@ -85,16 +91,16 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
     print_wrapped(
         f"Estimated, not measured: ring all-reduce at {settings.bandwidth:g} GB/s between two "
         "processes, 4-byte gradients exchanged during the backward pass (half a step), no other "
-        "waiting."
+        "delays."
     )
-    click.echo("\npreset  processes rows each  step ms  comm ms  exposed    tokens/s strong   weak")
+    click.echo("\npreset  processes     batch  step ms  comm ms  exposed    tokens/s strong   weak")
     for row in rows:
         times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
         click.echo(ESTIMATE.format_map(row | times))
     click.echo()
     print_wrapped(
-        "step: measured here with the rows per process. comm: communication. exposed: the part not "
-        "overlapped with compute. strong, weak: scaling efficiency."
+        "batch: sequences per process. step: measured here with that batch. comm: communication. "
+        "exposed: the part not overlapped with compute. strong, weak: scaling efficiency."
     )
 
 
@@ -105,7 +111,9 @@ def show_results(report: "BenchReport") -> None:
     versions = f"torch {machine['torch']}, nanolm {machine['nanolm']}"
     print_wrapped(f"{machine['name']}{threads}, {machine['dtype']}, {versions}")
     if on_cpu:
-        print_wrapped("of peak: fraction of the measured matmul rate with the same threads")
+        print_wrapped(
+            "of peak: fraction of the measured matmul rate with the same number of threads"
+        )
     click.echo(f"\n{'preset':<12} {'measurement':<24} {'value':>14} {'unit':<10} {'of peak':>8}")
     before = None
     for result in report.results:

@@ -25,12 +25,26 @@ READ_BYTES = 1 << 20  # of stdin that are read and classified at once
 @click.command("classify", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
-@click.option("--file", "files", multiple=True, metavar="FILE", help="Texts: lines or a table.")
-@click.option("--text-column", metavar="NAME", help="Column of the texts.  [default: detected]")
-@click.option("--label-column", metavar="NAME", help="Column of true labels.  [default: detected]")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="File of texts, as lines or a table; can be repeated.",
+)
+@click.option(
+    "--text-column", metavar="NAME", help="Column that holds the text.  [default: detected]"
+)
+@click.option(
+    "--label-column", metavar="NAME", help="Column that holds the true label.  [default: detected]"
+)
 @click.option("--encoding", metavar="NAME", default="utf-8", help="Encoding of the file or stdin.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N most likely labels.")
-@click.option("--min-probability", type=click.FloatRange(0, 1), help=f"Answer `{UNSURE}` below it.")
+@click.option(
+    "--min-probability",
+    type=click.FloatRange(0, 1),
+    help=f"Answer `{UNSURE}` below this probability.",
+)
 @device_option()
 @dtype_option(help="Precision of matrix multiplications.")
 @json_option(help="Print one JSON object per text.")
@@ -55,7 +69,7 @@ def command(
 
     \b
     nanolm classify runs/reviews "A lovely film." "I want my money back."
-    nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labelled.csv
+    nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labeled.csv
     tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
     """
     reading = LabelReading(**columns)
@@ -118,7 +132,7 @@ def command(
     if not count:
         note("no texts found")
     if compared:
-        note(f"accuracy {right / compared:.1%} ({right:,} of {compared:,} labelled texts)")
+        note(f"accuracy {right / compared:.1%} ({right:,} of {compared:,} labeled texts)")
 
 
 def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) -> Iterator[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Cell = tuple[str, float, bool]  # a token, its probability, and whether it was the one generated
 WIDEST = 16  # characters of a token in a table
-# Minimum probability and its background in the 256-colour palette, dark enough for white text.
+# Minimum probability and its background in the 256-color palette, dark enough for white text.
 SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
 
 
@@ -52,7 +52,7 @@ def fitted(token: str, room: int) -> str:
 
 
 class Columns:
-    """Rows of coloured tokens, each above a value; a row is printed when it is full."""
+    """Rows of colored tokens, each above a value; a row is printed when it is full."""
 
     def __init__(self) -> None:
         self.width = shutil.get_terminal_size().columns

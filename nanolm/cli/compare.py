@@ -30,8 +30,9 @@ TABLE: Table = {
         **LABELLED,
         "limit": "Use only the first N rows, before splitting.",
         "val": "Validation file, used instead of a held-out part of DATA.",
-        "val_fraction": "Fraction to hold out for validation.  [default: 0.2 labelled, 0.1 plain]",
-        "test": "Test file of labelled texts, evaluated once at the end.",
+        "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labeled data, "
+        "else 0.1]",
+        "test": "Test file of labeled texts, evaluated once at the end.",
     },
     "Hardware": {
         **{name: MACHINE[name] for name in ("device", "threads")},
@@ -43,15 +44,22 @@ ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
 
 @click.command("compare", cls=Command)
 @click.argument("data", nargs=-1, metavar="[DATA]...")
-@own_option("--only", metavar="NAMES", default="", help="Models to compare: bag,lstm,transformer.")
-@own_option("--from", "start_from", metavar="RUN", help="Also fine-tune this pre-trained model.")
-@own_option("--budget", type=float, default=10.0, show_default=True, help="Total minutes.")
-@own_option("--seeds", type=int, metavar="N", help="Splits.  [default: 5 for small data, else 1]")
+@own_option(
+    "--only", metavar="NAMES", default="", help="Models to compare, such as bag,lstm,transformer."
+)
+@own_option("--from", "start_from", metavar="RUN", help="Also fine-tune this pretrained model.")
+@own_option("--budget", type=float, default=10.0, show_default=True, help="Total time in minutes.")
+@own_option(
+    "--seeds",
+    type=int,
+    metavar="N",
+    help="Number of seeds, each with its own split.  [default: 5 for small data, else 1]",
+)
 @own_option(
     "--as",
     "kind",
     type=click.Choice(("labels", "text")),
-    help="Kind of DATA.  [default: labels for tables and folders of folders, else text]",
+    help="Type of DATA.  [default: labels for tables and folders of folders, else text]",
 )
 @own_option("--out", metavar="FOLDER", help="Output folder.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print the full results as JSON.")
@@ -68,9 +76,9 @@ def command(
 ) -> int:
     """Compare architectures on the same data.
 
-    On labelled DATA (default: the embedded reviews), it compares the majority class, bags of words,
+    On labeled DATA (default: the embedded reviews), it compares the majority class, bags of words,
     averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
-    pre-trained one. It reports accuracy, time, and the lesson of each model.
+    pretrained one. It reports the accuracy and time of each model, and what each one teaches.
 
     On plain text, it compares n-grams, an Elman RNN, an LSTM and a Transformer in bits per byte
     over time, and measures how the time per step grows with sequence length.
@@ -88,11 +96,13 @@ def command(
     settings: FinetuneSettings | TrainSettings
     if (kind or guess_kind(data)) == "labels":
         if options["start_from"] == SCRATCH:
-            raise UsageError(f"--from {SCRATCH}: omit it; models from scratch are always included")
+            raise UsageError(
+                f"--from {SCRATCH}: omit it; models trained from scratch are always included"
+            )
         settings = FinetuneSettings.from_dict({**options, "data": data})
     else:
         if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
-            text = f"{', '.join(given)}: only for labelled data"
+            text = f"{', '.join(given)}: only for labeled data"
             raise UsageError(f"{text}; if {data[0]} has labels, add --as labels")
         settings = TrainSettings.from_dict({**options, "corpus": data})
 
@@ -109,11 +119,14 @@ def command(
         show(outcome)
     if not outcome.finished:
         return note_interruption()
-    note(f"chart: {outcome.folder}/compare.svg, full results: {outcome.folder}/compare.json")
+    note(
+        f"wrote {outcome.folder}/compare.svg (chart) "
+        f"and {outcome.folder}/compare.json (full results)"
+    )
     if outcome.lengths:
         note(f"time per step by sequence length: {outcome.folder}/lengths.svg")
     elif outcome.measure == "accuracy" and options["start_from"] is None:
-        note("to add a pre-trained model: `nanolm train` on similar text, then add --from RUN")
+        note("to add a pretrained model, run `nanolm train` on similar text, then add --from RUN")
     return 0
 
 

@@ -1,5 +1,6 @@
 """`nanolm data`: check text before training on it."""
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def command() -> None:
 @options_of(TrainSettings, {"Reading": READING})
 @json_option(help="Print one JSON object.")
 def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Show what `nanolm train` would read: documents, duplicates, problems, the tokenizer.
+    """Show what `nanolm train` would read: documents, duplicates, problems and tokenizer.
 
     \b
     nanolm data check texts/ more.jsonl
@@ -51,9 +52,11 @@ def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 def show(survey: "Survey") -> None:
-    skipped = [f"{count:,} {reason}" for reason, count in survey.skipped.items() if count]
+    from nanolm.text.sources import skipped_files
+
+    skipped = f" ({skipped_files(Counter(survey.skipped))})" if any(survey.skipped.values()) else ""
     rows = {
-        "files": f"{survey.files:,}" + (f" (skipped: {', '.join(skipped)})" if skipped else ""),
+        "files": f"{survey.files:,}{skipped}",
         "documents": f"{survey.documents:,}, the longest {survey.longest_document:,} bytes",
         "duplicates": f"{survey.duplicates:,}",
         "text": f"{survey.bytes:,} bytes, {survey.characters:,} characters "

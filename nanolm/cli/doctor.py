@@ -64,5 +64,5 @@ def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
         shown.append(("set aside", f"{names}: damaged; delete what you do not need"))
     if diagnosis.left_behind:
         names = ", ".join(diagnosis.left_behind)
-        shown.append(("left over", f"{names}: from a killed process; the next start removes it"))
+        shown.append(("left over", f"{names}: left by a killed process; removed at the next start"))
     return shown

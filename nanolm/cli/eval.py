@@ -31,10 +31,12 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 @click.argument("run")
 @click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
 @click.option(
-    "--against", multiple=True, metavar="RUN2", help="Model to compare; repeat for several."
+    "--against", multiple=True, metavar="RUN2", help="Model to compare with; can be repeated."
 )
 @click.option(
-    "--context", type=int, help=f"Tokens per window.  [default: the model's, to {DEFAULT_WINDOW}]"
+    "--context",
+    type=int,
+    help=f"Tokens per window.  [default: the model's context, at most {DEFAULT_WINDOW}]",
 )
 @click.option(
     "--stride",
@@ -43,12 +45,16 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     help="Tokens between windows; smaller is more accurate but slower.  [default: --context]",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
-@click.option("--html", metavar="FILE", help="Write a page with the text coloured by surprisal.")
-@click.option("--mistakes", metavar="FILE.csv", help="Write all mistakes of a classifier.")
+@click.option(
+    "--html", metavar="FILE", help="Write an HTML page with the text colored by surprisal."
+)
+@click.option(
+    "--mistakes", metavar="FILE.csv", help="Write all of a classifier's mistakes to a CSV file."
+)
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
-@options.options_of(FinetuneSettings, {"Reading labelled text": options.LABEL_COLUMNS})
+@options.options_of(FinetuneSettings, {"Reading labeled text": options.LABEL_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -66,10 +72,10 @@ def command(
 ) -> None:
     """Evaluate a model on a text.
 
-    RUN is as for `nanolm sample`, FILE as for `nanolm train`. Loss (in nats) and perplexity are per
-    token; top 1 and top 5 are top-k accuracies of the next token. If RUN is a classifier, FILE is
-    labelled text as for `nanolm finetune`, and the command reports accuracy, macro F1, log-loss,
-    calibration error and the confusion matrix.
+    RUN is the same as for `nanolm sample`, and FILE the same as for `nanolm train`. Loss (in nats)
+    and perplexity are per token; top 1 and top 5 are top-k accuracies of the next token. If RUN is
+    a classifier, FILE is labeled text as for `nanolm finetune`, and the command reports accuracy,
+    macro F1, log-loss, calibration error and the confusion matrix.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
@@ -85,7 +91,9 @@ def command(
             problems.append(f"{option} {value}: must be at least 1")
     problems += options.unwritable("--html", html) + options.unwritable("--mistakes", mistakes)
     if against and (html is not None or (per_token and not as_json)):
-        problems.append("--against: omit --html and --per-token, or use --per-token --json")
+        problems.append(
+            "--against cannot be used with --html, or with --per-token unless --json is given"
+        )
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -217,7 +225,7 @@ def tokens_of(tokenizer: "Tokenizer", score: "Score") -> Iterator[tuple[str, int
 
 
 def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
-    """Coloured tokens above their bits; one line per token in a pipe."""
+    """Colored tokens above their bits; one line per token in a pipe."""
     if not sys.stdout.isatty():
         for token, _, bits, rank in tokens_of(tokenizer, score):
             click.echo(f"{bits:.4f}\t{rank}\t{json.dumps(token, ensure_ascii=False)}")

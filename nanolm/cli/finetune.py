@@ -1,4 +1,4 @@
-"""`nanolm finetune` and `nanolm finetune-sentiment`: labelled text to a classifier."""
+"""`nanolm finetune` and `nanolm finetune-sentiment`: labeled text to a classifier."""
 
 import shlex
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,14 +28,20 @@ TABLE: Table = {
     "Model": {
         "start_from": "Model to start from: a run, a folder, a Hugging Face Hub name such as gpt2, "
         f"or {SCRATCH} to train from scratch.  [default: the newest language model under runs/]",
-        "train": ("head|last-N|all|lora", "Weights to train.  [default: by model, data, machine]"),
-        "pool": ("|".join(get_args(Pool)), "Pooling of the token vectors."),
+        "train": (
+            "head|last-N|all|lora",
+            "Weights to train.  [default: depends on the model, data and machine]",
+        ),
+        "pool": ("|".join(get_args(Pool)), "How to pool the token vectors."),
         "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
-        "long": ("|".join(get_args(Long)), "Part of longer texts to use, or all in windows."),
-        "preset": "Model size, from scratch only.  [default: micro]",
-        "family": "Architecture, from scratch only.  [default: modern]",
-        "tokenizer": "Tokenizer, from scratch only.  [default: bpe]",
-        "vocab_size": "Vocabulary size; with --from, extends the model's with words from DATA.",
+        "long": (
+            "|".join(get_args(Long)),
+            "Part of longer texts to use; windows covers the whole text.",
+        ),
+        "preset": "Model size (from scratch only).  [default: micro]",
+        "family": "Architecture (from scratch only).  [default: modern]",
+        "tokenizer": "Tokenizer (from scratch only).  [default: bpe]",
+        "vocab_size": "Vocabulary size; with --from, words from DATA extend the model's.",
     },
     "Budget (choose one)": {
         "epochs": "Number of passes over the data.  [default: chosen for the model and data]",
@@ -44,18 +50,18 @@ TABLE: Table = {
     },
     "Optimization": {
         "batch": "Batch size in texts.",
-        "optimizer": "Optimizer of the weight matrices.  [default: muon from scratch, else adamw]",
-        "lr": "Peak learning rate.  [default: set by --train]",
-        "layer_decay": "Layer-wise learning rate decay: the factor per layer, output first.",
+        "optimizer": "Optimizer for the weight matrices.  [default: muon from scratch, else adamw]",
+        "lr": "Peak learning rate.  [default: depends on --train]",
+        "layer_decay": "Layer-wise learning rate decay: factor per layer, starting at the output.",
         "language_loss": "Weight of the auxiliary language-model loss.",
         "distill": "Weight of soft labels from a linear n-gram model, also on synthetic texts.  "
-        "[default: for small models and few texts, chosen by cross-validation; else 0]",
+        "[default: chosen by cross-validation for small models and few texts, else 0]",
         "dropout": "Dropout rate.",
-        "weight_decay": "Weight decay of the matrices.",
+        "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
-        "patience": "Stop early after N evaluations in a row with a loss 5 percent above the "
-        "lowest.  [default: 5; never with --steps or --epochs]",
-        "seed": "Random seed of the split and the training.",
+        "patience": "Stop early once N evaluations since the best had a loss more than 5 percent "
+        "above the lowest.  [default: 5; off with --steps or --epochs]",
+        "seed": "Random seed for the split and for training.",
     },
     "Hardware": MACHINE,
     "Run": {
@@ -71,7 +77,7 @@ ABOUT_DATA = """
     DATA is a .csv, .tsv, .jsonl or .parquet file (optionally .gz, .zst, .bz2 or .xz), a folder
     with one subfolder per label, or lines such as `__label__x text`, `label sentence` or
     `sentence@label`. Columns are detected and reported. Without DATA, nanolm uses its embedded
-    reviews, where only the word order separates positive from negative.
+    reviews, in which only word order distinguishes positive from negative.
 
     \b
 """
@@ -86,7 +92,7 @@ ABOUT_DATA = """
     nanolm finetune tweets.csv --label-column mood --class-weights
     nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
 
-    `nanolm finetune-sentiment` does the same, and names the labels 0 and 1 negative and positive.
+    `nanolm finetune-sentiment` does the same, but names the labels 0 and 1 negative and positive.
     If training is interrupted, run the same command again to resume it.
     """,
 )

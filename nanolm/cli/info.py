@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def command(run: str, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face folder of a GPT-2, Llama or Qwen3 model.
+    RUN is a run folder, a checkpoint, or a Hugging Face model folder (GPT-2, Llama or Qwen3).
 
     \b
     nanolm info runs/novel

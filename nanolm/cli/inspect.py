@@ -34,9 +34,13 @@ MOST_TOKENS = 512  # per page; attention grows quadratically
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="Read the text from a file; - is stdin.")
 @click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="HTML page.")
-@click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge at first, such as 3.2.")
+@click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge initially, such as 3.2.")
 @click.option(
-    "--top", type=click.IntRange(1, 50), default=6, show_default=True, help="Predictions to show."
+    "--top",
+    type=click.IntRange(1, 50),
+    default=6,
+    show_default=True,
+    help="Number of predictions to show.",
 )
 @click.option("--word", metavar="WORD", help="Compare WORD across the TEXTs, layer by layer.")
 @click.option("--neighbours", metavar="WORD", help="List the tokens nearest to WORD.")
@@ -60,8 +64,8 @@ def command(
 ) -> None:
     """Visualize attention and the predictions of each layer.
 
-    Writes an HTML page that works offline. For a classifier, the page shows which tokens decided
-    the label. RUN is as for `nanolm sample` or `nanolm classify`.
+    Writes an HTML page that works offline. For a classifier, the page shows which tokens
+    determined the label. RUN is the same as for `nanolm sample` or `nanolm classify`.
 
     \b
     nanolm inspect runs/novel "It was the best of times"
@@ -77,7 +81,7 @@ def command(
         problems.append(f"use only one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
     if head is not None and not re.fullmatch(r"[1-9][0-9]{0,3}\.[1-9][0-9]{0,3}", head):
-        problems.append(f"--head {head}: give a layer and a head, both from 1, such as 3.2")
+        problems.append(f"--head {head}: give a layer and a head, both counted from 1, such as 3.2")
     if head is not None and modes:
         problems.append(f"--head applies to attention; omit {modes[0]}")
     if file is not None and (text or modes):

@@ -67,8 +67,8 @@ class Verbs(CommandGroup):
         "auto_envvar_prefix": "NANOLM",
         "max_content_width": 100,
     },
-    epilog="Environment variables set options too: NANOLM_TRAIN_STEPS=500 is the same as "
-    "`nanolm train --steps 500`.",
+    epilog="Options can also be set with environment variables: NANOLM_TRAIN_STEPS=500 is the same "
+    "as `nanolm train --steps 500`.",
 )
 @click.version_option(__version__, prog_name="nanolm")
 @click.pass_context

@@ -38,7 +38,7 @@ READING: Rows = {
 }
 LABEL_COLUMNS: Rows = {
     "label_column": "Column or field that holds the label.  [default: detected]",
-    "label_file": "Separate file of labels, one line per text.",
+    "label_file": "Separate file with the labels, one line per text.",
 }
 LABELLED: Rows = {
     "text_column": "Column or field that holds the text: a name, a path such as a.b in .jsonl, or "
@@ -51,7 +51,7 @@ MACHINE: Rows = {
     "device": "Device to train on.",
     "dtype": "Precision of matrix multiplications.",
     "threads": "Number of CPU threads.  [default: chosen for the model]",
-    "deterministic": "Bit-identical results on a GPU too, at about half the speed.",
+    "deterministic": "Make results bit-identical on a GPU too, at about half the speed.",
 }
 
 

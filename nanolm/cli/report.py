@@ -16,7 +16,9 @@ PAGE = "report.html"
 
 @click.command("report", cls=Command)
 @click.argument("run", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", metavar="FILE", help=f"HTML page.  [default: in RUN; for several, {PAGE}]")
+@click.option(
+    "--out", metavar="FILE", help=f"HTML page.  [default: RUN/{PAGE}; for several runs, {PAGE}]"
+)
 @click.option("--png", is_flag=True, help="Also write the curves as PNG; needs nanolm[plot].")
 @click.option("--terminal", is_flag=True, help="Plot the loss in the terminal instead.")
 def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) -> None:

@@ -41,7 +41,11 @@ NAME_WIDTH = 40  # characters of a name in the table
 
 @click.group("runs", cls=CommandGroup, invoke_without_command=True)
 @click.option(
-    "--folder", metavar="DIR", default="runs", show_default=True, help="Folder of the runs."
+    "--folder",
+    metavar="DIR",
+    default="runs",
+    show_default=True,
+    help="Folder that contains the runs.",
 )
 @click.option(
     "--sort", metavar="|".join(SORT_KEYS), default="started", help="Sort key.  [default: started]"
@@ -49,7 +53,7 @@ NAME_WIDTH = 40  # characters of a name in the table
 @json_option(help="Print one JSON object per run.")
 @click.pass_context
 def command(context: click.Context, folder: str, sort: str, as_json: bool) -> None:
-    """List runs: corpus, size, results, duration and state.
+    """List runs with their corpus, size, results, duration and state.
 
     \b
     nanolm runs
@@ -101,7 +105,7 @@ def short_name(text: str) -> str:
 def compare(run: tuple[str, ...]) -> None:
     """Compare the results of runs and the settings that differ.
 
-    `nanolm report RUN RUN...` writes a page with the curves, too.
+    To compare the curves as well, use `nanolm report RUN RUN...`.
 
     \b
     nanolm runs compare runs/novel runs/novel-2
@@ -138,9 +142,9 @@ def remove(run: tuple[str, ...], yes: bool) -> None:
         if not each.exists() and not each.is_rest():
             raise DataError(f"{name} is not a run; `nanolm runs` lists all runs")
     if links := [str(each.path) for each in runs if each.path.is_symlink()]:
-        raise DataError(f"{', '.join(links)}: is a symbolic link; name the run itself")
+        raise DataError(f"{', '.join(links)}: symbolic link; name the run itself")
     if not yes and not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation without a terminal; add --yes to delete them")
+        raise UsageError("cannot ask for confirmation without a terminal; add --yes to delete")
     for name, each in zip(run, runs, strict=True):
         size = sum(file.lstat().st_size for file in each.path.rglob("*") if not file.is_symlink())
         try:
@@ -165,7 +169,7 @@ def finish_removing(parent: Path) -> None:
         files.remove(trash)
         if not trash.exists():
             name = trash.name.removeprefix(REMOVED).rpartition("-")[0]
-            note(f"{parent / name}: finished an interrupted `nanolm runs rm`")
+            note(f"{parent / name}: completed an interrupted `nanolm runs rm`")
 
 
 def existing(name: str) -> "Run":

@@ -54,9 +54,15 @@ TABLE: Table = {
     "prompts",
     multiple=True,
     metavar="TEXT",
-    help="Prompt to continue; repeat for several.  [default: stdin if piped]",
+    help="Prompt to continue; can be repeated.  [default: stdin if piped]",
 )
-@click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="Prompt in a file.")
+@click.option(
+    "--prompt-file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Read the prompt from a file; can be repeated.",
+)
 @click.option("--each-line", is_flag=True, help="Treat each line of the file or stdin as a prompt.")
 @click.option("--interactive", is_flag=True, help="Ask for prompts in a loop.")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Samples per prompt.")
@@ -65,8 +71,8 @@ TABLE: Table = {
     "--show",
     metavar="probs|top=N|words|words=N",
     help="Show the probability of each token (probs) or the N most likely tokens at each position "
-    "(top=N); words and words=N do so for whole words. Probabilities are the model's own, before "
-    "temperature and filters.",
+    "(top=N); words and words=N do the same for whole words. Probabilities are the model's own, "
+    "before temperature and filters.",
 )
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the tokens of --show to a CSV file.")
 @click.option("--html", metavar="FILE", help="Write the tokens of --show to an HTML page.")
@@ -94,7 +100,7 @@ def command(
 ) -> None:
     """Generate text with a trained model.
 
-    RUN is a run folder, a checkpoint, a Hugging Face folder of a GPT-2, Llama or Qwen3 model, or
+    RUN is a run folder, a checkpoint, a Hugging Face model folder (GPT-2, Llama or Qwen3), or
     hf://NAME to download one from the Hub. The default is the newest run under runs/.
 
     When a text exceeds the context length, the model continues from the second half of its context.
@@ -117,11 +123,11 @@ def command(
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
     if csv_file is not None and csv_file == html:
-        problems.append(f"--csv and --html {html}: name two different files")
+        problems.append(f"--csv and --html {html}: use two different files")
     if each_line and prompts and not files:
         problems.append("--each-line needs --prompt-file or a pipe; omit --prompt")
     if interactive and (as_json or csv_file or html or each_line):
-        problems.append("--interactive: omit --json, --csv, --html and --each-line")
+        problems.append("--interactive cannot be used with --json, --csv, --html or --each-line")
     elif interactive and not (sys.stdin and sys.stdin.isatty()):
         problems.append("--interactive needs a terminal; use --each-line for prompts from a pipe")
     if problems:
@@ -408,5 +414,5 @@ def prompts_in(data: bytes, name: str, each_line: bool) -> list[str]:
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{name} is not UTF-8: byte at offset {error.start:,}") from None
+        raise DataError(f"{name} is not UTF-8: invalid byte at offset {error.start:,}") from None
     return text.split("\n") if each_line else [text]

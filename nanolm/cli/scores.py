@@ -46,7 +46,7 @@ def show_matrix(labels: list[str], confusion: Sequence[Sequence[int]], width: in
     lead = max(len(corner), min(cell_width(labels), LABEL_WIDTH))
     room = width and (width - lead) // len(labels) - 2
     if len(labels) > MATRIX_CLASSES or (room is not None and room < max(digits, NARROWEST)):
-        note(f"no room for the confusion matrix of {len(labels)} classes; use --json")
+        note(f"the confusion matrix of {len(labels)} classes is too wide to show; use --json")
         return
 
     def style(row: int, column: int, text: str) -> str:

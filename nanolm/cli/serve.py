@@ -30,19 +30,24 @@ option = partial(click.option, show_default=True)
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    help="Address to listen on; any address but the loopback requires an API key.",
+    help="Address to listen on; any address other than loopback requires an API key.",
 )
 @option("--port", type=click.IntRange(0, 65_535), default=8000, help="Port to listen on.")
 @click.option(
     "--key",
     metavar="KEY",
-    help="API key; safer in NANOLM_SERVE_KEY.  [default: generated, if required]",
+    help="API key; safer to set as NANOLM_SERVE_KEY.  [default: generated, if required]",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Accept this Host name too.")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="Additional Host header to accept."
+)
 @click.option("--allow-origin", multiple=True, metavar="URL", help="Origin allowed by CORS.")
 @option("--batch", type=click.IntRange(1, 1024), default=64, help="Maximum batch size.")
 @option(
-    "--queue", type=click.IntRange(0, 100_000), default=256, help="Queue size, then status 429."
+    "--queue",
+    type=click.IntRange(0, 100_000),
+    default=256,
+    help="Queue size; further requests get status 429.",
 )
 @option(
     "--max-tokens", type=click.IntRange(1, 1_000_000), default=4096, help="Token limit per request."
@@ -52,7 +57,7 @@ option = partial(click.option, show_default=True)
     type=click.FloatRange(1, 86_400),
     default=300,
     metavar="SECONDS",
-    help="Time limit per request; longer texts are truncated.",
+    help="Time limit per request; longer completions are truncated.",
 )
 @device_option()
 @dtype_option()
@@ -74,10 +79,10 @@ def command(
 ) -> None:
     """Serve a playground and an OpenAI-compatible API.
 
-    Each RUN is as for `nanolm sample` or `nanolm classify`. The command prints the address of the
-    playground. The API is at /v1 below it, with its description at /openapi.json. The server is
-    reachable only from this machine unless you change --host. Ctrl-C finishes the current requests
-    and stops it.
+    Each RUN is the same as for `nanolm sample` or `nanolm classify`. The command prints the
+    address of the playground. The API is at /v1 under that address, and its description is at
+    /openapi.json. The server is reachable only from this machine unless you change --host. After
+    Ctrl-C, current requests have up to 20 s to finish.
 
     \b
     nanolm serve runs/novel
@@ -127,7 +132,7 @@ def command(
         click.echo(address + (f"#key={quote(key, safe='')}" if key else ""))
         note(f"serving {', '.join(models)}; the API is at {address}v1. Press Ctrl-C to stop")
         if key:
-            note(f"API key: {key} (header `Authorization: Bearer KEY`; unencrypted without TLS)")
+            note(f"API key: {key} (sent as `Authorization: Bearer KEY`; not encrypted without TLS)")
 
     listen(app, listening, ready)
     note("stopped")

@@ -35,7 +35,10 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # refused with 
 @click.command("sweep", cls=Command, common=COMMON)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @sweep_option(
-    "--over", metavar="NAMES", default="", help="Settings to vary: lr,dropout or lr=0.001:0.003,..."
+    "--over",
+    metavar="NAMES",
+    default="",
+    help="Settings to vary, such as lr,dropout or lr=0.001:0.003.",
 )
 @sweep_option("--minutes", type=float, default=30.0, show_default=True, help="Total time.")
 @sweep_option(
@@ -44,7 +47,7 @@ refused_option = partial(click.option, cls=Option, hidden=True)  # refused with 
 @sweep_option(
     "--out",
     metavar="FOLDER",
-    help="Folder of the trials; the best run goes to FOLDER/best.  [default: runs/NAME-sweep, and "
+    help="Folder for the trials; the best run goes to FOLDER/best.  [default: runs/NAME-sweep, and "
     "runs/NAME for the best run]",
 )
 @json_option(cls=Option, heading="Sweep", help="Print the result as JSON.")
@@ -103,7 +106,7 @@ def show_event(view: "TrainingView", event: "Event | TrialEnded") -> None:
         return
     result = event.trial.error or f"{event.trial.bits()[-1]:.3f} bits per byte"
     where = f"round {event.round} of {event.rounds}, trial {event.number} of {event.of}"
-    view.show_result(f"{where}: {described(event.trial)}: {result}", event.seconds_left)
+    view.show_result(f"{where} ({described(event.trial)}): {result}", event.seconds_left)
 
 
 def described(trial: "SweepTrial") -> str:
@@ -132,7 +135,7 @@ def show_outcome(outcome: "SweepResult") -> None:
     show_table(rows, left={len(rows[0]) - 1})
     click.echo(
         f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on the validation set, best "
-        f"of {counted(len(outcome.trials), 'trial')}: {printable(described(outcome.trials[0]))}"
+        f"of {counted(len(outcome.trials), 'trial')} ({printable(described(outcome.trials[0]))})"
     )
     if (count := len(combinations[0].trials)) > 1:
         mean, std = combinations[0].rounds()[-1]

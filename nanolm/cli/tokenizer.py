@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 which = click.option(
     "--tokenizer",
     metavar="|".join([*NAMED, "PATH"]),
-    help="Tokenizer.  [default: that of the newest run, else trained on embedded:stories]",
+    help="Tokenizer to use.  [default: that of the newest run, or one trained on embedded:stories]",
 )
 DEFAULT_VOCAB = 2048  # if no tokenizer is named and there are no runs
 DEFAULT_TOKENIZERS = ("byte", "char", "bpe:512", "bpe:4096")
 TOKENIZER: Rows = {
-    "tokenizer": ("|".join(TRAINABLE), "Kind of tokenizer.  [default: bpe]"),
+    "tokenizer": ("|".join(TRAINABLE), "Type of tokenizer.  [default: bpe]"),
     "vocab_size": ("", "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]"),
 }
-COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-colour palette, dark enough for white text
+COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enough for white text
 
 
 @click.group("tokenizer", cls=CommandGroup)
@@ -46,7 +46,7 @@ def command() -> None:
 @command.command("train", cls=Command)
 @click.argument("corpus", nargs=-1, required=True, metavar="CORPUS...")
 @options_of(TrainSettings, {"Tokenizer": TOKENIZER, "Reading": READING})
-@click.option("--out", metavar="DIR", required=True, help="Output folder of tokenizer.json.")
+@click.option("--out", metavar="DIR", required=True, help="Output folder for tokenizer.json.")
 @json_option(help="Print one JSON object.")
 def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
     """Train a tokenizer on text.
@@ -154,7 +154,7 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
 @text_options
 @click.option("--html", metavar="FILE", help="Write an HTML page instead.")
 def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: str | None) -> None:
-    """Show text with coloured tokens and their ids below.
+    """Show text with colored tokens and their ids.
 
     \b
     nanolm tokenizer show "Some words."
@@ -174,7 +174,7 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
 
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
-    """Rows of coloured tokens above their ids; in a pipe, one id and token per line."""
+    """Rows of colored tokens above their ids; in a pipe, one id and token per line."""
     ids = tokenizer.encode(text)
     if not sys.stdout.isatty():
         for id in ids:
@@ -196,8 +196,8 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
     "tokenizers",
     multiple=True,
     metavar="WHICH",
-    help="Tokenizer to compare; repeat for several. A name or path, or byte, char or bpe:SIZE to "
-    "train one on this text.  [default: byte, char, bpe:512, bpe:4096]",
+    help="Tokenizer to compare: a name, a path, or byte, char or bpe:SIZE to train one on this "
+    "text; can be repeated.  [default: byte, char, bpe:512, bpe:4096]",
 )
 @options_of(TrainSettings, {"Reading": READING})
 @json_option(help="Print one JSON object per tokenizer.")
@@ -257,7 +257,9 @@ def load(name: str | None) -> "Tokenizer":
         name = str(newest)
     if name in TRAINABLE and not Path(name).exists():
         others = "gpt2, a run, or a folder from `nanolm tokenizer train`"
-        raise UsageError(f"--tokenizer {name} is not trained yet; name a trained one: {others}")
+        raise UsageError(
+            f"--tokenizer {name} is not trained yet; use a trained one, such as {others}"
+        )
     return find_tokenizer(name, note)
 
 
@@ -271,4 +273,6 @@ def texts(arguments: tuple[str, ...], file: str | None) -> list[str]:
     except FileNotFoundError:
         raise UsageError(f"--file {file} does not exist") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file or 'stdin'} is not UTF-8: at offset {error.start:,}") from None
+        raise DataError(
+            f"{file or 'stdin'} is not UTF-8: invalid byte at offset {error.start:,}"
+        ) from None

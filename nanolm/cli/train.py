@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 TABLE: Table = {
     "Text": {
         "val": "Validation file, used instead of a held-out part of the corpus.",
-        "val_fraction": "Fraction to hold out for validation; 0 is none.  [default: 0.1, max 1 MB]",
-        "val_split": "Hold out passages from the whole corpus, or its end.  [default: spread]",
-        "max_bytes": "Use at most N bytes, sampled evenly.  [default: set by --minutes]",
+        "val_fraction": "Fraction to hold out for validation; 0 for none.  [default: 0.1, at most "
+        "1 MB]",
+        "val_split": "Hold out passages from across the corpus (spread) or its end (end).  "
+        "[default: spread]",
+        "max_bytes": "Use at most N bytes, sampled evenly.  [default: depends on --minutes]",
         **READING,
-        "tokenizer": "bpe, char or byte to train one; gpt2, cl100k, o200k or a path to reuse one.  "
+        "tokenizer": "Train one (bpe, char or byte) or reuse one (gpt2, cl100k, o200k or a path).  "
         "[default: bpe]",
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "Model size (see --list-presets): nano to gpt2-xl.  [default: chosen for the "
-        "text and machine]",
+        "preset": "Model size, from nano to gpt2-xl (see --list-presets).  [default: chosen for "
+        "the text and machine]",
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",
         "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
@@ -44,9 +46,9 @@ TABLE: Table = {
         "kv_heads": "Key-value heads; fewer than --heads gives grouped-query attention.  "
         "[default: --heads]",
         "dim": "Embedding width; a multiple of --heads.",
-        "hidden": "Hidden width of the feed-forward layers.  [default: set by --dim]",
+        "hidden": "Hidden width of the feed-forward layers.  [default: depends on --dim]",
         "context": "Context length in tokens.",
-        "dropout": "Dropout rate.  [default: set by the number of epochs]",
+        "dropout": "Dropout rate.  [default: depends on the number of epochs]",
     },
     "Architecture (defaults set by --family)": {
         "positions": "Position encoding.",
@@ -63,14 +65,15 @@ TABLE: Table = {
         "minutes": "Total time, including preparation; also caps --steps, --epochs and --tokens.  "
         "[default: 3, except for tiny texts]",
         "epochs": "Number of passes over the text.",
-        "tokens": "Number of training tokens, repeats included.",
+        "tokens": "Number of training tokens, including repeats.",
     },
     "Optimization": {
-        "batch": "Batch size in sequences.  [default: set by the preset or the time budget]",
-        "optimizer": "Optimizer of the weight matrices.  [default: muon, where it pays off]",
-        "lr": "Peak learning rate.  [default: set by width and optimizer]",
+        "batch": "Batch size in sequences.  [default: depends on the preset or the time budget]",
+        "optimizer": "Optimizer for the weight matrices.  [default: muon where it pays off]",
+        "lr": "Peak learning rate.  [default: depends on width and optimizer]",
         "average": AVERAGE + "  [default: 0.98 for hundreds of epochs with dropout, else 0]",
-        "weight_decay": "Weight decay of the matrices.  [default: set by the number of epochs]",
+        "weight_decay": "Weight decay for the weight matrices.  [default: depends on the number of "
+        "epochs]",
         "seed": "Random seed.",
     },
     "Hardware": {
@@ -112,7 +115,9 @@ NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 @click.command("train", cls=Command, common=COMMON)
 @click.argument("corpus", nargs=-1, metavar="CORPUS...")
 @run_options(TrainSettings, TABLE)
-@run_option("--extend", metavar="RUN", help="Train RUN for more --minutes, --steps or --tokens.")
+@run_option(
+    "--extend", metavar="RUN", help="Continue training RUN for more --minutes, --steps or --tokens."
+)
 @run_option("--plan", "plan_only", is_flag=True, help="Show the plan and exit.")
 @run_option("--list-presets", is_flag=True, help="List the presets of --family and exit.")
 @click.pass_context
@@ -129,13 +134,14 @@ def command(
 ) -> int:
     """Train a language model on text.
 
-    CORPUS is any mix of files, folders, glob patterns, URLs, hf:// datasets and - for stdin, as
-    plain text, .jsonl, .csv, .tsv or .parquet, optionally compressed (.gz, .zst, .bz2, .xz).
+    CORPUS is any mix of files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
+    formats are plain text, .jsonl, .csv, .tsv and .parquet, optionally compressed (.gz, .zst, .bz2,
+    .xz).
 
     \b
     nanolm train novel.txt                      three minutes, automatic settings
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
-    nanolm train novel.txt --from gpt2          start from a pre-trained model
+    nanolm train novel.txt --from gpt2          start from a pretrained model
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
     If training is interrupted, run the same command again to resume it.

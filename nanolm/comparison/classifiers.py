@@ -180,13 +180,16 @@ def neural(
 
 CLASSIFIERS: dict[str, ModelKind] = {
     "majority": ModelKind(
-        "majority class", "the baseline: always the most frequent label", 0.01, majority
+        "majority class", "the baseline; always predicts the most frequent label", 0.01, majority
     ),
     "bag": ModelKind(
         "bag of words, linear", "a sum of word weights; order is lost", 0.3, train_linear
     ),
     "pairs": ModelKind(
-        "bag of bigrams, linear", "order within pairs", 0.5, partial(train_linear, longest=2)
+        "bag of bigrams, linear",
+        "order counts only within pairs",
+        0.5,
+        partial(train_linear, longest=2),
     ),
     "mlp": neural(
         "bag of words, MLP", "words interact; order is still lost", 0.3, Perceptron, 2e-3
@@ -195,13 +198,13 @@ CLASSIFIERS: dict[str, ModelKind] = {
         "averaged embeddings", "similar words share what is learned", 0.4, Averaging, 1e-3
     ),
     "cnn": neural(
-        "convolution", "filters over 3 to 5 words: order within a phrase", 3.0, Convolution
+        "convolution", "filters over 3 to 5 words; order within a phrase counts", 3.0, Convolution
     ),
     "rnn": neural(
         "Elman RNN", "full order, but early words fade", 1.3, Recurrence, 3e-3, cell="rnn"
     ),
     "lstm": neural(
-        "LSTM, last state", "gates choose what to keep: a longer memory", 2.0, Recurrence
+        "LSTM, last state", "gates choose what to keep, for a longer memory", 2.0, Recurrence
     ),
     "lstm-mean": neural(
         "LSTM, mean of states", "every word contributes equally", 2.0, Recurrence, pool="mean"
@@ -228,7 +231,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
 
 
 class ClassifierComparison:
-    """Labelled texts, and the classifiers trained on them."""
+    """Labeled texts, and the classifiers trained on them."""
 
     measure = "accuracy"
 

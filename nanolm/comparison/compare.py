@@ -206,7 +206,7 @@ def draw(result: CompareResult, name: str) -> None:
     if (key := result.measure) == "accuracy":
         bars = [Bar(row.title, 100 * row.means[key], 100 * row.spread[key]) for row in rows]
         title = f"{name}: validation accuracy"
-        pictures["compare"] = bars_svg(bars, title, "{:.1f} %".format)
+        pictures["compare"] = bars_svg(bars, title, "{:.1f}%".format)
     else:
         curves = [Series(row.title, row.results[0]["curve"]) for row in rows]
         panels, title = [Panel("bits per byte", curves)], f"{name}: validation bits per byte"
@@ -215,7 +215,7 @@ def draw(result: CompareResult, name: str) -> None:
         times = result.lengths.items()
         curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
         panels = [Panel("milliseconds per step", curves)]
-        title = "time of a training step by sequence length"
+        title = "training step time by sequence length"
         pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
     for stem, picture in pictures.items():
         write_atomically(Path(result.folder) / f"{stem}.svg", picture)

@@ -93,5 +93,5 @@ LANGUAGE_MODELS: dict[str, ModelKind] = {
     ),
     "rnn": family("Elman RNN", "one state for all past tokens, updated at every token", "rnn"),
     "lstm": family("LSTM", "gates keep information longer, still token by token", "lstm"),
-    "transformer": family("Transformer", "all positions in parallel: learns more per second", None),
+    "transformer": family("Transformer", "all positions in parallel; learns more per second", None),
 }

@@ -330,7 +330,7 @@ def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
                 break
     if newest := checkpoint.newest_valid(path / "checkpoints", report):
         return newest
-    raise ModelError(f"{path} holds no model: no config.json and no valid checkpoint")
+    raise ModelError(f"{path} contains no model: no config.json and no valid checkpoint")
 
 
 def model_tokenizer(folder: Path) -> "Tokenizer":
@@ -384,7 +384,7 @@ def ending(result: dict[str, Any]) -> str:
     if result.get("stopped") != "enough":
         return FINISHED if result else "not finished"
     what = "accuracy" if "val" in result else "loss"
-    steps = f"at step {result['best_step']:,} (of {result['steps']:,} done)"
+    steps = f"after step {result['best_step']:,} ({result['steps']:,} steps done)"
     return f"{STOPPED_EARLY}: validation {what} stopped improving {steps}"
 
 

@@ -62,7 +62,9 @@ def parse(over: str) -> tuple[Space, list[str]]:
         elif name not in names:
             problems.append(f"--over {word}: no such setting" + did_you_mean(name, names))
         elif not given and name not in AROUND:
-            problems.append(f"--over {word}: give the values to try: --over {word}=ONE:ANOTHER")
+            problems.append(
+                f"--over {word}: give the values to try, as in --over {word}=ONE:ANOTHER"
+            )
         else:
             kind, values = (get_args(hints[name]) or (hints[name],))[0], space.setdefault(name, [])
             for value in map(str.strip, after.split(":")) if given else ():

@@ -177,7 +177,7 @@ class Sweep(Ledger[SweepState]):
                 least = halving.FIRST_ROUND_SECONDS_BY_VALUE
                 why += f"; the others are tried if time remains: {in_words(self.state.waiting)}"
             needed = cost(size) * len(self.seeds) * least + self.state.seconds
-            self.watch(Note(f"{why} (use --minutes {math.ceil(needed / 60)} for all)"))
+            self.watch(Note(f"{why} (use --minutes {math.ceil(needed / 60)} to try all)"))
         self.save()
 
     def add(self, point: Point) -> None:
@@ -292,7 +292,7 @@ class Sweep(Ledger[SweepState]):
         write_atomically(self.folder / "sweep.svg", sweep_svg(dots, title))
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:
             why = "all combinations were tried, and longer training would not improve the best"
-            self.watch(Note(f"{self.left():.0f} s remaining: {why}"))
+            self.watch(Note(f"finished with {self.left():.0f} s remaining: {why}"))
         state.finished = True
         self.save()
         return SweepResult(str(self.folder), state.run, best.score(), trials, state.waiting)

@@ -222,12 +222,12 @@ def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in columns if c.is_label(2) and not INDICES.intersection(_words(c.name)[-1:])]
     labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
-        why = "no column has a few repeating values. Name one with --label-column NAME; "
+        why = "no column has just a few values that repeat. Name one with --label-column NAME; "
         why += f"the columns are {_listed(table.columns())}"
         if table.obvious:
             why = "its lines neither begin nor end with one. Start each line with __label__NAME, "
             why += "use a table, or pass --label-file FILE if the labels are in another file"
-        why += ". To classify unlabelled texts, use `nanolm classify --file`"
+        why += ". To classify unlabeled texts, use `nanolm classify --file`"
         raise UsageError(f"{table.source.name} ({table.kind}) has no labels: {why}")
     return _only(labels, "label", table)
 

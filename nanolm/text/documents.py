@@ -91,8 +91,12 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     texts = [path for path, value in leaves(row) if isinstance(value, str)]
     if field is None and len(texts) == 1:
         return json_text(row, place, texts[0])
-    hint = f"its text fields are {listed(texts)}" if texts else "it has no text field"
-    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint} (--text-column NAME)")
+    hint = (
+        f"choose one of {listed(texts)} with --text-column NAME"
+        if texts
+        else "none of its fields holds text"
+    )
+    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint}")
 
 
 def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -210,7 +214,7 @@ def arrow_column(schema: Any, source: TextSource, reading: Reading) -> str:
     name = asked or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name.split(".")[0] in schema.names:
         return name
-    there = f"the columns are {listed(schema.names, 30)} (--text-column NAME)"
+    there = f"the columns are {listed(schema.names, 30)}; choose one with --text-column"
     raise UsageError(f"{source.name}: no column {name!r}; {there}")
 
 

@@ -1,4 +1,4 @@
-"""Read labelled text to train a classifier on, in any of the usual forms.
+"""Read labeled text to train a classifier on, in any of the usual forms.
 
     >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
 
@@ -29,7 +29,7 @@ from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
-UNLABELLED = "unsup"  # the folder of unlabelled reviews in aclImdb
+UNLABELLED = "unsup"  # the folder of unlabeled reviews in aclImdb
 
 LONGEST_LABEL = 1_000  # characters
 MOST_LABELS = 5_000  # the confusion matrix has all pairs of them
@@ -47,7 +47,7 @@ class LabelReading:
         problems = Reading(encoding=self.encoding).problems()
         if self.label_file and (self.text_column or self.label_column):
             columns = "--text-column and --label-column"
-            problems.append(f"--label-file: its texts are lines; omit {columns}")
+            problems.append(f"--label-file requires one text per line; omit {columns}")
         return problems
 
 
@@ -189,7 +189,7 @@ def _side_by_side(
             count += 1
     if count != len(labels):
         there = f"{counted(len(labels), 'line')} for {counted(count, 'text')}"
-        needed = "each text needs its label on the same line number"
+        needed = "each label must be on the same line number as its text"
         raise DataError(f"--label-file {name} has {there}; {needed}")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # reports need no tokenizer and should not import one
     from nanolm.text.tokenizer import Tokenizer
 
 COLOURS = "abcde"
-STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # upper bounds of the colours in bits; the last is unbounded
+STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # upper bounds of the colors in bits; the last is unbounded
 TOKENS_STYLE, SURPRISE_STYLE = (beside(__file__, f"{name}.css") for name in ("tokens", "surprise"))
 
 # Invisible characters, and those that change the direction of the text (U+202A and later).
@@ -23,7 +23,7 @@ SIGNS = str.maketrans(PICTURES)
 
 
 def tokens_page(tokenizer: "Tokenizer", text: str, name: str = "tokens") -> str:
-    """`text` with colours that separate the tokens and ids below them, as one HTML file."""
+    """`text` with colors that separate the tokens and ids below them, as one HTML file."""
     ids = tokenizer.encode(text)
     size = len(text.encode())
     facts = {
@@ -50,8 +50,8 @@ def surprise_page(
     facts: dict[str, str],
     name: str,
 ) -> str:
-    """Running text, coloured by the bits of its `tokens`, each (id, bits, rank)."""
-    scale = legend("bits of surprise", lambda bits: f"≤ {bits:g}", "more")
+    """Running text, colored by the bits of its `tokens`, each (id, bits, rank)."""
+    scale = legend("surprisal in bits", lambda bits: f"≤ {bits:g}", "more")
     rows = ((id, bits, f"  rank {rank:,}") for id, bits, rank in tokens)
     text = "".join(coloured(tokenizer, rows))
     return page(name, facts, f'{scale}\n<div class="text">{text}</div>', SURPRISE_STYLE)
@@ -64,7 +64,7 @@ def legend(what: str, label: Callable[[float], str], last: str) -> str:
 
 
 def shade(bits: float) -> int:
-    """The number of the colour for this many bits; the last for NaN."""
+    """The number of the color for this many bits; the last for NaN."""
     return sum(not bits <= limit for limit in STEPS)
 
 

@@ -22,9 +22,9 @@ from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
 from nanolm.text.source import COMPRESSIONS, TextSource
 
 EMBEDDED = {  # name: (file, document separator, what it is)
-    "tiny": ("tiny.txt", None, "5 kB of simple sentences made of a dozen words"),
+    "tiny": ("tiny.txt", None, "5 kB of simple sentences built from a dozen words"),
     "stories": ("stories.txt", "***", "1 MB of short stories"),
-    "reviews": ("reviews.tsv", None, "9,600 short reviews, each labelled positive or negative"),
+    "reviews": ("reviews.tsv", None, "9,600 short reviews, each labeled positive or negative"),
 }
 SCHEME, STDIN = "embedded:", "-"
 ADDRESSES = ("http://", "https://", "hf://")

@@ -21,7 +21,7 @@ SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to detect the format of a f
 SAMPLE_ROWS, SAMPLE_CELLS = 10_000, 2_000_000  # to find its columns
 MOST_CLASSES = 100  # more are unlikely as words before each text
 FEW_CLASSES, TEXTS_EACH = 6, 10  # this many in any file; more if each has TEXTS_EACH texts
-PROSE_SHARE = 0.03  # of all words; at least 0.06 in prose, at most 0.004 in labelled data
+PROSE_SHARE = 0.03  # of all words; at least 0.06 in prose, at most 0.004 in labeled data
 
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")

@@ -74,7 +74,7 @@ def choose_vocabulary(
     `measured` is the number of bytes there is time to measure; with 0, a default size is used."""
     size = corpus.length
     if size < TINY_CORPUS:
-        reason = f"merges until words are tokens, for under {TINY_CORPUS // 1000} kB of text"
+        reason = f"under {TINY_CORPUS // 1000} kB of text, merges continue until words are tokens"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         reason = "suits a megabyte of text; no time to measure other sizes"
@@ -82,7 +82,7 @@ def choose_vocabulary(
     bits = measure_sizes(corpus, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
-    table = ", ".join(f"{number:,}: {value:.3f}" for number, value in bits.items())
+    table = ", ".join(f"{value:.3f} at {number:,}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "

@@ -1,6 +1,5 @@
 """Distillation from n-grams: when there is a teacher, what it labels, and the result."""
 
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -187,7 +186,8 @@ def test_the_words_of_the_labelled_texts_become_tokens(
     vocabulary = next(choice for choice in said if choice.what == "vocabulary")
     assert vocabulary.value == after.vocab_size
     added = after.vocab_size - before.vocab_size
-    assert re.match(f"{before.vocab_size} .* {added} learned", vocabulary.reason)
+    assert f"{before.vocab_size:,} from the model" in vocabulary.reason
+    assert f"{added:,} learned" in vocabulary.reason
 
 
 def test_a_vocabulary_that_is_asked_for(data: Path, tmp_path: Path, trained: Path) -> None:

@@ -20,7 +20,7 @@ def test_check(cli: Cli, texts: Path) -> None:
     shown = cli("data", "check", texts)
     assert shown.returncode == 0, shown.stderr
     for line in [
-        "files:          2 (skipped: 1 binary)",
+        "files:          2 (skipped files: 1 binary)",
         "documents:      2, the longest 1,110 bytes",
         "duplicates:     1\n",
         "60 control characters",

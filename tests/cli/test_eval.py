@@ -205,7 +205,7 @@ def test_invalid_arguments(cli: Cli, corpus: Path, trained: Path, tmp_path: Path
         ),
         (
             [trained, corpus, "--against", small, "--per-token", "--encoding", "utf8x"],
-            ["--per-token --json", "--encoding utf8x"],
+            ["--per-token unless --json", "--encoding utf8x"],
         ),
     ]
     for words, parts in wrong:

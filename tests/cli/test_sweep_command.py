@@ -35,7 +35,7 @@ def test_it_resumes_after_ctrl_c_and_shows_a_table(
     )
     assert process.stderr and process.stdout
     for line in process.stderr:
-        if line.startswith("round 1 of 2, trial 1 of 2: lr 0.0001: "):
+        if line.startswith("round 1 of 2, trial 1 of 2 (lr 0.0001)"):
             break
     process.send_signal(signal.SIGINT)
     printed, said = process.stdout.read(), process.stderr.read()
@@ -48,14 +48,14 @@ def test_it_resumes_after_ctrl_c_and_shows_a_table(
     shown = cli(*sweep)
     assert shown.returncode == 0, shown.stderr
     assert "round 1 of 2, trial 1 of 2" not in shown.stderr
-    assert re.search(r"round 2 of 2, trial 1 of 1: lr 0.01: \d.* bits per byte, ", shown.stderr)
+    assert re.search(r"round 2 of 2, trial 1 of 1 \(lr 0.01\): \d.* bits per byte, ", shown.stderr)
     header, first, second, last = shown.stdout.splitlines()
     assert header.split() == ["lr", "round", "1", "round", "2"]
     assert re.fullmatch(r"1 +0\.01 +\d\.\d{3} +(\d\.\d{3})  best", first)
     assert re.fullmatch(r"2 +0\.0001 +\d\.\d{3}", second)
     bits = first.split()[3]
     assert last.startswith(f"runs/cats: {bits} bits per byte on the validation set")
-    assert last.endswith("best of 2 trials: lr 0.01")
+    assert last.endswith("best of 2 trials (lr 0.01)")
     assert 'next: nanolm sample runs/cats --prompt "..."' in shown.stderr
     assert (tmp_path / "runs/cats-sweep/sweep.svg").read_text().startswith("<svg")
     assert cli("sample", "runs/cats", "--prompt", "The ", "--tokens", 5).returncode == 0
@@ -71,7 +71,7 @@ def test_seeds_are_averaged(cli: Cli, sweep: list[str]) -> None:
     assert header.split() == ["lr", "seeds", "round", "1", "round", "2"]
     assert re.fullmatch(r"1 +0\.01 +2 +\d\.\d{3} ± \d\.\d{3} +\d\.\d{3} ± \d\.\d{3}  best", first)
     assert re.fullmatch(r"2 +0\.0001 +2 +\d\.\d{3} ± \d\.\d{3}", second)
-    assert "best of 4 trials: lr 0.01, seed " in last
+    assert "best of 4 trials (lr 0.01, seed " in last
     assert re.fullmatch(r".* mean over 2 seeds: \d\.\d{3} ± \d\.\d{3} bits per byte", chosen)
 
 

@@ -69,7 +69,7 @@ def test_what_a_run_means(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         find_model(tmp_path / "none", pytest.fail)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="holds no model"):
+    with pytest.raises(ModelError, match=r"no config\.json and no valid checkpoint"):
         find_model(tmp_path / "empty", pytest.fail)
 
 

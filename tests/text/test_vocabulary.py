@@ -35,7 +35,7 @@ def test_a_text_of_few_words_gets_them_all_and_a_varied_one_fewer_tokens() -> No
         with corpus_of(text) as corpus:
             choice, size = choose_vocabulary(corpus, quiet)
         assert size == choice.value
-        assert f"{size:,}: " in choice.reason  # the measurements are recorded
+        assert f" at {size:,}" in choice.reason  # the measurements are recorded
         chosen.append(size)
     assert chosen == [4096, 512]
 

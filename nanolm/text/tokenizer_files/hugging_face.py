@@ -40,7 +40,7 @@ class HuggingFace(Tokenizer):
                 )
         for key, most in (("normalizer", MOST_GROWTH), ("decoder", most_of_all)):
             if growth(contents.whole.get(key)) > math.log(most):
-                raise ModelError(f"{self.file}: its {key} makes texts too many times longer")
+                raise ModelError(f"{self.file}: its {key} expands texts too much")
         with blamed(f"{self.file} is not a Hugging Face tokenizer"):
             self.library = Library.from_str(self.text)
             self.library.no_truncation()

@@ -60,7 +60,7 @@ def named_tokenizer(name: str) -> "Ranks":
     """One of `NAMED`, with ranks that tiktoken has cached or can download."""
     if name not in NAMED:
         hint = did_you_mean(name, list(NAMED))
-        raise UsageError(f"no tokenizer is called {name!r}; choose from {', '.join(NAMED)}{hint}")
+        raise UsageError(f"there is no tokenizer {name!r}; choose from {', '.join(NAMED)}{hint}")
     published = PUBLISHED[name]
     outcome: list[tiktoken.Encoding | Exception] = [TimeoutError()]
 
@@ -105,7 +105,9 @@ def read_ranks(file: Path) -> "Ranks":
     encoding = next((known for known in PUBLISHED.values() if known.ranks == len(ranks)), None)
     if encoding is None:
         known = ", ".join(f"{known.kind} has {known.ranks:,}" for known in PUBLISHED.values())
-        raise ModelError(f"{file} has {len(ranks):,} ranks, like no known encoding: {known}")
+        raise ModelError(
+            f"{file} has {len(ranks):,} ranks, which matches no known encoding ({known})"
+        )
     tokens = sorted(ranks, key=ranks.__getitem__)
     if [ranks[token] for token in tokens] != list(range(len(tokens))):
         raise ModelError(f"{file}: the ranks must be the numbers from 0 to {len(tokens) - 1:,}")
