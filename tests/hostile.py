@@ -312,8 +312,8 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     },
     "": {
         "tied to another head": (config(tie_word_embeddings=True), "lm_head.weight differs"),
-        "a tokenizer too large": (config(vocab_size=200), "258 tokens, its model 200"),
-        "tokens that double": (doubling, "1,032 tokens, its model 258"),
+        "a tokenizer too large": (config(vocab_size=200), "258 tokens, its model only 200"),
+        "tokens that double": (doubling, "1,032 tokens, its model only 258"),
     },
 }
 ODD: dict[str, Callable[[Path], object]] = {

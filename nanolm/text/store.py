@@ -289,7 +289,8 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
-            few = f"{corpus.size} bytes are too few to train on; use at least a few sentences"
+            few = f"{counted(corpus.size, 'byte')} of text is too little to train on"
+            few += "; use at least a few sentences"
             raise DataError(f"{listed(request.corpus, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):

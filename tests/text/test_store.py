@@ -126,7 +126,7 @@ def test_whatever_matters_makes_another_store(text_file: Path, tmp_path: Path) -
 
 def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match="1 bytes are too few to train on"):
+    with pytest.raises(DataError, match="1 byte of text is too little"):
         prepare_tokens(TextRequest(corpus=(str(tmp_path / "a.txt"),)), cache=tmp_path / "cache")
     left = [entry.name for entry in (tmp_path / "cache" / "tokens").iterdir()]
     assert all(name.endswith(".lock") for name in left)

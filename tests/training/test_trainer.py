@@ -346,7 +346,7 @@ def test_very_short_texts(text: str, tmp_path: Path) -> None:
 
 def test_one_character_is_too_little(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("a")
-    with pytest.raises(DataError, match="too few to train on"):
+    with pytest.raises(DataError, match="too little to train on"):
         nanolm.train(tmp_path / "one.txt", out=tmp_path / "run", steps=2)
 
 
