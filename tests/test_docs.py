@@ -33,6 +33,7 @@ NOT_RUN = {
 }
 GUIDES = [page for page in PAGES if page.stem not in NOT_RUN]
 WITH_EXAMPLES = [page for page in GUIDES if {b.language for b in blocks(page)} - {"text"}]
+SLOW = ("classify", "compare", "models", "write")  # pages whose examples take longest
 LANGUAGES = {"bash", "console", "python", "text"}
 SENTENCE = "It was a dark night in the year {n}. She said that the {n} cats sat on the mat.\n"
 REVIEWS = [
@@ -109,7 +110,13 @@ def test_blocks_say_what_they_are(page: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.stem in SLOW else (), id=page.stem)
+        for page in WITH_EXAMPLES
+    ],
+)
 def test_examples_run(page: Path, runner: Runner, request: pytest.FixtureRequest) -> None:
     if page.stem == "serve":
         start: Start = request.getfixturevalue("start")

@@ -25,6 +25,7 @@ def labelled(tmp_path: Path) -> FinetuneSettings:
     return FinetuneSettings(data=(data,), device="cpu", threads=1)
 
 
+@pytest.mark.slow
 def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(**{**vars(labelled), "start_from": str(trained)})
     outcome = compare(CompareRequest(settings, minutes=0.4, seeds=1), tmp_path / "all")

@@ -161,6 +161,7 @@ def test_a_file_that_changes_or_goes_away_is_told(tmp_path: Path) -> None:
         read_corpus(sources, Reading(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
     """Text without a single space or line end."""
     file = tmp_path / "line.txt"

@@ -221,6 +221,7 @@ def kills(count: int, tmp_path: Path) -> None:
     assert reached > count // 4  # most kills came before the end
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_nothing_that_is_trusted_wrongly(tmp_path: Path) -> None:
     kills(4, tmp_path)
 

@@ -112,7 +112,7 @@ def alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("how", ["--no-shard", "--shard"])
+@pytest.mark.parametrize("how", ["--shard", pytest.param("--no-shard", marks=pytest.mark.slow)])
 def test_two_processes_learn_what_one_does(
     how: str, train: Train, alone: Path, tmp_path: Path
 ) -> None:
@@ -161,7 +161,11 @@ def test_in_float64_the_weights_are_the_same(processes: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "way", ["2 to 1", "1 to 2, sharded", pytest.param("1 to 2", marks=pytest.mark.slow)]
+    "way",
+    [
+        "1 to 2, sharded",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("2 to 1", "1 to 2")),
+    ],
 )
 def test_a_run_resumes_with_another_number_of_processes(
     way: str, train: Train, alone: Path, tmp_path: Path
@@ -265,6 +269,7 @@ def test_torchrun_starts_again_what_was_killed(tmp_path: Path) -> None:
     assert [step for step, _ in curve(out)] == list(range(10, 601, 10))
 
 
+@pytest.mark.slow
 def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
     out, port = tmp_path / "run", free_port()
 
