@@ -38,7 +38,7 @@ FREE = "Free some space"
 DISK_PROBLEMS = {
     errno.ENOSPC: DiskProblem("the disk is full", FREE),
     errno.EDQUOT: DiskProblem("the disk quota is exceeded", FREE),
-    errno.EFBIG: DiskProblem("the file size limit is reached", "Raise it (`ulimit -f`)"),
+    errno.EFBIG: DiskProblem("the file size limit has been reached", "Raise it (`ulimit -f`)"),
     errno.EROFS: DiskProblem("the file system is read-only", "Make it writable"),
     errno.EIO: DiskProblem("the disk reports an input/output error", "Check the disk"),
 }

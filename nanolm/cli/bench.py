@@ -35,7 +35,7 @@ TABLE: Table = {
         "seconds": "Time per measurement; longer is less noisy.",
         "against": (
             "|".join(PEERS),
-            "Also train models of the same shape with this library, in alternation.",
+            "Also train models of the same shape with this library, alternating with nanolm.",
         ),
         "profile": f"Show the {SHOWN_COSTS} most expensive operators of a step and their limits.",
         "scale": (

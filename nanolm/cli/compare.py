@@ -78,7 +78,7 @@ def command(
 
     On labeled DATA (default: the embedded reviews), it compares the majority class, bags of words,
     averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
-    pretrained one. It reports the accuracy and time of each model, and what each one teaches.
+    pretrained one. It reports the accuracy and time of each model, and what each one illustrates.
 
     On plain text, it compares n-grams, an Elman RNN, an LSTM and a Transformer in bits per byte
     over time, and measures how the time per step grows with sequence length.

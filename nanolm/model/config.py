@@ -194,7 +194,7 @@ class Preset:
 
 
 PRESETS = {
-    "nano": Preset(3, 3, 48, 64, 16, 512, "a few kB; the model of the course"),
+    "nano": Preset(3, 3, 48, 64, 16, 512, "a few kB; used in the course"),
     "micro": Preset(4, 4, 128, 128, 8, 2_048, "a megabyte, on a CPU"),
     "mini": Preset(6, 6, 384, 256, 64, 2_048, "a megabyte, on a GPU"),
     "small": Preset(8, 8, 512, 512, 64, 16_384, "tens of MB, on a GPU"),
