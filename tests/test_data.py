@@ -73,6 +73,7 @@ def test_in_the_reviews_only_word_order_decides() -> None:
     assert all(labels["negative"] == labels["positive"] for labels in words.values())
 
 
+@pytest.mark.slow
 def test_the_course_model_learns_the_grammar(
     generator: ModuleType, cli: Cli, tmp_path: Path
 ) -> None:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from conftest import Cli
 
 import nanolm
 from nanolm.text.sources import embedded_file
 
 
+@pytest.mark.slow
 def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
     """The page reports a previous-token or an induction head."""
     nanolm.train(

@@ -36,7 +36,7 @@ Ended = tuple[Journey, Path]
 INTERRUPTED = 75
 
 
-@pytest.mark.parametrize("kills", counts(2, 100))
+@pytest.mark.parametrize("kills", counts(1, 100))
 def test_sigkill_at_any_moment(
     kills: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
 ) -> None:
@@ -147,7 +147,7 @@ def test_stopped_at_step_k(
     tally(f"stopped at step k and resumed, {journey.name}", len(stops), survived)
 
 
-@pytest.mark.parametrize("signals", counts(2, 50))
+@pytest.mark.parametrize("signals", counts(1, 50))
 def test_signals_at_any_moment(
     signals: int, journey: Journey, commands: Commands, tmp_path: Path, tally: Tally
 ) -> None:

@@ -102,7 +102,9 @@ def on_a_small_disk(disk: Path, offsets: int) -> int:
     return survived
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(
+    "most", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8)), 16]
+)
 def test_a_batch_that_does_not_fit(
     most: int, journey: Journey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:

@@ -149,7 +149,8 @@ def twenty_steps(folder: Path, *by: str, how: str = "replicated") -> dict[str, t
     return load_file(folder / "weights.safetensors")
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_in_float64_the_weights_are_the_same(processes: int, tmp_path: Path) -> None:
     one = twenty_steps(tmp_path / "one", sys.executable)
     for how in ("replicated", "sharded"):
