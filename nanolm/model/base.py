@@ -31,29 +31,20 @@ class StackedLinear(nn.Linear):
         self.rows = rows
 
 
-class Model(nn.Module, ABC):
-    """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
+class Network(nn.Module, ABC):
+    """What language models and sequence-to-sequence models have in common."""
 
     config: ModelConfig
     token_embedding: nn.Embedding
     head: nn.Linear
-    allows_padding: ClassVar[bool]  # rows of different lengths can be padded to one batch
 
     @property
     def device(self) -> torch.device:
         return self.token_embedding.weight.device
 
     @abstractmethod
-    def hidden_states(self, ids: Tensor, cache: Any = None) -> Tensor:
-        """Everything but the head: (batch, time, dim)."""
-
-    def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
-        """The output of the first `layers`, (batch, time, dim); None if not supported."""
-        return None
-
-    def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
-        """`hidden_states`, continued from the output of `frozen_states`."""
-        raise NotImplementedError
+    def init_weights(self) -> None:
+        """Initialize the weights randomly."""
 
     @abstractmethod
     def init_cache(self, batch: int, length: int, fixed: bool = False) -> Any:
@@ -68,14 +59,6 @@ class Model(nn.Module, ABC):
             if isinstance(layer, nn.Linear) and layer is not self.head
         }
 
-    @abstractmethod
-    def init_weights(self) -> None:
-        """Initialize the weights randomly."""
-
-    @abstractmethod
-    def cache_bytes(self, length: int) -> int:
-        """Bytes of the cache for one row of `length` tokens."""
-
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Disable dropout inside a `with` block."""
@@ -86,9 +69,31 @@ class Model(nn.Module, ABC):
         finally:
             self.train(was_training)
 
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class Model(Network):
+    """Ids of shape (batch, time) in, logits of shape (batch, time, vocabulary) out."""
+
+    allows_padding: ClassVar[bool]  # rows of different lengths can be padded to one batch
+
+    @abstractmethod
+    def hidden_states(self, ids: Tensor, cache: Any = None) -> Tensor:
+        """Everything but the head: (batch, time, dim)."""
+
+    def frozen_states(self, ids: Tensor, layers: int) -> Tensor | None:
+        """The output of the first `layers`, (batch, time, dim); None if not supported."""
+        return None
+
+    def hidden_states_from(self, x: Tensor, layers: int) -> Tensor:
+        """`hidden_states`, continued from the output of `frozen_states`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def cache_bytes(self, length: int) -> int:
+        """Bytes of the cache for one row of `length` tokens."""
+
     def window(self) -> int | None:
         """The most tokens it can attend to; None if unlimited."""
         return self.config.context
-
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())

@@ -6,9 +6,17 @@ from dataclasses import replace
 import torch
 
 from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig, ModelConfig, RecurrentConfig
+from nanolm.model.config import (
+    EncoderDecoderConfig,
+    GPTConfig,
+    ModelConfig,
+    RecurrentConfig,
+    Seq2SeqConfig,
+)
+from nanolm.model.encoder_decoder import EncoderDecoder
 from nanolm.model.gpt import GPT
 from nanolm.model.rnn import Recurrent
+from nanolm.model.seq2seq import Seq2Seq
 
 
 def build_model(config: ModelConfig) -> Model:
@@ -17,6 +25,13 @@ def build_model(config: ModelConfig) -> Model:
             return GPT(config)
         case RecurrentConfig():
             return Recurrent(config)
+    raise TypeError(config)
+
+
+def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
+    match config:
+        case EncoderDecoderConfig():
+            return EncoderDecoder(config)
     raise TypeError(config)
 
 

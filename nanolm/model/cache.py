@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanolm.model.config import GPTConfig
+from nanolm.model.config import TransformerConfig
 
 
 class KVCache:
@@ -16,7 +16,7 @@ class KVCache:
     tensors of the same size and address, as CUDA graphs require."""
 
     def __init__(
-        self, config: GPTConfig, batch: int, length: int, like: Tensor, fixed: bool = False
+        self, config: TransformerConfig, batch: int, length: int, like: Tensor, fixed: bool = False
     ) -> None:
         shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
         self.keys, self.values = (zeros(shape, like.dtype, like.device) for _ in range(2))
@@ -27,7 +27,7 @@ class KVCache:
         self.use(batch)
 
     @staticmethod
-    def size(config: GPTConfig, length: int) -> int:
+    def size(config: TransformerConfig, length: int) -> int:
         """The number of elements for `length` tokens of one row: keys and values."""
         return 2 * config.layers * config.kv_heads * config.head_dim * length
 

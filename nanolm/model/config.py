@@ -14,6 +14,7 @@ Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
+CrossAttentionKind = Literal["none", "additive", "dot"]
 Pool = Literal["last", "mean", "max"]
 Long = Literal["head", "tail", "windows"]
 
@@ -67,8 +68,8 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig(ModelConfig):
-    """A decoder-only Transformer, with all architecture options of the lectures."""
+class TransformerConfig(ModelConfig):
+    """A stack of Transformer blocks, with all architecture options of the lectures."""
 
     heads: int
     kv_heads: int  # fewer than heads: grouped-query attention
@@ -120,10 +121,39 @@ class GPTConfig(ModelConfig):
         return found
 
 
-Switches = dict[str, tuple[object, ...]]  # fields of a GPTConfig, each with its allowed values
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(TransformerConfig):
+    """A decoder-only Transformer."""
 
 
-def unsupported(config: GPTConfig, switches: Switches) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(ModelConfig):
+    """A model that reads a source and generates a target. `vocab_size` is that of the target,
+    `layers` those of the decoder."""
+
+    encoder_layers: int
+    source_vocab_size: int | None = None  # None: the source uses the target's embedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(Seq2SeqConfig, TransformerConfig):
+    """An encoder-decoder Transformer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentSeq2SeqConfig(Seq2SeqConfig):
+    """A recurrent encoder and decoder, with or without attention between them."""
+
+    cell: Literal["rnn", "lstm", "gru"]
+    attention: CrossAttentionKind  # of the decoder to the encoder's states
+
+
+Switches = dict[
+    str, tuple[object, ...]
+]  # fields of a TransformerConfig, each with its allowed values
+
+
+def unsupported(config: TransformerConfig, switches: Switches) -> list[str]:
     """The switches with a value in `config` that is not allowed."""
     return [name for name, allowed in switches.items() if getattr(config, name) not in allowed]
 
@@ -178,6 +208,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lstm": {"cell": "lstm", "tied": False},
 }
 RECURRENT = ("rnn", "lstm")
+SEQ2SEQ_FAMILIES: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {  # Vaswani et al., 2017; saved as MarianMT
+        "positions": "sinusoidal",
+        "norm": "layer",
+        "norm_place": "post",  # with "pre", saved as Pegasus
+        "feed_forward": "relu",
+        "qk_norm": False,
+        "bias": True,
+        "tied": True,
+        "norm_epsilon": 1e-5,
+    },
+    "modern-encoder-decoder": {**FAMILIES["modern"], "tied": True},
+    "seq2seq-rnn": {"cell": "rnn", "tied": True},
+    "seq2seq-lstm": {"cell": "lstm", "tied": True},
+    "seq2seq-gru": {"cell": "gru", "tied": True},
+}
 
 
 @dataclass(frozen=True)
@@ -229,14 +275,21 @@ def complete_shape(
 
 def configure(family: str, **asked: Any) -> ModelConfig:
     """A config of `family`; values that are given (and not None) override the family's."""
-    values = FAMILIES[family] | {name: value for name, value in asked.items() if value is not None}
-    if family in RECURRENT:
+    given = {name: value for name, value in asked.items() if value is not None}
+    values = (FAMILIES | SEQ2SEQ_FAMILIES)[family] | given
+    if family in SEQ2SEQ_FAMILIES:
+        values.setdefault("encoder_layers", values["layers"])
+    if "cell" in values:
         values.pop("heads", None)  # presets have them for every family
-        return RecurrentConfig(**values)
+        return RecurrentConfig(**values) if family in RECURRENT else recurrent_seq2seq(values)
     values.setdefault("kv_heads", values["heads"])
     if values["feed_forward"] == "swiglu":
         # Three matrices instead of two, so two thirds of four times the width, rounded up to a
         # multiple of 32 for the hardware.
         values.setdefault("hidden", -(-8 * values["dim"] // 96) * 32)
     values.setdefault("hidden", 4 * values["dim"])
-    return GPTConfig(**values)
+    return (EncoderDecoderConfig if family in SEQ2SEQ_FAMILIES else GPTConfig)(**values)
+
+
+def recurrent_seq2seq(values: dict[str, Any]) -> RecurrentSeq2SeqConfig:
+    return RecurrentSeq2SeqConfig(**{"attention": "additive", **values})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nanolm.model.base import Embedding, Model, StackedLinear
 from nanolm.model.cache import KVCache, causal_mask
-from nanolm.model.config import GPTConfig
+from nanolm.model.config import GPTConfig, TransformerConfig
 from nanolm.model.positions import PositionTables, Rotation, alibi_mask, rotate
 
 
@@ -146,7 +146,7 @@ class GPT(Model):
 class Block(nn.Module):
     """Attention, then feed-forward, each with a residual connection."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
         self.norm_first = {"pre": True, "post": False}[config.norm_place]
         self.attention_norm = make_norm(config, config.dim)
@@ -199,7 +199,7 @@ class Attention(nn.Module):
 
     rotate, attend = staticmethod(rotate), staticmethod(causal_attention)
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
@@ -236,7 +236,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with a nonlinearity between, applied to each token independently."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.kind = config.feed_forward
         rows = [config.hidden] * (2 if self.kind == "swiglu" else 1)  # gate and up, or up alone
@@ -271,7 +271,7 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-def make_norm(config: GPTConfig, dim: int) -> nn.Module:
+def make_norm(config: TransformerConfig, dim: int) -> nn.Module:
     if config.norm == "layer":
         return nn.LayerNorm(dim, eps=config.norm_epsilon, bias=config.bias)
     if config.norm == "rms":

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from nanolm.model.config import GPTConfig, RopeScaling
+from nanolm.model.config import RopeScaling, Seq2SeqConfig, TransformerConfig
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (time, head_dim) each
 TABLE_STEP = 1024  # tables grow by this many positions at a time
@@ -22,7 +22,7 @@ TABLE_STEP = 1024  # tables grow by this many positions at a time
 class PositionTables:
     """The tables of a model's computed positions, built on demand."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         self.config = config
         self.tables: tuple[Tensor, ...] = ()
 
@@ -34,7 +34,8 @@ class PositionTables:
                 if self.config.positions == "rope":
                     tables: tuple[Tensor, ...] = rotation_table(length, self.config)
                 else:
-                    tables = (sinusoidal_table(length, self.config.dim),)
+                    halves = isinstance(self.config, Seq2SeqConfig)
+                    tables = (sinusoidal_table(length, self.config.dim, halves),)
                 self.tables = tuple(table.to(device) for table in tables)
         return self.tables
 
@@ -50,16 +51,19 @@ class PositionTables:
         return cosines, sines
 
 
-def sinusoidal_table(length: int, dim: int) -> Tensor:
-    """PE(t, 2i) = sin(t / 10000^(2i/dim)), PE(t, 2i+1) = cos of the same: (length, dim)."""
+def sinusoidal_table(length: int, dim: int, halves: bool = False) -> Tensor:
+    """PE(t, 2i) = sin(t / 10000^(2i/dim)), PE(t, 2i+1) = cos of the same: (length, dim). With
+    `halves`, first all sines, then all cosines, as in MarianMT."""
     positions = torch.arange(length, dtype=torch.float64)[:, None]  # (length, 1)
     frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = positions * frequencies  # (length, dim / 2)
+    if halves:
+        return torch.cat([angles.sin(), angles.cos()[:, : dim // 2]], dim=-1).float()
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # interleaved
     return waves[:, :dim].float()
 
 
-def rotation_table(length: int, config: GPTConfig) -> Rotation:
+def rotation_table(length: int, config: TransformerConfig) -> Rotation:
     """Cosine and sine of the rotation angle of each component at each position."""
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
     frequencies = config.rope_base ** (-pairs / config.head_dim)  # radians per position
