@@ -89,10 +89,9 @@ class EncoderDecoder(Seq2Seq):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):  # of unit size once it is scaled up
                 nn.init.normal_(module.weight, std=1 / math.sqrt(self.config.dim))
-        for module in self.modules():
+        for module in self.modules() if self.config.norm == "rms" else ():
             if isinstance(module, Attention | CrossAttention | FeedForward):
-                if self.config.norm == "rms":
-                    nn.init.zeros_(module.out.weight)  # each residual branch starts at zero
+                nn.init.zeros_(module.out.weight)  # each residual branch starts at zero
         if self.config.tied:
             nn.init.normal_(self.head.weight, std=1 / math.sqrt(self.config.dim))
 
