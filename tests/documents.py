@@ -165,7 +165,7 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        assert done.returncode == 0, f"{command}\nexit code {done.returncode}\n{done.stdout}"
 
     def run_python(self, text: str) -> None:
         script = self.folder / "block.py"
