@@ -1,4 +1,4 @@
-"""nanolm: train language models on text files and classifiers on labelled text.
+"""nanolm: train language models on text files and classifiers on labeled text.
 
     import nanolm
 

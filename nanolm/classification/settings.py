@@ -9,7 +9,7 @@ from math import inf
 from typing import get_args
 
 from nanolm.model.config import Long, Pool
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import Settings, option
 
 DATA = "embedded:reviews"

@@ -11,12 +11,12 @@ import click
 
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli import options
-from nanolm.cli.columns import Columns, colour, visible
+from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
 from nanolm.text import spelled
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
         return
     columns = Columns()
     for _, id, bits, _ in tokens_of(tokenizer, score):
-        columns.add(visible(tokenizer, id), f"{bits:.1f}", colour(2**-bits))
+        columns.add(visible(tokenizer, id), f"{bits:.1f}", color(2**-bits))
     columns.flush()
 
 

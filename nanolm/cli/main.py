@@ -121,7 +121,7 @@ def run() -> int:
         if output and output.error and not code:
             raise output.error
         return code if isinstance(code, int) else 0
-    except errors.ToldElsewhere as error:
+    except errors.ReportedElsewhere as error:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"

@@ -144,8 +144,8 @@ def train_neural(
         return 1 - scores.accuracy, scores.loss
 
     def logits(texts: list[str]) -> Any:
-        unlabelled = Texts(texts, np.zeros(len(texts), np.int64))
-        return features.logits(network, features.encode(unlabelled))
+        unlabeled = Texts(texts, np.zeros(len(texts), np.int64))
+        return features.logits(network, features.encode(unlabeled))
 
     # With so little work, threads would only wait for each other.
     lengths = features.train.lengths

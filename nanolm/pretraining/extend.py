@@ -44,7 +44,7 @@ def extend(
         run.recover(report)
         facts = run.facts()
         if "result" in facts and run.extending.exists() and facts.get("extension") == more:
-            report(f"{path}: this extension has already finished; nothing is left to train")
+            report(f"{path}: this extension has already finished; there is nothing left to train")
             write_result(run, facts["result"], notify)
             run.extending.unlink()
             return TrainResult(**facts["result"])

@@ -173,7 +173,7 @@ class Run:
         """Finish the change of a killed process and remove its temporary files. Needs the lock."""
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
-            report(f"{path}: completed an interrupted change: {what}")
+            report(f"{path}: completed an interrupted operation ({what})")
         for folder in (path, path / CHECKPOINTS):
             files.sweep(folder)
         self.begun = self.folder is not None and self.exists()
