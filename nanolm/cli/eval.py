@@ -42,7 +42,8 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     "--stride",
     type=int,
     metavar="N",
-    help="Tokens between windows; smaller is more accurate but slower.  [default: --context]",
+    help="Tokens from one window to the next; smaller is more accurate but slower.  "
+    "[default: --context]",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
@@ -72,10 +73,11 @@ def command(
 ) -> None:
     """Evaluate a model on a text.
 
-    RUN is the same as for `nanolm sample`, and FILE the same as for `nanolm train`. Loss (in nats)
-    and perplexity are per token; top 1 and top 5 are top-k accuracies of the next token. If RUN is
-    a classifier, FILE is labeled text as for `nanolm finetune`, and the command reports accuracy,
-    macro F1, log-loss, calibration error and the confusion matrix.
+    RUN can be anything that `nanolm sample` accepts, and FILE anything that `nanolm train` accepts.
+    Loss (in nats) and perplexity are per token; top 1 and top 5 are the top-k accuracies of
+    next-token prediction. If RUN is a classifier, FILE is labeled text as for `nanolm finetune`,
+    and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
+    matrix.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html

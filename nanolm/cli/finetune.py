@@ -36,12 +36,12 @@ TABLE: Table = {
         "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
         "long": (
             "|".join(get_args(Long)),
-            "Part of longer texts to use; windows covers the whole text.",
+            "Part to use of texts longer than --context; windows uses all of it.",
         ),
         "preset": "Model size (from scratch only).  [default: micro]",
         "family": "Architecture (from scratch only).  [default: modern]",
         "tokenizer": "Tokenizer (from scratch only).  [default: bpe]",
-        "vocab_size": "Vocabulary size; with --from, words from DATA extend the model's.",
+        "vocab_size": "Vocabulary size; with --from, words from DATA are added up to this size.",
     },
     "Budget (choose one)": {
         "epochs": "Number of epochs (passes over the data).  "

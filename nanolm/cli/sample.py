@@ -76,8 +76,8 @@ TABLE: Table = {
     "(top=N); words and words=N do the same for whole words. Probabilities are the model's own, "
     "before temperature and filters.",
 )
-@click.option("--csv", "csv_file", metavar="FILE", help="Write what --show shows to a CSV file.")
-@click.option("--html", metavar="FILE", help="Write what --show shows to an HTML page.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the output of --show to a CSV file.")
+@click.option("--html", metavar="FILE", help="Write the output of --show to an HTML page.")
 @json_option(help="Print one JSON object per sample.")
 @device_option()
 @dtype_option()

@@ -36,7 +36,7 @@ TABLE: Table = {
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "Model size, from nano to gpt2-xl (see `nanolm train --list-presets`).  "
+        "preset": "Model size, nano to gpt2-xl; see `nanolm train --list-presets`.  "
         "[default: chosen for the text and machine]",
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",

@@ -223,7 +223,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
     ),
     "pretrained": ModelKind(
         "pretrained Transformer",
-        "words and word order are learned before the first label",
+        "learns words and word order before it sees any label",
         8.0,
         partial(train_transformer, pretrained=True),
     ),

@@ -53,7 +53,7 @@ def extend(
         elif run.facts().get("extension") != more:
             command = f"nanolm train --config {run.config_file} --out {path}"
             raise DataError(f"{path} is not finished; resume it first: {command}")
-    return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
+    return train(TrainSettings.from_dict(run.settings()), path, notify, started)
 
 
 def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:

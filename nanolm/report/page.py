@@ -244,7 +244,7 @@ def machine(data: RunData) -> list[tuple[str, str]]:
     names = ("machine", "nanolm", "torch", "numpy", "python", "started")
     rows = [(name, str(data.facts[name])) for name in names if name in data.facts]
     fingerprints = data.facts["fingerprints"]
-    return rows + [(f"fingerprint of {name}", str(value)) for name, value in fingerprints.items()]
+    return rows + [(f"{name} fingerprint", value) for name, value in fingerprints.items() if value]
 
 
 def setting_text(value: object) -> str:

@@ -254,7 +254,7 @@ class TrainSettings(Settings):
         names = (*ARCHITECTURE, "tokenizer", "vocab_size")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            clash = f"cannot be used with --from: {self.start_from} has its own"
+            clash = f"cannot be changed with --from {self.start_from}; omit it"
             return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
             clash = f"applies to Transformers only, not to --family {self.family}"

@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(data: Path, out: Path, **settings: Any) -> FinetuneResult:
     asked = FinetuneSettings.from_dict({"data": str(data), **FAST, **settings})
-    return finetune(asked, out, False, lambda event: None)
+    return finetune(asked, out, lambda event: None)
 
 
 def train_texts(data: str) -> Texts:
@@ -178,7 +178,7 @@ def test_the_words_of_the_labeled_texts_become_tokens(
     events: list[Any] = []
     settings = {"start_from": str(trained), "steps": 2, "batch": 4, **OWN}
     asked = FinetuneSettings.from_dict({"data": str(data), "threads": 1, **settings})
-    finetune(asked, tmp_path / "run", False, events.append)
+    finetune(asked, tmp_path / "run", events.append)
     before, after = model_tokenizer(trained / "best"), model_tokenizer(tmp_path / "run" / "best")
     assert len(before.encode(" dreadful")) > 1 == len(after.encode(" dreadful"))
     assert after.tokens[: before.vocab_size - 2] == before.tokens[:-2]

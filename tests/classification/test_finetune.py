@@ -60,7 +60,7 @@ def quiet(event: object) -> None:
 def run(
     data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any
 ) -> FinetuneResult:
-    return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, False, notify)
+    return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, notify)
 
 
 def weights(run: Path) -> dict[str, str]:

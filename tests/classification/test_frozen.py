@@ -55,7 +55,7 @@ def run(
     **settings: Any,
 ) -> FinetuneResult:
     values = {"data": str(data), "start_from": str(base), "batch": 8, "threads": 1, **settings}
-    return finetune(FinetuneSettings.from_dict(values), out, False, notify)
+    return finetune(FinetuneSettings.from_dict(values), out, notify)
 
 
 def stop_at(step: int) -> Callable[[Event], None]:

@@ -137,7 +137,10 @@ def test_a_signal_saves_and_exits_75(
     assert resumed.returncode == 0
 
 
-def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_signal_before_the_first_step(
+    number: int, code: int, commands: Commands, tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     silent = os.open(pipe, os.O_RDWR)  # an open writer keeps the reader waiting
@@ -145,11 +148,11 @@ def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> Non
     opened = Path(f"/proc/{command.pid}/fd")
     while not any(link.resolve() == pipe for link in opened.iterdir()):
         time.sleep(0.01)
-    command.send(signal.SIGINT)
-    assert command.wait() == 130
+    command.send(number)
+    assert command.wait() == code
     os.close(silent)
     last = command.stream("stderr").splitlines()[-1]
-    assert last.startswith("error: stopped before the first step; nothing was saved")
+    assert last.startswith("error: stopped") and "nothing was trained" in last
     assert not (tmp_path / "runs").exists()
 
 

@@ -402,7 +402,7 @@ def test_broken_files_are_named(folder: Path, contents: bytes) -> None:
         ({"qk_norm": False, "bias": True}, "llama", ""),
         ({"bias": True}, "nanolm", "llama does not support --qk-norm"),
         ({"norm_place": "post"}, "nanolm", "qwen3 does not support --norm-place post"),
-        ({"qk_norm": False, "positions": "sinusoidal"}, "nanolm", "no --positions sinusoidal"),
+        ({"qk_norm": False, "positions": "sinusoidal"}, "nanolm", "support --positions sinusoidal"),
     ],
 )
 def test_the_family_on_disk(changes: dict[str, Any], family: str, why: str) -> None:
