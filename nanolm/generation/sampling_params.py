@@ -228,7 +228,7 @@ class SamplingParams:
                 wrong.append(f"{option} {value}: {problem}")
         lengths = [problem for problem in wrong if "tokens " in problem]
         if not lengths and self.min_tokens > self.tokens:
-            wrong.append(f"--min-tokens {self.min_tokens}: must be from 0 to --tokens")
+            wrong.append(f"--min-tokens {self.min_tokens}: must be at most --tokens {self.tokens}")
         if not texts and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
             texts.append(f"--ban: all texts together must be at most {MAX_BANNED_BYTES} bytes")
         return wrong + texts

@@ -75,9 +75,7 @@ class NextToken(Task):
             learned = forecast.passes * len(job.text.train)
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         is_gpt = isinstance(self.network, GPT)
-        missing = (
-            missing_compiler(settings.device) if is_gpt else "it does not support recurrent models"
-        )
+        missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
         if not missing:
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:

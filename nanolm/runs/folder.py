@@ -170,7 +170,7 @@ class Run:
                 os.truncate(file, length)
 
     def recover(self, report: Callable[[str], None]) -> None:
-        """Finish the operation of a killed process and remove its temporary files. Needs the lock."""
+        """Finish what a killed process began and remove its temporary files. Needs the lock."""
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
             report(f"{path}: completed an interrupted operation ({what})")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from commands import Commands
-from conftest import Cli, on_a_terminal, program
+from conftest import TINY_MODEL, Cli, on_a_terminal, program
 from faults import wait_for_step
 from loopback import Server, content, hub
 
+import nanolm
 from nanolm.text.tokenizer import train_tokenizer
 
 SMALL = ["--layers", 1, "--heads", 2, "--dim", 16, "--context", 16, "--batch", 4]
@@ -111,6 +112,7 @@ def test_options_of_earlier_versions_are_accepted(cli: Cli, corpus: Path, tmp_pa
     shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
     assert shown.returncode == 3
     assert "runs/a" in shown.stderr and "finished" in shown.stderr
+    assert nanolm.train(corpus, out=tmp_path / "b", resume=True, steps=2, **TINY_MODEL).steps == 2
     rows = [{"title": "x", "body": {"en": f"The cat saw {n} dogs."}} for n in range(50)]
     (tmp_path / "news.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for name in ("--text-column", "--text-field"):
