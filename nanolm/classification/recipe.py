@@ -60,7 +60,9 @@ def choose_settings(
         fill(family=DEFAULT_FAMILY)
         # Computed positions extend beyond the training length; learned ones do not.
         most = longest if chosen.settings.family == "gpt2" else max(128, longest)
-        choose("context", min(most, 512), f"the longest text has {longest:,} tokens")
+        length = min(most, 512)
+        bound = "the maximum; " if length < longest else "the minimum; " if length > longest else ""
+        choose("context", length, f"{bound}the longest text has {longest:,} tokens")
     else:
         choose("context", min(base.context, 512), f"the model's context is {base.context:,}")
     context = chosen.settings.context
