@@ -72,7 +72,7 @@ PARTS = {  # names to show instead
     "feed_forward": "feed-forward",
     "layers": "recurrent layers",
     "head": "output layer",
-    "score": "scores of labels",
+    "score": "classification head",
 }
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
