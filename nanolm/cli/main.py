@@ -23,7 +23,18 @@ from nanolm.training.interrupt import StopRequest, interrupt
 ERROR_GRACE = 3.0  # seconds for the first process to report the error
 VERBS = (  # modules with a `command`, or the attribute named after the dash
     *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
-    *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
+    *(
+        "translate",
+        "inspect",
+        "serve",
+        "report",
+        "runs",
+        "tokenizer",
+        "data",
+        "info",
+        "bench",
+        "doctor",
+    ),
 )
 TRAINING = ("train", "sweep", "finetune", "finetune-sentiment", "compare")
 NOTHING_SAVED = "stopped before the first step; nothing was saved. Run the same command again"
