@@ -182,9 +182,9 @@ class TrueLabels:
         return self.labels[self.known[value]] if value else ""
 
 
-def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Small parts first, so that results appear soon, then up to MOST_SORTED texts."""
-    left, size = iter(texts), 64
+def in_parts(texts: Iterable[str], size: int = 64) -> Iterator[list[str]]:
+    """Parts of `size` texts first, so that results appear soon, then up to MOST_SORTED."""
+    left = iter(texts)
     while part := list(islice(left, size)):
         yield part
         size = min(MOST_SORTED, 2 * size)

@@ -141,8 +141,8 @@ def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) 
         yield text
 
 
-def arriving_lines(encoding: str) -> Iterator[list[str]]:
-    """The lines of stdin, as soon as they arrive."""
+def arriving_lines(encoding: str, blank: bool = False) -> Iterator[list[str]]:
+    """The lines of stdin, also `blank` ones if asked, as soon as they arrive."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     rest, broken, first = "", 0, True
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
@@ -150,7 +150,7 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
         broken += text.count("\ufffd")
         *whole, rest = (rest + text).removeprefix("\ufeff" if first else "").split("\n")
         first = False
-        yield [line.strip() for line in whole if line.strip()]
+        yield [line.strip() for line in whole if blank or line.strip()]
     rest = (rest + decoder.decode(b"", final=True)).strip()
     yield [rest] if rest else []
     if broken:

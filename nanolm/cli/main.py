@@ -25,9 +25,9 @@ from nanolm.training.interrupt import StopRequest, interrupt
 
 ERROR_GRACE = 3.0  # seconds for the first process to report the error
 VERBS = (  # modules with a `command`, or the attribute named after the dash
-    *("train", "train-pairs", "sweep", "sample", "finetune-sentiment", "finetune", "compare"),
-    *("classify", "eval"),
-    *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
+    *("train", "train-pairs", "sweep", "sample", "translate", "finetune-sentiment", "finetune"),
+    *("compare", "classify", "eval", "inspect", "serve", "report", "runs", "tokenizer", "data"),
+    *("info", "bench", "doctor"),
 )
 TRAINING = ("train", "train-pairs", "sweep", "finetune", "finetune-sentiment", "compare")
 NOTHING_TRAINED = (
