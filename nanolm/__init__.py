@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.classification.finetune import FinetuneResult
     from nanolm.generation.language_model import LanguageModel
+    from nanolm.pairs.train import PairResult
     from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 __version__ = "0.2.0.dev0"
-__all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]
+__all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train", "train_pairs"]
 
 
 def train(
@@ -67,6 +68,25 @@ def finetune(
 
     values = {"data": _listed(data), **_plain(settings)}
     return finetune(FinetuneSettings.from_dict(values), out, resume, notify)
+
+
+def train_pairs(
+    pairs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    notify: Callable[[Any], None] = lambda event: None,
+    **settings: Any,
+) -> "PairResult":
+    """Train as `nanolm train-pairs` does; `settings` are its options, with underscores.
+
+    `val` and `test` are one table, or a list of two files. `notify` works as in `train`.
+    """
+    from nanolm.pairs import train
+    from nanolm.pairs.settings import PairSettings
+
+    values = {"pairs": _listed(pairs), **_plain(settings)}
+    return train.train_pairs(PairSettings.from_dict(values), out, resume, notify)
 
 
 def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:

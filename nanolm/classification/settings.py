@@ -38,6 +38,7 @@ class FinetuneSettings(Settings):
     label_column: str | None = None
     label_file: str | None = None
     limit: int | None = None
+    val: str | None = None
     test: str | None = None
     val_fraction: float | None = None
     test_fraction: float = 0.0

@@ -22,10 +22,11 @@ from nanolm.training.interrupt import StopRequest, interrupt
 
 ERROR_GRACE = 3.0  # seconds for the first process to report the error
 VERBS = (  # modules with a `command`, or the attribute named after the dash
-    *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
+    *("train", "train-pairs", "sweep", "sample", "finetune-sentiment", "finetune", "compare"),
+    *("classify", "eval"),
     *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
 )
-TRAINING = ("train", "sweep", "finetune", "finetune-sentiment", "compare")
+TRAINING = ("train", "train-pairs", "sweep", "finetune", "finetune-sentiment", "compare")
 NOTHING_SAVED = "stopped before the first step; nothing was saved. Run the same command again"
 
 
@@ -41,6 +42,8 @@ class Verbs(CommandGroup):
         if name not in VERBS:
             return None
         module, _, attribute = name.partition("-")
+        if name == "train-pairs":
+            module, attribute = "train_pairs", ""
         verb = importlib.import_module(f"nanolm.cli.{module}")
         command: click.Command = getattr(verb, attribute or "command")
         return command
@@ -85,8 +88,9 @@ def cli(context: click.Context) -> None:
     if (output := stdout()) and context.invoked_subcommand in TRAINING:
         output.raises = False  # finish training even if the output is closed
     _, count = process()
-    if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
+    if count > 1 and (verb := context.invoked_subcommand) not in (None, "train", "train-pairs"):
+        only = "torchrun is only for `nanolm train` and `nanolm train-pairs`"
+        raise errors.UsageError(f"{verb} runs in one process; {only}")
 
 
 def main() -> None:

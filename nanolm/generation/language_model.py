@@ -162,7 +162,8 @@ class LanguageModel:
         for number, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             if sample.prompt not in known:
                 decoder = path(self.model, row.params.beams, longest([row]))
-                known[sample.prompt] = beam_search(decoder, self.tokenizer, row, report)
+                search = (decoder, self.tokenizer, [row.prompt], row.params, row.top)
+                (_, known[sample.prompt]), *_ = beam_search(*search, report=report)
             beams = known[sample.prompt]
             builder = TextBuilder(sample, row.params, self.tokenizer)
             for token in beams[min(sample.number, len(beams) - 1)].tokens:

@@ -222,7 +222,7 @@ class Sampler:
     def select(self, rows: Tensor) -> None:
         """Replace row i by row rows[i]."""
         for kept in (self.seen, self.counts, self.states):
-            kept.copy_(kept[rows])
+            kept[: len(rows)] = kept[rows]
 
 
 def inverse_cdf(probabilities: Tensor, numbers: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from nanolm import __version__, files
 from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.model.base import Model
+from nanolm.model.base import Network
 from nanolm.model.classifier import Classifier
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device, choose_dtype
@@ -101,7 +101,7 @@ class RunStart(Generic[S]):
         settings: S,
         choices: list[Choice],
         fingerprints: dict[str, str],
-        model: Model | Classifier,
+        model: Network | Classifier,
         **more: Any,
     ) -> None:
         """Report every choice and write config.toml and run.json, which create the run."""
@@ -164,7 +164,10 @@ def with_absolute_paths(settings: S) -> S:
     if settings.tokenizer not in (*TRAINABLE, *NAMED):
         paths["tokenizer"] = settings.tokenizer
     texts = tuple(map(absolute, getattr(settings, settings.texts)))
-    changes: Any = {name: path and absolute(path) for name, path in paths.items()}
+    changes: Any = {
+        name: tuple(map(absolute, path)) if isinstance(path, tuple) else path and absolute(path)
+        for name, path in paths.items()
+    }
     return replace(settings, **(changes | {settings.texts: texts}))
 
 

@@ -54,6 +54,7 @@ class NextToken(Task):
         shape = (settings.context, settings.batch, settings.seed)
         batches = Batches(job.text.train, *shape, world.rows(settings.batch))
         self.source = source(batches, settings.device)
+        self.loss_weight = world.weight(settings.batch)
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
             # No fused kernels: they cross layers, whose weights are not gathered at the same time.
