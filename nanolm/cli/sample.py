@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import itertools
 import json
 import math
 import secrets
@@ -394,9 +393,9 @@ def facts_of(params: SamplingParams) -> dict[str, str]:
 
 def load_newest() -> tuple[str, "LanguageModel"]:
     from nanolm.generation.language_model import load
-    from nanolm.runs.folder import is_classifier, runs_by_age
+    from nanolm.runs.folder import is_language_model, runs_by_age
 
-    for run in itertools.filterfalse(is_classifier, runs_by_age(Path("runs"))):
+    for run in filter(is_language_model, runs_by_age(Path("runs"))):
         try:
             writer = load(run, note)
         except ModelError as error:

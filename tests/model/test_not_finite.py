@@ -14,7 +14,8 @@ from torch import Tensor
 
 import nanolm
 from nanolm.errors import NOT_FINITE, ModelError
-from nanolm.model.huggingface import checked, load_model, save_model
+from nanolm.model.finite import checked
+from nanolm.model.huggingface import load_model, save_model
 from nanolm.model.stored import WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 

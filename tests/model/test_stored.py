@@ -6,7 +6,7 @@ from models import SHAPE, every_gpt, gpt_config
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig, configure
-from nanolm.model.stored import parameter_shapes, parameters_by_part
+from nanolm.model.shapes import parameter_shapes, parameters_by_part
 
 RECURRENT = [
     configure(family, **SHAPE | {"tied": tied}) for family in ("rnn", "lstm") for tied in (0, 1)
