@@ -48,8 +48,8 @@ def beam_search(
     report: Report = lambda *how_far: None,
 ) -> Iterator[tuple[int, list[Beam]]]:
     """The index of each prompt with its `best` completions, or all of them, the best first; in the
-    order in which the searches end. All prompts have the same length. Beam b of prompt n is row n * beams + b of
-    `decoder`. The `top` most likely tokens are kept at each step."""
+    order in which the searches end. All prompts have the same length. Beam b of prompt n is row
+    n * beams + b of `decoder`. The `top` most likely tokens are kept at each step."""
     search = BeamSearch(decoder, tokenizer, prompts, params, top, length_penalty)
     for step in range(params.tokens):
         search.extend(step)
