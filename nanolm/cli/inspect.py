@@ -34,7 +34,7 @@ MOST_TOKENS = 512  # per page; attention grows quadratically
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="Read the text from a file; - is stdin.")
 @click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="HTML page.")
-@click.option("--head", metavar="LAYER.HEAD", help="Head to show enlarged, such as 3.2.")
+@click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge, such as 3.2.")
 @click.option(
     "--top",
     type=click.IntRange(1, 50),
@@ -92,8 +92,10 @@ def command(
         problems.append('no text; give "TEXT" or --file FILE')
     elif len(text) > 1 and not word:
         problems.append("only --word takes several texts; quote a text that has spaces")
-    if png is not None and (neighbours or (Path(png).exists() and not Path(png).is_dir())):
-        problems.append("--png: name a folder, and omit --neighbours, which has no figures")
+    if png is not None and neighbours:
+        problems.append("--png cannot be used with --neighbours, which has no figures")
+    elif png is not None and Path(png).exists() and not Path(png).is_dir():
+        problems.append(f"--png {png}: must be a folder")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
