@@ -167,8 +167,8 @@ def _side_by_side(
     if extra:
         raise DataError(
             f"{shorter} ends after line {count:,}, but {longer} has {counted(extra, 'more line')}. "
-            "Line n of one file must belong to line n of the other; if each file has pairs in columns, pass "
-            f"{FIRST_WORD}"
+            "Line n of one file must belong to line n of the other; if each file has pairs in "
+            f"columns, pass {FIRST_WORD}"
         )
 
 
