@@ -161,14 +161,14 @@ def _side_by_side(
         if source is not None and target is not None:
             count += 1
             yield source, target
-        elif source or target or extra:  # an empty line at the end of only one file is harmless
+        elif (source or target or "").strip():  # empty lines at the end are harmless
             extra += 1
             longer, shorter = names_of if target is None else names_of[::-1]
     if extra:
         raise DataError(
-            f"{shorter} ends after line {count:,}, but {longer} has {extra:,} more. Line n of one "
-            "file must belong to line n of the other; if each file has pairs in columns, pass "
-            f"{FIRST_WORD}"
+            f"{shorter} ends after line {count:,}, but {longer} has {counted(extra, 'more line')}. "
+            "Line n of one file must belong to line n of the other; if each file has pairs in "
+            f"columns, pass {FIRST_WORD}"
         )
 
 
