@@ -11,12 +11,12 @@ import click
 
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli import options
-from nanolm.cli.columns import Columns, colour, visible
+from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
 from nanolm.text import spelled
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     "--stride",
     type=int,
     metavar="N",
-    help="Tokens between windows; smaller is more accurate but slower.  [default: --context]",
+    help="Tokens from one window to the next; smaller is more accurate but slower.  "
+    "[default: --context]",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
@@ -72,10 +73,11 @@ def command(
 ) -> None:
     """Evaluate a model on a text.
 
-    RUN is the same as for `nanolm sample`, and FILE the same as for `nanolm train`. Loss (in nats)
-    and perplexity are per token; top 1 and top 5 are top-k accuracies of the next token. If RUN is
-    a classifier, FILE is labeled text as for `nanolm finetune`, and the command reports accuracy,
-    macro F1, log-loss, calibration error and the confusion matrix.
+    RUN can be anything that `nanolm sample` accepts, and FILE anything that `nanolm train` accepts.
+    Loss (in nats) and perplexity are per token; top 1 and top 5 are the top-k accuracies of
+    next-token prediction. If RUN is a classifier, FILE is labeled text as for `nanolm finetune`,
+    and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
+    matrix.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
@@ -232,7 +234,7 @@ def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
         return
     columns = Columns()
     for _, id, bits, _ in tokens_of(tokenizer, score):
-        columns.add(visible(tokenizer, id), f"{bits:.1f}", colour(2**-bits))
+        columns.add(visible(tokenizer, id), f"{bits:.1f}", color(2**-bits))
     columns.flush()
 
 

@@ -34,7 +34,7 @@ MOST_TOKENS = 512  # per page; attention grows quadratically
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="Read the text from a file; - is stdin.")
 @click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="HTML page.")
-@click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge initially, such as 3.2.")
+@click.option("--head", metavar="LAYER.HEAD", help="Head to show enlarged, such as 3.2.")
 @click.option(
     "--top",
     type=click.IntRange(1, 50),
@@ -65,7 +65,7 @@ def command(
     """Visualize attention and the predictions of each layer.
 
     Writes an HTML page that works offline. For a classifier, the page shows which tokens
-    determined the label. RUN is the same as for `nanolm sample` or `nanolm classify`.
+    determined the label. RUN can be anything that `nanolm sample` or `nanolm classify` accepts.
 
     \b
     nanolm inspect runs/novel "It was the best of times"

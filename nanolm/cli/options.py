@@ -40,7 +40,7 @@ LABEL_COLUMNS: Rows = {
     "label_column": "Column or field that holds the label.  [default: detected]",
     "label_file": "Separate file with the labels, one line per text.",
 }
-LABELLED: Rows = {
+LABELED: Rows = {
     "text_column": "Column or field that holds the text: a name, a path such as a.b in .jsonl, or "
     "a column number counted from 1.  [default: detected]",
     **LABEL_COLUMNS,

@@ -36,8 +36,8 @@ TABLE: Table = {
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "Model size, from nano to gpt2-xl (see --list-presets).  [default: chosen for "
-        "the text and machine]",
+        "preset": "Model size, nano to gpt2-xl; see `nanolm train --list-presets`.  "
+        "[default: chosen for the text and machine]",
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",
         "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
@@ -64,7 +64,7 @@ TABLE: Table = {
         "steps": "Number of steps; with the same number of threads, reruns are bit-identical.",
         "minutes": "Total time, including preparation; also caps --steps, --epochs and --tokens.  "
         "[default: 3, except for tiny texts]",
-        "epochs": "Number of passes over the text.",
+        "epochs": "Number of epochs (passes over the text).",
         "tokens": "Number of training tokens, including repeats.",
     },
     "Optimization": {

@@ -44,11 +44,12 @@ def beam_search(
     params: SamplingParams,
     top: int = 0,
     length_penalty: float = 1.0,
+    best: int | None = None,
     report: Report = lambda *how_far: None,
 ) -> Iterator[tuple[int, list[Beam]]]:
-    """The index of each prompt with its best completions, the best first; in the order in which the
-    searches end. All prompts have the same length. Beam b of prompt n is row n * beams + b of
-    `decoder`. The `top` most likely tokens are kept at each step."""
+    """The index of each prompt with its `best` completions, or all of them, the best first; in the
+    order in which the searches end. All prompts have the same length. Beam b of prompt n is row
+    n * beams + b of `decoder`. The `top` most likely tokens are kept at each step."""
     search = BeamSearch(decoder, tokenizer, prompts, params, top, length_penalty)
     for step in range(params.tokens):
         search.extend(step)
@@ -58,7 +59,8 @@ def beam_search(
             search.done.tolist(),
         )  # one device sync for each step
         if last or 2 * sum(done) >= len(done):
-            yield from search.results([n for n, ended in enumerate(done) if ended or last])
+            ready = [n for n, ended in enumerate(done) if ended or last]
+            yield from search.results(ready, best)
             running = [n for n, ended in enumerate(done) if not ended and not last]
             if not running:
                 return
@@ -170,10 +172,10 @@ class BeamSearch:
             transcript.add(self.tokenizer.tokens[id], heed_stops)
         return transcript.stopped
 
-    def results(self, which: list[int]) -> Iterator[tuple[int, list[Beam]]]:
+    def results(self, which: list[int], best: int | None) -> Iterator[tuple[int, list[Beam]]]:
         rows = torch.tensor(which, device=self.done.device)
         parts = (self.finished_scores, self.lengths, self.finished)
-        each = zip(*(part[rows].tolist() for part in parts), strict=True)
+        each = zip(*(part[rows, :best].tolist() for part in parts), strict=True)
         for n, (scores, lengths, texts) in zip(which, each, strict=True):
             beams = [
                 Beam(score, tuple(sampled(token) for token in text[:length]))

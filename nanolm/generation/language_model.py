@@ -23,6 +23,7 @@ from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
+from nanolm.model.seq2seq import Seq2Seq
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
@@ -177,7 +178,7 @@ def longest(rows: list[BatchRow]) -> int:
     return max((len(row.prompt) + row.params.tokens for row in rows), default=1)
 
 
-def max_rows(model: Model, length: int, most: int) -> int:
+def max_rows(model: Model | Seq2Seq, length: int, most: int) -> int:
     """The number of rows of this length that the KV cache may hold, at least 1."""
     room = KV_CACHE_BYTES
     if model.device.type == "cuda":

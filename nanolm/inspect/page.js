@@ -3,8 +3,8 @@
 
 const find = id => document.getElementById(id);
 const all = selector => [...document.querySelectorAll(selector)];
-const colour = id => getComputedStyle(find(id)).color.match(/[\d.]+/g).slice(0, 3).map(Number);
-const ink = colour("ink"), against = colour("against");
+const color = id => getComputedStyle(find(id)).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+const ink = color("ink"), against = color("against");
 
 const unpack = async text => {
   const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));

@@ -237,7 +237,7 @@ def score_pairs(hypotheses: list[str], references: list[str]) -> PairScores:
     right = sum(a == b for a, b in zip(hypotheses, references, strict=True))
     bleu = 0.0
     try:
-        import sacrebleu  # type: ignore[import-not-found]
+        import sacrebleu
 
         bleu = float(sacrebleu.corpus_bleu(hypotheses, [references]).score)
     except ImportError:

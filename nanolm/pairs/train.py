@@ -93,7 +93,6 @@ class Text:
 def train_pairs(
     settings: PairSettings,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Notify = lambda event: None,
     started: float | None = None,
 ) -> PairResult:
@@ -104,7 +103,7 @@ def train_pairs(
     with join_world() as world, world.leading():
         if world.joined and choose_device(settings.device)[0] == "cuda":
             local_rank()  # fail early if there are too few GPUs
-        start = RunStart(settings, out, resume, notify)
+        start = RunStart(settings, out, notify)
         base = None
         if start.settings.start_from is not None:
             base = runs.find_or_download(start.settings.start_from, *reports(notify))

@@ -241,7 +241,7 @@ class Sweep(Ledger[SweepState]):
                 assert self.state.base is not None
                 plan = TrainSettings.from_dict(self.state.base)
                 settings = space.settings_at(trial.values, plan, self.asked, budget)
-                result = train(settings, run.path, False, self.pass_on, start)
+                result = train(settings, run.path, self.pass_on, start)
             elif trial.results[-1]["stopped"] in CONVERGED:
                 result = TrainResult(**trial.results[-1])  # training longer changes nothing
             else:

@@ -22,7 +22,7 @@ from nanolm.text.bounds import ROW_BYTES, ExpansionLimit
 from nanolm.text.columns import INDICES, Column, TextTable, asked_column, listed_columns
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import TABLES
-from nanolm.text.labelled import ReadLog, open_each
+from nanolm.text.labeled import ReadLog, open_each
 from nanolm.text.source import TextSource
 from nanolm.text.sources import Sources, find_sources
 from nanolm.text.tables import read_table

@@ -5,6 +5,7 @@ run holds every resolved setting, so the file alone is enough to repeat the run.
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -140,7 +141,8 @@ class Settings:
         if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
             problems.append(problem)
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
-            problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
+            problem = f"omit it with --tokenizer {self.tokenizer}"
+            problems.append(f"--vocab-size applies only to --tokenizer bpe; {problem}")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
             bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
             problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
@@ -194,8 +196,11 @@ class TrainSettings(Settings):
 
     def problems(self) -> list[str]:
         problems = super().problems()
-        if len(set(self.corpus)) < len(self.corpus):
-            problems.append("a file of the corpus is given twice")
+        problems += [
+            f"{name} is listed twice in the corpus; list it once"
+            for name, count in Counter(self.corpus).items()
+            if count > 1
+        ]
         if self.val in self.corpus:
             problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
@@ -253,7 +258,7 @@ class TrainSettings(Settings):
         names = (*ARCHITECTURE, "tokenizer", "vocab_size")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            clash = f"cannot be used with --from: {self.start_from} has its own"
+            clash = f"cannot be changed with --from {self.start_from}; omit it"
             return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
             clash = f"applies to Transformers only, not to --family {self.family}"

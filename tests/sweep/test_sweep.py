@@ -117,7 +117,7 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
         "--trials 0: must be from 1 to 1000",
     ):
         assert line in str(caught.value)
-    with pytest.raises(UsageError, match="name what to vary: --over lr"):
+    with pytest.raises(UsageError, match="vary: --over lr"):
         SweepRequest(TrainSettings(("x",)), "").check()
     with pytest.raises(UsageError, match="-: a pipe can be read only once"):
         SweepRequest(TrainSettings(("-",)), "lr").check()

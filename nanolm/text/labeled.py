@@ -1,6 +1,6 @@
 """Read labeled text to train a classifier on, in any of the usual forms.
 
-    >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
+    >>> data = read_labeled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
 
 Tables have a text and a label column, found by name or else by content. Lines may begin with their
 label (`__label__x` as in fastText, or a repeating word or number) or end with `@label`. Labels may
@@ -29,7 +29,7 @@ from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
-UNLABELLED = "unsup"  # the folder of unlabeled reviews in aclImdb
+UNLABELED = "unsup"  # the folder of unlabeled reviews in aclImdb
 
 LONGEST_LABEL = 1_000  # characters
 MOST_LABELS = 5_000  # the confusion matrix has all pairs of them
@@ -52,7 +52,7 @@ class LabelReading:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     texts: list[str]
     labels: list[str]
     how: str  # one line on how they were read
@@ -87,14 +87,14 @@ class ReadLog:
         return kinds.pop() if len(kinds) == 1 else how
 
 
-def read_labelled(
+def read_labeled(
     names: Sequence[str], reading: LabelReading, report: Report, limit: int | None = None
-) -> Labelled:
+) -> Labeled:
     """Every row, or the first `limit`, of the files that `names` refers to."""
     log, skipped = ReadLog(), Counter[str]()
     texts: list[str] = []
     labels: list[str] = []
-    for text, label in islice(_labelled_rows(names, reading, report, log), limit):
+    for text, label in islice(_labeled_rows(names, reading, report, log), limit):
         if not text.strip() or not label.strip():
             skipped["a label" if text.strip() else "text"] += 1
         else:
@@ -110,7 +110,7 @@ def read_labelled(
         raise DataError(f"{listed(names, 5)}: {many}; {RIGHT_COLUMN}")
     notes = log.all_notes()
     notes += [f"{counted(n, 'row')} without {what} skipped" for what, n in skipped.items()]
-    return Labelled(texts, labels, log.summary(), notes)
+    return Labeled(texts, labels, log.summary(), notes)
 
 
 def read_texts(
@@ -136,7 +136,7 @@ def read_texts(
             yield row[text].strip(), None if label is None else label_value(row[label])
 
 
-def _labelled_rows(
+def _labeled_rows(
     names: Sequence[str], reading: LabelReading, report: Report, log: ReadLog
 ) -> Iterator[tuple[str, str]]:
     sources = find_sources(names, cache_folder(), report, reading.encoding)
@@ -216,7 +216,7 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
         cure = f"pass the one to read, for example {folder / tops[-1]}"
         raise UsageError(f"the folders in {folder} ({listed(tops)}) are not classes; {cure}")
     return {
-        path: steps[0] if len(steps) == 2 and steps[0] != UNLABELLED else ""
+        path: steps[0] if len(steps) == 2 and steps[0] != UNLABELED else ""
         for path, steps in parts.items()
     }
 
