@@ -72,7 +72,6 @@ def train_pairs(
     pairs: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "PairResult":
@@ -84,7 +83,7 @@ def train_pairs(
     from nanolm.pairs.settings import PairSettings
 
     values = {"pairs": _listed(pairs), **_plain(settings)}
-    return train.train_pairs(PairSettings.from_dict(values), out, resume, notify)
+    return train.train_pairs(PairSettings.from_dict(values), out, notify)
 
 
 def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
