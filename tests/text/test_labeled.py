@@ -298,7 +298,7 @@ def test_plain_text_stays_whole(tmp_path: Path) -> None:
     [
         ("text\tclass\ttopic\na b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'class' and 'topic'"),
         ("sentence1\tsentence2\tlabel\na b\tc d\t1\ne f\tg h\t0\n", "'sentence1' and 'sentence2'"),
-        ("a b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'2', '3' could each be the label"),
+        ("a b\t1\tx\nc d\t2\ty\ne f\t1\tx\ng h\t2\tx\n", "'2' and '3' could each be the label"),
     ],
 )
 def test_no_guess_between_two(data: str, message: str, tmp_path: Path) -> None:
