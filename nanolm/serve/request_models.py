@@ -133,7 +133,9 @@ class RequestModels:
             "stop": optional(stops, help="Stop before this text, or before any text in a list."),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
-            "user": optional(text(200), help="End user. Users take turns in the queue."),
+            "user": optional(
+                text(200), help="Identifier of the end user. Users take turns in the queue."
+            ),
         }
         prompts = one_of(
             PROMPTS, text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16)
