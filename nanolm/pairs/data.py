@@ -1,7 +1,7 @@
 """Prepare pairs of texts for a model: split them, encode them and make batches.
 
 >>> split = split_pairs(settings, report)
->>> encoded = encode_pairs(split.train, tokenizer, context=256, multiple=1, report=report)
+>>> encoded = encode_pairs(split.train, tokenizer, tokenizer, 256, multiple=1, report=report)
 >>> source, target = encoded.rows(PairBatches(encoded, tokens=4096, seed=1)[0])
 """
 
@@ -171,13 +171,12 @@ class EncodedPairs:
 def encode_pairs(
     pairs: Pairs,
     tokenizer: Tokenizer,
+    source_tokenizer: Tokenizer,
     context: int,
     multiple: int,
     report: Report,
-    source_tokenizer: Tokenizer | None = None,
 ) -> EncodedPairs:
     """Encode pairs; a source or target longer than `context` is cut off at its end."""
-    source_tokenizer = source_tokenizer or tokenizer
     sources, targets, truncated = list[list[int]](), list[list[int]](), 0
     for number, (source, target) in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
         ids, end = source_tokenizer.encode(source), source_tokenizer.end_of_text

@@ -115,12 +115,12 @@ def test_token_ids() -> None:
     tokenizer = train_tokenizer(["ab "], "char")
     other = train_tokenizer(["abc "], "char")
     end, pad = tokenizer.end_of_text, tokenizer.padding
-    source, target = encode_pairs(pairs, tokenizer, 20, 1, quiet, other).rows(np.array([0, 1]))
+    source, target = encode_pairs(pairs, tokenizer, other, 20, 1, quiet).rows(np.array([0, 1]))
     assert source[0].tolist() == [*other.encode("ab"), other.end_of_text, *[other.padding] * 4]
     assert source[1].tolist() == [*other.encode("abba a"), other.end_of_text]
     assert target[0].tolist() == [end, *tokenizer.encode("b"), end, *[pad] * 9]
     assert target[1].tolist() == [end, *tokenizer.encode("ba" * 5), end]
-    both = encode_pairs(pairs, tokenizer, 20, 8, quiet)
+    both = encode_pairs(pairs, tokenizer, tokenizer, 20, 8, quiet)
     source, target = both.rows(np.array([0, 1]))
     assert (source.shape, target.shape) == ((2, 8), (2, 17))  # the decoder's input is 16 long
     assert both.tokens(np.array([0, 1])) == 3 + 2 + 7 + 11
@@ -130,13 +130,13 @@ def test_token_ids() -> None:
 def test_long_pairs_are_truncated() -> None:
     pairs = Pairs(["ab", "abba a", "a"], ["b", "b", "ba" * 5])
     tokenizer = train_tokenizer(["ab "], "char")
-    short = encode_pairs(pairs, tokenizer, 4, 1, quiet)
+    short = encode_pairs(pairs, tokenizer, tokenizer, 4, 1, quiet)
     assert short.truncated == 2
     source, target = short.rows(np.arange(3))
     end = tokenizer.end_of_text
     assert source[1].tolist() == [*tokenizer.encode("abb"), end]
     assert target[2].tolist() == [end, *tokenizer.encode("baba")]  # it did not end there
-    assert encode_pairs(pairs, tokenizer, 11, 1, quiet).truncated == 0
+    assert encode_pairs(pairs, tokenizer, tokenizer, 11, 1, quiet).truncated == 0
 
 
 @given(
