@@ -40,7 +40,7 @@ from nanolm.text.tokenizer import Tokenizer
 from nanolm.training import distributed
 from nanolm.training.distributed import ALONE, World
 from nanolm.training.events import Notify, Started, Wrote
-from nanolm.training.loss import smoothed_losses
+from nanolm.training.loss import next_token_loss, smoothing_loss
 from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import Task
@@ -136,12 +136,12 @@ class PairTask(Task):
         source, target, weights = batch  # (batch, source), (batch, target + 1), (batch, target)
         memory = self.network.encode(source, source != self.padding)
         x = self.network.decode(target[:, :-1], memory)  # (batch, target, dim)
-        smoothing = self.settings.label_smoothing or 0.0
-        nats, smoothed = smoothed_losses(self.network.head, x, target[:, 1:], smoothing)
-        # Without smoothing, to be comparable with the validation loss.
-        return (smoothed * weights).sum() / len(source), {
-            "loss": (nats.detach() * weights).sum() / len(source)
-        }
+        what = (self.network.head, x, target[:, 1:], weights / len(source))
+        loss = next_token_loss(*what)
+        metrics = {"loss": loss}  # without smoothing, to be comparable with the validation loss
+        if smoothing := self.settings.label_smoothing:
+            loss = loss + smoothing * smoothing_loss(*what)
+        return loss, metrics
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """Score validation pairs, and translate some of them greedily."""
