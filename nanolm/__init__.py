@@ -1,4 +1,4 @@
-"""nanolm: train language models on text files and classifiers on labelled text.
+"""nanolm: train language models on text files and classifiers on labeled text.
 
     import nanolm
 
@@ -36,7 +36,6 @@ def train(
     corpus: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "TrainResult":
@@ -48,14 +47,13 @@ def train(
     from nanolm.training.settings import TrainSettings
 
     values = {"corpus": _listed(corpus), **_plain(settings)}
-    return pretraining.train(TrainSettings.from_dict(values), out, resume, notify)
+    return pretraining.train(TrainSettings.from_dict(values), out, notify)
 
 
 def finetune(
     data: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "FinetuneResult":
@@ -67,14 +65,13 @@ def finetune(
     from nanolm.classification.settings import FinetuneSettings
 
     values = {"data": _listed(data), **_plain(settings)}
-    return finetune(FinetuneSettings.from_dict(values), out, resume, notify)
+    return finetune(FinetuneSettings.from_dict(values), out, notify)
 
 
 def train_pairs(
     pairs: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "PairResult":
@@ -86,7 +83,7 @@ def train_pairs(
     from nanolm.pairs.settings import PairSettings
 
     values = {"pairs": _listed(pairs), **_plain(settings)}
-    return train.train_pairs(PairSettings.from_dict(values), out, resume, notify)
+    return train.train_pairs(PairSettings.from_dict(values), out, notify)
 
 
 def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
@@ -94,6 +91,7 @@ def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    settings.pop("resume", None)  # a parameter of 0.1.0; runs resume anyway
     return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 

@@ -61,7 +61,7 @@ class Journey:
 
 
 def journeys(folder: Path) -> dict[str, Journey]:
-    labelled = folder / "labelled.tsv"
+    labeled = folder / "labeled.tsv"
     things = ("the band", "this soup", "my shoe", "that film", "our house", "a long day")
     rows = [
         f"{thing} was {word} {n}\t{word}"
@@ -69,13 +69,13 @@ def journeys(folder: Path) -> dict[str, Journey]:
         for thing in things
         for word in ("good", "bad")
     ]
-    labelled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    labeled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
     pairs = folder / "pairs.tsv"
     counted = [f"{thing} {n}\t{n} {thing[::-1]}" for n in range(20) for thing in things]
     pairs.write_text("source\ttarget\n" + "\n".join(counted) + "\n", encoding="utf-8")
     return {
         "training": Journey("training", "train", "embedded:tiny", NextToken, SETTINGS),
-        "fine-tuning": Journey("fine-tuning", "finetune", str(labelled), ClassifierTask, LABELS),
+        "fine-tuning": Journey("fine-tuning", "finetune", str(labeled), ClassifierTask, LABELS),
         "pairs": Journey("pairs", "train-pairs", str(pairs), PairTask, PAIRS),
     }
 

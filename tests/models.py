@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 
 from nanolm.model.base import Model
-from nanolm.model.build import build_model
+from nanolm.model.build import build_model, build_seq2seq
 from nanolm.model.config import (
     FeedForwardKind,
     GPTConfig,
@@ -16,9 +16,11 @@ from nanolm.model.config import (
     NormPlace,
     Positions,
     RopeScaling,
+    Seq2SeqConfig,
     configure,
 )
 from nanolm.model.huggingface import save_model
+from nanolm.model.seq2seq import Seq2Seq
 from nanolm.text.tokenizer import END_OF_TEXT
 from nanolm.text.tokenizer_files import read_json
 
@@ -83,3 +85,14 @@ def small_vocabulary(folder: Path, size: int) -> Path:
     model = lively(configure("gpt2", vocab_size=size, **shape), std=0.4)
     save_model(model, folder, read_json(library.to_str(), folder / "tokenizer.json"))
     return folder
+
+
+def lively_seq2seq(family: str, std: float = 0.15, **changes: Any) -> Seq2Seq:
+    """A sequence-to-sequence model whose every weight is random."""
+    config = configure(family, **SHAPE | changes)
+    assert isinstance(config, Seq2SeqConfig)
+    torch.manual_seed(0)
+    model = build_seq2seq(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return model.eval()

@@ -25,8 +25,8 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
+from nanolm.model.shapes import parameters_by_part
 from nanolm.model.size import training_bytes
-from nanolm.model.stored import parameters_by_part
 from nanolm.planning.trial import SpeedTrial
 from nanolm.planning.tuning import threads_for
 from nanolm.text.tokenizer import ByteLevel

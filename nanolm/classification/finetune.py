@@ -23,16 +23,17 @@ from nanolm.classification.metrics import ClassifierScores, Mistake, score, wors
 from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
-from nanolm.errors import DataError, UsageError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.model import huggingface
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
-from nanolm.model.config import ClassifierConfig, ModelConfig
+from nanolm.model.config import ClassifierConfig, ModelConfig, Seq2SeqConfig
+from nanolm.model.shapes import parameters_by_part
 from nanolm.model.stored import (
     checked_tensors,
+    kind_and_advice,
     load_any_config,
     load_classifier_config,
-    parameters_by_part,
 )
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
@@ -80,14 +81,11 @@ class FinetuneResult:
 
 
 def finetune(
-    settings: FinetuneSettings,
-    out: str | Path | None = None,
-    resume: bool = False,
-    notify: Notify = lambda event: None,
+    settings: FinetuneSettings, out: str | Path | None = None, notify: Notify = lambda event: None
 ) -> FinetuneResult:
     """Fine-tune on `settings.data`, or resume an unfinished run with the same settings."""
     settings.check()
-    start = RunStart(with_start(settings, notify), out, resume, notify)
+    start = RunStart(with_start(settings, notify), out, notify)
     split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:
@@ -116,7 +114,7 @@ def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
     if settings.start_from is not None:
         return settings
     given = [option(name) for name in FROM_SCRATCH if getattr(settings, name) is not None]
-    newest = next((run for run in runs.runs_by_age(ROOT) if not runs.is_classifier(run)), None)
+    newest = next(filter(runs.is_language_model, runs.runs_by_age(ROOT)), None)
     if given:
         why = f"training from scratch, because {given[0]} was given (--from selects a model)"
     elif newest is None:
@@ -139,6 +137,8 @@ def prepare(
     language_model = False
     if base:
         loaded = load_any_config(base)
+        if isinstance(loaded, Seq2SeqConfig):
+            raise ModelError(f"{base} is {kind_and_advice(base, loaded, 'a language model')}")
         language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
         with checked_tensors(base, loaded):

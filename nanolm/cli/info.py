@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def command(run: str, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face model folder (GPT-2, Llama or Qwen3).
+    RUN is a run folder, a checkpoint, or a Hugging Face model folder (GPT-2, Llama, Qwen3,
+    MarianMT or Pegasus).
 
     \b
     nanolm info runs/novel
@@ -50,6 +51,9 @@ def rows(info: "Info") -> list[tuple[str, str]]:
         shown.append((f"  {part}", f"{count:,} ({count / info.parameters:.1%})"))
     files = ", ".join(f"{name} {megabytes(count)}" for name, count in info.bytes.items())
     tokenizer = f"{info.tokenizer['kind']}, {info.tokenizer['vocab_size']:,} tokens"
+    if info.source_tokenizer:
+        source = f"{info.source_tokenizer['kind']}, {info.source_tokenizer['vocab_size']:,} tokens"
+        tokenizer = f"source {source}; target {tokenizer}"
     shown.append(("tokenizer", tokenizer))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
     if info.history:
@@ -71,6 +75,8 @@ def training(past: "History") -> str:
         text += f" with {past.val_bits_per_byte:.3f} bits per byte on the validation set"
     if past.val_accuracy is not None:
         text += f" with a validation accuracy of {past.val_accuracy:.1%}"
+    if past.val_bleu is not None:
+        text += f" with a validation BLEU of {past.val_bleu:.1f}"
     return text
 
 

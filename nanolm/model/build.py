@@ -11,12 +11,14 @@ from nanolm.model.config import (
     GPTConfig,
     ModelConfig,
     RecurrentConfig,
+    RecurrentSeq2SeqConfig,
     Seq2SeqConfig,
 )
 from nanolm.model.encoder_decoder import EncoderDecoder
 from nanolm.model.gpt import GPT
 from nanolm.model.rnn import Recurrent
 from nanolm.model.seq2seq import Seq2Seq
+from nanolm.model.seq2seq_rnn import RecurrentSeq2Seq
 
 
 def build_model(config: ModelConfig) -> Model:
@@ -32,6 +34,8 @@ def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
     match config:
         case EncoderDecoderConfig():
             return EncoderDecoder(config)
+        case RecurrentSeq2SeqConfig():
+            return RecurrentSeq2Seq(config)
     raise TypeError(config)
 
 

@@ -134,10 +134,24 @@ class Seq2SeqConfig(ModelConfig):
     encoder_layers: int
     source_vocab_size: int | None = None  # None: the source uses the target's embedding
 
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.encoder_layers > MOST_LAYERS:
+            found.append(f"--encoder-layers {self.encoder_layers}: must be at most {MOST_LAYERS:,}")
+        if self.source_vocab_size is not None and self.source_vocab_size < 1:
+            found.append(f"a source_vocab_size of {self.source_vocab_size}: must be at least 1")
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(Seq2SeqConfig, TransformerConfig):
     """An encoder-decoder Transformer."""
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.positions in ("learned", "alibi"):
+            found.append(f"--positions {self.positions}: an encoder-decoder has none; try rope")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,12 @@
     >>> config_to_json(configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16))
     {'model_type': 'qwen3', ...}
 
-Models that fit no family (post-norm, recurrent, ...) are saved as "model_type": "nanolm", with the
+Models that fit no family (recurrent, ALiBi, ...) are saved as "model_type": "nanolm", with the
 fields of our own config. Unknown settings that would change the results are refused by name.
 """
 
 import math
 import types
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,14 +17,27 @@ from nanolm.errors import ModelError
 from nanolm.model.config import (
     FAMILIES,
     ClassifierConfig,
+    EncoderDecoderConfig,
     GPTConfig,
     Long,
     ModelConfig,
     Pool,
     RecurrentConfig,
+    RecurrentSeq2SeqConfig,
     RopeScaling,
+    Seq2SeqConfig,
     Switches,
     unsupported,
+)
+from nanolm.model.json_values import LARGEST, Values
+from nanolm.model.marian_json import (
+    ACTIVATIONS,
+    EXPRESSED_SEQ2SEQ,
+    SEQ2SEQ,
+    SWITCHES,
+    marian_to_json,
+    read_marian,
+    separate_source,
 )
 
 # Prefixes of each family's class names in transformers.
@@ -33,15 +45,14 @@ CLASSES = {"gpt2": "GPT2", "llama": "Llama", "qwen3": "Qwen3"}
 CAUSAL = {family: f"{name}ForCausalLM" for family, name in CLASSES.items()}
 CAUSAL["gpt2"] = "GPT2LMHeadModel"
 CLASSIFIERS = {family: f"{name}ForSequenceClassification" for family, name in CLASSES.items()}
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
 # The values of each switch that a family supports.
-SWITCHES = ("positions", "norm", "norm_place", "feed_forward", "qk_norm", "bias")
 EXPRESSED: dict[str, Switches] = {
     family: {name: (FAMILIES[ours][name],) for name in SWITCHES}
     for family, ours in {"gpt2": "gpt2", "llama": "llama", "qwen3": "modern"}.items()
 }
 EXPRESSED["gpt2"] |= {"feed_forward": tuple(ACTIVATIONS.values()), "head_width": (None,)}
 EXPRESSED["llama"]["bias"] = (False, True)
+EXPRESSED |= EXPRESSED_SEQ2SEQ
 # Our names of the sizes, by their Hugging Face names.
 GPT2_SIZES = {
     "n_positions": "context",
@@ -64,12 +75,12 @@ STRETCHED = {"factor": "factor", "original_max_position_embeddings": "original_c
 LLAMA3 = {**STRETCHED, "low_freq_factor": "slow", "high_freq_factor": "fast"}
 YARN = {**STRETCHED, "beta_slow": "slow", "beta_fast": "fast", "attention_factor": "gain"}
 SCALINGS = {"default": {}, "linear": {"factor": "factor"}, "llama3": LLAMA3, "yarn": YARN}
-KINDS: dict[str, type[ModelConfig]] = {"transformer": GPTConfig, "recurrent": RecurrentConfig}
-AROUND = (  # fields of any config.json that do not affect the model
-    *("model_type", "kind", "architectures", "dtype", "transformers_version"),
-    *(f"{name}_token_id" for name in ("bos", "eos", "pad")),
-)
-LARGEST = 1 << 40  # of any count in the file: far above real values, far below an overflow
+KINDS: dict[str, type[ModelConfig]] = {
+    "transformer": GPTConfig,
+    "recurrent": RecurrentConfig,
+    "encoder-decoder": EncoderDecoderConfig,
+    "recurrent-seq2seq": RecurrentSeq2SeqConfig,
+}
 
 
 def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
@@ -78,16 +89,22 @@ def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
         if config.pool != "last":
             return "nanolm", f"--pool {config.pool}"
         return model_type(config.base)
-    if not isinstance(config, GPTConfig):
+    if not isinstance(config, GPTConfig | EncoderDecoderConfig):
         return "nanolm", "it is recurrent"
     reasons = []
-    for family, switches in EXPRESSED.items():
-        missing = [as_option(name, getattr(config, name)) for name in unsupported(config, switches)]
-        if family == "gpt2" and config.kv_heads != config.heads:
+    seq2seq = isinstance(config, EncoderDecoderConfig)
+    for family in SEQ2SEQ if seq2seq else CLASSES:
+        missing = [
+            as_option(name, getattr(config, name))
+            for name in unsupported(config, EXPRESSED[family])
+        ]
+        if (seq2seq or family == "gpt2") and config.kv_heads != config.heads:
             missing.append(as_option("kv_heads", config.kv_heads))
+        if family == "pegasus" and separate_source(config):
+            missing.append("--separate-vocabularies")
         if not missing:
             return family, ""
-        reasons.append((len(missing), f"{family} has no {', no '.join(missing)}"))
+        reasons.append((len(missing), f"{family} does not support {' or '.join(missing)}"))
     return "nanolm", min(reasons)[1]
 
 
@@ -117,14 +134,16 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
         }
     if family == "nanolm":
         return {"model_type": "nanolm", **own_to_json(config)}
-    assert isinstance(config, GPTConfig)
+    assert isinstance(config, GPTConfig | EncoderDecoderConfig)
     shared = {
         "model_type": family,
-        "architectures": [CAUSAL[family]],
+        "architectures": [(CAUSAL | SEQ2SEQ)[family]],
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied,
         "dtype": "float32",
     }
+    if isinstance(config, EncoderDecoderConfig):
+        return {**shared, **marian_to_json(config, family)}
     if family == "gpt2":
         activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
         dropouts = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": 0.0}
@@ -167,66 +186,20 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | Classi
             config: ModelConfig | ClassifierConfig = read_gpt2(found)
         case "llama" | "qwen3":
             config = read_llama(found, family)
+        case "marian" | "pegasus":
+            config = read_marian(found, family)
         case "nanolm" if values.get("kind") == "classifier":
             config = read_own_classifier(found, file)
         case "nanolm":
             config = read_own(found)
         case _:
-            known = ", ".join([*CLASSES, "nanolm"])
+            known = ", ".join([*CLASSES, *SEQ2SEQ, "nanolm"])
             raise ModelError(f"{file}: nanolm supports models of type {known}, not {family!r:.100}")
     if isinstance(config, GPTConfig) and CLASSIFIERS.get(family) in found.like("architectures", []):
         config = read_classifier(found, config, read_labels(found))
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
     return config
-
-
-class Values:
-    """The values of a JSON object, with type checks."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values, self.where = values, where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A null means the default, as it does for transformers."""
-        value = self.values.get(name)
-        return default if value is None else value
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.get(name, default)
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise self.wrong(name, f"must be an integer from 1 to {LARGEST:,}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.get(name, default)
-        if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-            raise self.wrong(name, f"must be a number from 0 to {LARGEST:,}")
-        return float(value)
-
-    def like(self, name: str, default: Any) -> Any:
-        """A value of the same type as the default."""
-        value = self.get(name, default)
-        if type(value) is not type(default):
-            names = {bool: "true or false", list: "a list", dict: "an object"}
-            raise self.wrong(name, f"must be {names[type(default)]}")
-        return value
-
-    def only(self, name: str, allowed: Iterable[object], default: Any, what: str) -> Any:
-        """A setting of which nanolm supports only some values."""
-        value = self.get(name, default)
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise self.wrong(name, f"nanolm does not support {what}")
-        return value
-
-    def check_names(self, *known: str) -> None:
-        for name in self.values:
-            if name not in {*known, *AROUND}:
-                raise self.wrong(name, "this version of nanolm does not support it")
-
-    def wrong(self, name: str, why: str) -> ModelError:
-        shown = repr(self.values[name]) if name in self.values else "missing"
-        return ModelError(f"{self.where}: {name} is {shown[:200]}: {why}")
 
 
 def read_shared(values: Values, family: str) -> None:
@@ -304,7 +277,7 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
         if new[key] != old[key]:
             raise values.wrong("rope_parameters", f"its {key} contradicts the older fields")
     rope = Values({**old, **new}, f"{values.where}: rope_parameters")
-    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of only some components")
+    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "partial rotary embeddings")
     kind = rope.only("rope_type", SCALINGS, "default", "this RoPE scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
     defaults: dict[str, float] = {"original_max_position_embeddings": context}
@@ -360,7 +333,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     pool = values.only("pool", get_args(Pool), None, "this kind of pooling")
     values.check_names("labels", "pool", "window", "long_texts", "base")
     config = config_from_json({**values.like("base", {}), "model_type": "nanolm"}, file)
-    if isinstance(config, ClassifierConfig):
+    if isinstance(config, ClassifierConfig | Seq2SeqConfig):
         raise values.wrong("base", "must be a language model")
     return read_classifier(values, config, tuple(labels), pool)
 

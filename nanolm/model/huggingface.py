@@ -8,9 +8,7 @@ model holds only the trained weights; `base.json` has the path and checksum of t
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,20 +16,27 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanolm.errors import NOT_FINITE, ModelError
+from nanolm.errors import ModelError
 from nanolm.model import stored
-from nanolm.model.base import Model
-from nanolm.model.build import build_model
+from nanolm.model.base import Model, Network
+from nanolm.model.build import build_model, build_seq2seq
 from nanolm.model.classifier import Classifier, merge_adapters
-from nanolm.model.config import ClassifierConfig
+from nanolm.model.config import ClassifierConfig, ModelConfig
 from nanolm.model.config_json import config_to_json, model_type
-from nanolm.text.tokenizer import Tokenizer
+from nanolm.model.finite import LARGE, checked, root_mean_square
+from nanolm.model.positions import sinusoidal_table
+from nanolm.model.seq2seq import Seq2Seq
+from nanolm.model.shapes import Config
+from nanolm.text.tokenizer import Tokenizer, with_end
 
-M = TypeVar("M", Model, Classifier)
+M = TypeVar("M", Model, Classifier, Seq2Seq)
+N = TypeVar("N", Model, Seq2Seq)
+C = TypeVar("C", bound=ModelConfig)
 SHARD = 5_000_000_000  # bytes; larger models are split into several files
-LARGE = 30.0  # root mean square of a tensor; above it, a few tokens are run to detect overflow
+BEAMS = 4  # of beam search by default, as in the paper of 2017
+PRECISION = 0.004  # of positions between -1 and 1 that are stored in bfloat16
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,33 @@ def save_model(
     """Write everything that `AutoModelForCausalLM` (or `...ForSequenceClassification`) and
     `AutoTokenizer` need into `folder`."""
     save_config(model, folder, tokenizer)
+    save_weights(model, folder, shard)
+
+
+def save_seq2seq(
+    model: Seq2Seq,
+    folder: Path,
+    tokenizer: Tokenizer,
+    source_tokenizer: Tokenizer | None = None,
+    shard: int = SHARD,
+) -> None:
+    """The same for `AutoModelForSeq2SeqLM`. `AutoTokenizer` encodes a text with its end token. If
+    source and target have separate vocabularies, it is the tokenizer of the target; the other is
+    `PreTrainedTokenizerFast(tokenizer_file="source_tokenizer.json")`."""
+    end, config = tokenizer.end_of_text, model.config
+    ends = {"bos_token_id": end, "eos_token_id": end, "decoder_start_token_id": end}
+    # transformers needs a padding id that is in both vocabularies, or none.
+    both = min(config.vocab_size, config.source_vocab_size or config.vocab_size)
+    padding = tokenizer.padding if tokenizer.padding < both else None
+    values = {**config_to_json(config), **ends, "pad_token_id": padding}
+    stored.write_json(folder / "config.json", values)
+    search = {"num_beams": BEAMS, "max_length": config.context, "pad_token_id": tokenizer.padding}
+    never = {"suppress_tokens": sorted(tokenizer.unseen)} if tokenizer.unseen else {}
+    stored.write_json(folder / "generation_config.json", {**search, **ends, **never})
+    tokenizer.save(folder, config.context, end=True)
+    if source_tokenizer is not None:
+        source = with_end(source_tokenizer)
+        (folder / stored.SOURCE_TOKENIZER).write_text(source, encoding="utf-8")
     save_weights(model, folder, shard)
 
 
@@ -101,12 +133,12 @@ def snapshot(model: M, copy_of: Callable[[Tensor], Tensor] = lambda value: value
         copy = type(model)(model.config)
     state = {name: copy_of(value.detach()) for name, value in model.named_parameters()}
     copy.load_state_dict(state, strict=False, assign=True)
-    if isinstance(copy, Model) and copy.config.tied:
+    if isinstance(copy, Network) and copy.config.tied:
         copy.head.weight = copy.token_embedding.weight
     return copy
 
 
-def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
+def save_weights(model: Model | Classifier | Seq2Seq, folder: Path, shard: int) -> None:
     """Write all tensors to one file, or to several with an index if they exceed `shard` bytes."""
     shards: list[dict[str, Tensor]] = [{}]
     size = total = 0
@@ -130,25 +162,53 @@ def save_weights(model: Model | Classifier, folder: Path, shard: int) -> None:
     stored.write_json(folder / stored.INDEX, index)
 
 
-def split_weights(model: Model | Classifier) -> Iterator[tuple[str, Tensor]]:
+def split_weights(model: Model | Classifier | Seq2Seq) -> Iterator[tuple[str, Tensor]]:
     """The tensors as they are stored, with their names on disk."""
-    prefix = stored.PREFIX[model_type(model.config)[0]]
+    family = model_type(model.config)[0]
+    prefix = stored.PREFIX[family]
     parameters = dict(model.named_parameters())
+
+    def named(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        return name if name in stored.UNPREFIXED else prefix + name, tensor.contiguous()
+
     for mapping in stored.tensor_mappings(model.config):
         parts = parameters[mapping.name].detach().cpu().split(mapping.sizes)
         for name, part in zip(mapping.stored_names, parts, strict=True):
-            there = name if name in (stored.HEAD, stored.SCORE) else prefix + name
-            yield there, (part.T if mapping.transposed else part).contiguous()
+            yield named(name, part.T if mapping.transposed else part)
+        # If the head is not tied, transformers 5 does not tie the source embedding either.
+        for name in mapping.copies if stored.HEAD not in mapping.copies else ():
+            yield named(name, parts[0].clone())
+    for name in stored.constant_shapes(model.config):
+        if name == stored.LOGITS_BIAS or (name in stored.POSITIONS and family == "pegasus"):
+            yield named(name, constant(name, model.config))
+
+
+def constant(name: str, config: Config) -> Tensor:
+    """A tensor of Marian or Pegasus that is not a parameter here."""
+    shape = stored.constant_shapes(config)[name]
+    if name in stored.POSITIONS:
+        return sinusoidal_table(shape[0], shape[1], halves=True)
+    return torch.zeros(shape)
 
 
 def load_model(folder: Path, dropout: float | None = None) -> Model:
     """Load the model in `folder`, in float32 on the CPU, optionally with another `dropout`."""
-    config = stored.load_config(folder)
+    return load_network(folder, stored.load_config(folder), build_model, dropout)
+
+
+def load_seq2seq(folder: Path, dropout: float | None = None) -> Seq2Seq:
+    """The same for a sequence-to-sequence model."""
+    return load_network(folder, stored.load_seq2seq_config(folder), build_seq2seq, dropout)
+
+
+def load_network(
+    folder: Path, config: C, build: Callable[[C], N], dropout: float | None = None
+) -> N:
     if dropout is not None:
         config = replace(config, dropout=dropout)
     state, large = read_state(folder, config)
     with torch.device("meta"):  # shapes only: nothing is allocated
-        model = build_model(config)
+        model = build(config)
     model.load_state_dict(state, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.token_embedding.weight
@@ -182,8 +242,8 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
         problem = "now has different weights"
     if problem:
         raise ModelError(
-            f"{folder} has only trained weights; the rest is in {base.folder}, which {problem}. "
-            "Restore it there, or fine-tune again."
+            f"{folder} has only the fine-tuned weights; the others are in {base.folder}, which "
+            f"{problem}. Restore that folder, or fine-tune again."
         )
     if isinstance(stored.load_any_config(base.folder), ClassifierConfig):
         inside = load_classifier(base.folder, config.base.dropout).base
@@ -210,7 +270,7 @@ def weights_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], str]:
+def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
     """The parameters of `config` by our names (in a partial checkpoint, the trained ones), and the
     location of the first unusually large tensor."""
     large = ""
@@ -231,11 +291,18 @@ def read_state(folder: Path, config: stored.Config) -> tuple[dict[str, Tensor], 
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
             state[mapping.name] = (whole.T if mapping.transposed else whole).contiguous()
-        # A tied head that is stored anyway: transformers ignores it, we check that it is equal.
-        if stored.HEAD in tensors and "head.weight" not in state:
-            head = read_tensor(tensors[stored.HEAD])
-            if not torch.equal(head, state["token_embedding.weight"]):
-                raise ModelError(f"{folder}: {stored.HEAD} differs from the embedding")
+            # Tied weights that are stored anyway: transformers ignores them, we check them.
+            for name in filter(tensors.__contains__, mapping.copies):
+                if not torch.equal(read_tensor(tensors[name]), state[mapping.name]):
+                    raise ModelError(f"{folder}: {name} differs from the embedding")
+        for name in tensors.keys() & stored.constant_shapes(config).keys() - {stored.UNUSED}:
+            close = PRECISION if name in stored.POSITIONS else 0.0
+            found = read_tensor(tensors[name])
+            if not torch.allclose(found, constant(name, config), rtol=0, atol=close):
+                expected = (
+                    "sinusoidal positions" if close else "zero; nanolm supports no bias there"
+                )
+                raise ModelError(f"{folder}: {name} differs from {expected}")
         return state, large
 
 
@@ -248,34 +315,3 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         root_mean_square(tensor.float(), f"{file}: {name}")
     return tensors
-
-
-def root_mean_square(tensor: Tensor, where: str) -> float:
-    """The root mean square of weights, which must be finite, like the sum of their squares."""
-    squares = torch.linalg.vector_norm(tensor).item() ** 2 if tensor.numel() else 0.0
-    if not squares < torch.finfo(torch.float32).max:
-        kind = "too large to compute with" if tensor.isfinite().all() else "not finite"
-        raise ModelError(f"{where}: its values are {kind}; the model is damaged")
-    return math.sqrt(squares / max(1, tensor.numel()))
-
-
-def checked(model: M, large: str) -> M:
-    """Return the model, or refuse it if it has `large` weights and its activations overflow. Norms
-    turn overflow into zeros, so their inputs are checked as well as the outputs."""
-    if not large:
-        return model
-    seen: list[Tensor] = []
-    norms = [each for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)]
-    base = model.base if isinstance(model, Classifier) else model
-    largest = base.token_embedding.weight.abs().amax(dim=1)
-    ids = largest.topk(min(len(largest), base.window() or 16, 16)).indices[None]  # (1, time)
-    with torch.no_grad(), ExitStack() as hooks:
-        for norm in norms:
-            hook = norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            hooks.enter_context(hook)
-        seen.append(base(ids))
-        if isinstance(model, Classifier):
-            seen.append(model.score(seen[-1]))
-    if not all(torch.linalg.vector_norm(x, dim=-1).square().isfinite().all() for x in seen):
-        raise ModelError(f"{NOT_FINITE} ({large})")
-    return model

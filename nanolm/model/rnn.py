@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nanolm.model.base import Embedding, Model
-from nanolm.model.config import RecurrentConfig
+from nanolm.model.config import RecurrentConfig, RecurrentSeq2SeqConfig
 
-State = tuple[Tensor, ...]  # (batch, dim) each: h for an Elman RNN, h and c for an LSTM
+State = tuple[Tensor, ...]  # (batch, dim) each: h, and for an LSTM also c
 
 
 class Recurrent(Model):
@@ -29,8 +29,7 @@ class Recurrent(Model):
         super().__init__()
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.dim)
-        cell = Elman if config.cell == "rnn" else LSTM
-        self.layers = nn.ModuleList(cell(config.dim) for _ in range(config.layers))
+        self.layers = nn.ModuleList(CELLS[config.cell](config.dim) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied:
@@ -78,10 +77,11 @@ class Recurrent(Model):
 class RecurrentState:
     """The state of every layer after the tokens so far, with the methods of a `KVCache`."""
 
-    def __init__(self, config: RecurrentConfig, batch: int, like: Tensor) -> None:
-        parts = 1 if config.cell == "rnn" else 2
+    def __init__(
+        self, config: RecurrentConfig | RecurrentSeq2SeqConfig, batch: int, like: Tensor
+    ) -> None:
         # Allocated once, as CUDA graphs require.
-        self.whole = like.new_zeros(config.layers, parts, batch, config.dim)
+        self.whole = like.new_zeros(config.layers, CELLS[config.cell].parts, batch, config.dim)
         self.use(batch)
 
     def use(self, rows: int) -> None:
@@ -95,7 +95,7 @@ class RecurrentState:
         self.whole[:, :, rows] = other.whole
 
     def select(self, rows: Tensor) -> None:
-        self.whole.copy_(self.whole[:, :, rows])
+        self.whole[:, :, : len(rows)] = self.whole[:, :, rows]
 
     def move(self, source: int, target: int) -> None:
         self.whole[:, :, target] = self.whole[:, :, source]
@@ -108,6 +108,7 @@ class Cell(nn.Module, ABC):
     """A recurrent layer: computes the next state from each input and the previous state."""
 
     gates: int  # vectors of width dim computed at each position
+    parts: int = 1  # tensors in the state
     kernel: Any  # torch's kernel for all positions at once
 
     def __init__(self, dim: int, inputs: int | None = None) -> None:
@@ -172,7 +173,7 @@ class Elman(Cell):
 class LSTM(Cell):
     """Long short-term memory: gates control what the cell c takes in, keeps and outputs as h."""
 
-    gates, kernel = 4, torch.lstm
+    gates, parts, kernel = 4, 2, torch.lstm
 
     def init_weights(self) -> None:
         super().init_weights()
@@ -183,3 +184,19 @@ class LSTM(Cell):
         take, keep, new, show = (h @ self.state_weight.T + x).chunk(4, dim=-1)  # (batch, dim) each
         c = keep.sigmoid() * c + take.sigmoid() * new.tanh()
         return show.sigmoid() * c.tanh(), c
+
+
+class GRU(Cell):
+    """Gated recurrent unit: gates control how much of h is used for the new value and is kept."""
+
+    gates, kernel = 3, torch.gru
+
+    def step(self, x: Tensor, state: State) -> State:
+        (h,) = state
+        use, keep, new = (h @ self.state_weight.T).chunk(3, dim=-1)  # (batch, dim) each
+        use_in, keep_in, new_in = x.chunk(3, dim=-1)
+        use, keep = (use + use_in).sigmoid(), (keep + keep_in).sigmoid()
+        return (keep * h + (1 - keep) * (new_in + use * new).tanh(),)
+
+
+CELLS: dict[str, type[Cell]] = {"rnn": Elman, "lstm": LSTM, "gru": GRU}

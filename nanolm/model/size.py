@@ -7,7 +7,7 @@
 from dataclasses import asdict, dataclass
 
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, Preset, RecurrentConfig, configure
-from nanolm.model.stored import parameters_by_part
+from nanolm.model.shapes import parameters_by_part
 
 SCORES = 1 << 30  # logits computed at a time: 2 GB in bfloat16
 

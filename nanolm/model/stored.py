@@ -1,13 +1,12 @@
 """The contents of a model folder: its config, and the names, shapes and dtypes of its tensors.
 
-    >>> parameters_by_part(load_any_config(folder))
-    {'token embedding': 24576, 'norms': 336, 'attention': 27648, ...}
+    >>> tensor_mappings(load_any_config(folder))
+    [TensorMapping(name='token_embedding.weight', stored_names=('embed_tokens.weight',), ...
 
 Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,21 +17,29 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from nanolm.errors import ModelError
-from nanolm.model.config import ClassifierConfig, GPTConfig, ModelConfig, RecurrentConfig
+from nanolm.model.config import (
+    ClassifierConfig,
+    EncoderDecoderConfig,
+    GPTConfig,
+    ModelConfig,
+    Seq2SeqConfig,
+)
 from nanolm.model.config_json import config_from_json, model_type
-
-Config = ModelConfig | ClassifierConfig
-Shape = tuple[int, ...]
+from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"  # if source and target have separate vocabularies
 # A partial checkpoint of a classifier: a reference to its base model, and the trained weights.
 BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
 # models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
 HEAD, SCORE = "lm_head.weight", "score.weight"
-PREFIX = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model.", "nanolm": ""}
+LOGITS_BIAS = "final_logits_bias"  # of Marian and Pegasus: always zero here
+UNPREFIXED = (HEAD, SCORE, LOGITS_BIAS)
+PREFIX = dict.fromkeys(("llama", "qwen3", "marian", "pegasus"), "model.")
+PREFIX |= {"gpt2": "transformer.", "nanolm": ""}
 # Buffers that older versions of transformers saved with the weights, and that all versions ignore.
 IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The names on disk of each of our modules; several names make up one fused matrix.
@@ -64,16 +71,30 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 NAMES["qwen3"] = NAMES["llama"]
+NAMES["marian"] = NAMES["pegasus"] = {
+    "token_embedding": ("shared",),  # or decoder.embed_tokens
+    "source_embedding": ("encoder.embed_tokens",),
+    "attention_norm": ("self_attn_layer_norm",),
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.out_proj",),
+    "cross_attention_norm": ("encoder_attn_layer_norm",),
+    "cross_attention.query": ("encoder_attn.q_proj",),
+    "cross_attention.key_value": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attention.out": ("encoder_attn.out_proj",),
+    "feed_forward_norm": ("final_layer_norm",),
+    "feed_forward.up": ("fc1",),
+    "feed_forward.out": ("fc2",),
+    "encoder_norm": ("encoder.layer_norm",),
+    "norm": ("decoder.layer_norm",),
+    "head": ("lm_head",),
+}
 LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
+EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")}
+UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
+POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
 READ = {"F64", "F32", "F16", "BF16"}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-PARTS = {  # names to show instead
-    "feed_forward": "feed-forward",
-    "layers": "recurrent layers",
-    "head": "output layer",
-    "score": "scores of labels",
-}
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 
@@ -86,6 +107,7 @@ class TensorMapping:
     stored_names: tuple[str, ...]
     sizes: tuple[int, ...]  # rows of each
     transposed: bool = False  # GPT-2 stores (in, out)
+    copies: tuple[str, ...] = ()  # names that it may be stored under again
 
 
 def load_any_config(folder: Path) -> Config:
@@ -97,87 +119,43 @@ def load_any_config(folder: Path) -> Config:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """The config of a language model; refuses classifiers."""
+    """The config of a language model; refuses classifiers and sequence-to-sequence models."""
     config = load_any_config(folder)
-    if isinstance(config, ClassifierConfig):
-        advice = f'try `nanolm classify {folder} "..."`'
-        raise ModelError(f"{folder} is a classifier, but this needs a language model; {advice}")
+    if isinstance(config, ClassifierConfig | Seq2SeqConfig):
+        raise ModelError(f"{folder} is {kind_and_advice(folder, config, 'a language model')}")
     return config
 
 
 def load_classifier_config(folder: Path) -> ClassifierConfig:
-    """The config of a classifier; refuses language models."""
+    """The config of a classifier; refuses other models."""
     config = load_any_config(folder)
     if isinstance(config, ModelConfig):
-        advice = f"train one with `nanolm finetune DATA --from {folder}`"
-        raise ModelError(f"{folder} is a language model, but this needs a classifier; {advice}")
+        raise ModelError(f"{folder} is {kind_and_advice(folder, config, 'a classifier')}")
     return config
 
 
-def parameter_shapes(config: Config) -> dict[str, Shape]:
-    """The shape of each parameter by name, in the order of `named_parameters`."""
-    if isinstance(config, ClassifierConfig):
-        base = parameter_shapes(replace(config.base, tied=True))  # a classifier has no output layer
-        inside = {f"base.{name}": shape for name, shape in base.items()}
-        return {**inside, SCORE: (len(config.labels), config.base.dim)}
-    shapes: dict[str, Shape] = {"token_embedding.weight": (config.vocab_size, config.dim)}
-    if isinstance(config, RecurrentConfig):
-        rows = (1 if config.cell == "rnn" else 4) * config.dim
-        for layer in range(config.layers):
-            shapes[f"layers.{layer}.input_weight"] = (rows, config.dim)
-            shapes[f"layers.{layer}.state_weight"] = (rows, config.dim)
-            shapes[f"layers.{layer}.bias"] = (rows,)
-    else:
-        assert isinstance(config, GPTConfig)
-        if config.positions == "learned":
-            shapes["position_embedding.weight"] = (config.context, config.dim)
-        block = block_shapes(config)
-        for layer in range(config.layers):
-            shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
-        if config.norm_place == "pre":
-            shapes |= with_biases(config, {"norm": (config.dim,)})
-    if not config.tied:
-        shapes["head.weight"] = (config.vocab_size, config.dim)
-    return shapes
+def load_seq2seq_config(folder: Path) -> Seq2SeqConfig:
+    """The config of a sequence-to-sequence model; refuses other models."""
+    config = load_any_config(folder)
+    if not isinstance(config, Seq2SeqConfig):
+        needed = "a sequence-to-sequence model"
+        raise ModelError(f"{folder} is {kind_and_advice(folder, config, needed)}")
+    return config
 
 
-def parameters_by_part(config: Config) -> dict[str, int]:
-    """The number of parameters of each kind of layer; a tied output layer adds none."""
-    parts: dict[str, int] = {}
-    for name, shape in parameter_shapes(config).items():
-        layer = name.removeprefix("base.").removeprefix("blocks.").lstrip("0123456789.")
-        layer = layer.partition(".")[0]
-        part = "norms" if layer.endswith("norm") else PARTS.get(layer, layer.replace("_", " "))
-        parts[part] = parts.get(part, 0) + math.prod(shape)
-    return parts
-
-
-def block_shapes(config: GPTConfig) -> dict[str, Shape]:
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    inner = config.hidden * (2 if config.feed_forward == "swiglu" else 1)
-    weights: dict[str, Shape] = {
-        "attention_norm": (config.dim,),
-        "attention.qkv": (heads + 2 * kv_heads, config.dim),
-        "attention.out": (config.dim, heads),
-        "attention.query_norm": (config.head_dim,),
-        "attention.key_norm": (config.head_dim,),
-        "feed_forward_norm": (config.dim,),
-        "feed_forward.up": (inner, config.dim),
-        "feed_forward.out": (config.dim, config.hidden),
-    }
-    if not config.qk_norm:
-        del weights["attention.query_norm"], weights["attention.key_norm"]
-    return with_biases(config, weights)
-
-
-def with_biases(config: GPTConfig, weights: dict[str, Shape]) -> dict[str, Shape]:
-    """The shapes of weights and biases of linear layers and norms."""
-    shapes = {}
-    for module, shape in weights.items():
-        shapes[f"{module}.weight"] = shape
-        if config.bias and (len(shape) == 2 or config.norm == "layer"):
-            shapes[f"{module}.bias"] = shape[:1]
-    return shapes
+def kind_and_advice(folder: Path, config: Config, needed: str) -> str:
+    """What a model is instead of what is needed, and what to do."""
+    match config:
+        case ClassifierConfig():
+            kind, advice = "a classifier", f'try `nanolm classify {folder} "..."`'
+        case Seq2SeqConfig():
+            kind, advice = "a sequence-to-sequence model", f'try `nanolm translate {folder} "..."`'
+        case _ if needed == "a classifier":
+            kind = "a language model"
+            advice = f"train one with `nanolm finetune DATA --from {folder}`"
+        case _:
+            kind, advice = "a language model", "train one with `nanolm train-pairs PAIRS`"
+    return f"{kind}, but this needs {needed}; {advice}"
 
 
 class StoredTensor(NamedTuple):
@@ -201,6 +179,7 @@ def checked_tensors(
         prefix = "" if partial else PREFIX[model_type(config)[0]]
         tensors = open_weights(folder, stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
+        layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
             raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
@@ -263,16 +242,18 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
-    expected = dict(shapes) if partial else {}
+    expected: dict[str, Shape] = dict(shapes) if partial else {}
+    optional = constant_shapes(config)
     for mapping in [] if partial else tensor_mappings(config):
         for name, size in zip(mapping.stored_names, mapping.sizes, strict=True):
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
+        optional |= dict.fromkeys(mapping.copies, shapes[mapping.name])
     found = [f"{name}: missing" for name in expected if name not in tensors and not partial]
+    expected |= optional
     for name, stored in tensors.items():
         if name not in expected:
-            if name != HEAD or isinstance(config, ClassifierConfig) or not config.tied:
-                found.append(f"{name}: not part of this model")
+            found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
             found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
         if stored.dtype not in READ:
@@ -285,7 +266,8 @@ def tensor_mappings(config: Config) -> list[TensorMapping]:
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
-        table = [replace(each, name=f"base.{each.name}") for each in base_mappings(base, family)]
+        inside = base_mappings(base, family)
+        table = [replace(each, name=f"base.{each.name}", copies=()) for each in inside]
         return [*table, TensorMapping(SCORE, (SCORE,), (len(config.labels),))]
     return base_mappings(config, family)
 
@@ -294,23 +276,39 @@ def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
     shapes = parameter_shapes(config)
     if family == "nanolm":
         return [TensorMapping(name, (name,), shape[:1]) for name, shape in shapes.items()]
-    assert isinstance(config, GPTConfig)
+    assert isinstance(config, GPTConfig | EncoderDecoderConfig)
     kv_rows, table = config.kv_heads * config.head_dim, []
     for name, shape in shapes.items():
         module, _, kind = name.rpartition(".")  # "blocks.0.attention.qkv", "weight"
         layer = ""
-        if module.startswith("blocks."):
-            _, number, module = module.split(".", 2)
-            layer = f"{LAYERS[family]}.{number}."
+        if inside := re.fullmatch(r"(\w+)\.(\d+)\.(.+)", module):
+            stack, number, module = inside.groups()
+            layer = f"{LAYERS.get(family, f'{stack}.layers')}.{number}."
         outside = tuple(f"{layer}{there}.{kind}" for there in NAMES[family][module])
-        sizes = shape[:1]
+        sizes = (shape[0] // len(outside),) * len(outside)  # gate and up, or keys and values
         if len(outside) == 3:  # queries, keys, values
             sizes = (config.heads * config.head_dim, kv_rows, kv_rows)
-        elif len(outside) == 2:  # gate, up
-            sizes = (config.hidden, config.hidden)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"
         table.append(TensorMapping(name, outside, sizes, transposed))
+    # The first is the embedding.
+    copies = (HEAD,) if config.tied else ()
+    if isinstance(config, EncoderDecoderConfig):
+        if config.source_vocab_size is None:
+            copies = (*EMBEDDINGS.values(), *copies)
+        else:
+            table[0] = replace(table[0], stored_names=(EMBEDDINGS["decoder"],))
+    table[0] = replace(table[0], copies=copies)
     return table
+
+
+def constant_shapes(config: Config) -> dict[str, Shape]:
+    """Tensors of Marian and Pegasus that are not parameters here."""
+    if not isinstance(config, EncoderDecoderConfig) or model_type(config)[0] == "nanolm":
+        return {}
+    shapes: dict[str, Shape] = dict.fromkeys(POSITIONS, (config.context, config.dim))
+    if config.source_vocab_size is not None and not config.tied:
+        shapes[UNUSED] = (config.source_vocab_size, config.dim)
+    return {LOGITS_BIAS: (1, config.vocab_size), **shapes}
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:

@@ -249,7 +249,9 @@ def machine(data: RunData) -> list[tuple[str, str]]:
     names = ("machine", "nanolm", "torch", "numpy", "python", "started")
     rows = [(name, str(data.facts[name])) for name in names if name in data.facts]
     fingerprints = data.facts["fingerprints"]
-    return rows + [(f"fingerprint of {name}", str(value)) for name, value in fingerprints.items()]
+    # A validation set held out of the corpus has none of its own, but "CORPUS FRACTION SPLIT".
+    own = {name: value for name, value in fingerprints.items() if value and " " not in value}
+    return rows + [(f"{name} fingerprint", value) for name, value in own.items()]
 
 
 def setting_text(value: object) -> str:

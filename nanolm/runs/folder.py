@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
-from nanolm.model.config import ClassifierConfig
-from nanolm.model.stored import load_any_config
+from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
+from nanolm.model.shapes import Config
+from nanolm.model.stored import SOURCE_TOKENIZER, load_any_config, load_seq2seq_config, read_json
 from nanolm.runs import checkpoint, journal
 from nanolm.runs.checkpoint import EARLIER, list_checkpoints
 from nanolm.runs.toml import dump_toml
@@ -170,10 +171,10 @@ class Run:
                 os.truncate(file, length)
 
     def recover(self, report: Callable[[str], None]) -> None:
-        """Finish the change of a killed process and remove its temporary files. Needs the lock."""
+        """Finish what a killed process began and remove its temporary files. Needs the lock."""
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
-            report(f"{path}: completed an interrupted change: {what}")
+            report(f"{path}: completed an interrupted operation ({what})")
         for folder in (path, path / CHECKPOINTS):
             files.sweep(folder)
         self.begun = self.folder is not None and self.exists()
@@ -188,7 +189,7 @@ class Run:
                 with self.locked():
                     self.recover(report)
         except (DataError, OSError) as error:  # in use, from a newer version, or read-only
-            report(f"{self.path}: an interrupted change could not be completed: {error}")
+            report(f"{self.path}: an interrupted operation could not be completed: {error}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -275,7 +276,7 @@ def parse_facts(file: Path, text: str) -> dict[str, Any]:
         raise ValueError("not written by nanolm")
     for name in ("steps", "best_step", "seconds"):
         if not isinstance(value := result.get(name, 0), int | float):
-            raise ValueError(f"{name} in its result is {value!r:.80}")
+            raise ValueError(f"result.{name} is {value!r:.80}, not a number")
     return facts
 
 
@@ -337,9 +338,27 @@ def model_tokenizer(folder: Path) -> "Tokenizer":
     """The tokenizer of a model folder. Its vocabulary must not exceed the model's."""
     from nanolm.text.tokenizer_files import load_tokenizer
 
-    tokenizer, config = load_tokenizer(folder), load_any_config(folder)
+    config = load_any_config(folder)
     base = config.base if isinstance(config, ClassifierConfig) else config
-    if tokenizer.vocab_size > (known := base.vocab_size):
+    return fitting(load_tokenizer(folder), base.vocab_size, folder)
+
+
+def model_tokenizers(folder: Path) -> "tuple[Tokenizer, Tokenizer]":
+    """The tokenizers of target and source of a sequence-to-sequence model, often the same."""
+    from nanolm.text.tokenizer_files import load_tokenizer
+
+    config, target = load_seq2seq_config(folder), model_tokenizer(folder)
+    start = read_json(folder / "config.json").get("decoder_start_token_id")
+    if start != target.end_of_text:
+        expected = f"{target.end_of_text}, the end-of-text token"
+        raise ModelError(f"{folder}: decoder_start_token_id is {start!r:.80}: must be {expected}")
+    file = folder / SOURCE_TOKENIZER
+    source = load_tokenizer(file) if file.exists() else target
+    return target, fitting(source, config.source_vocab_size or config.vocab_size, folder)
+
+
+def fitting(tokenizer: "Tokenizer", known: int, folder: Path) -> "Tokenizer":
+    if tokenizer.vocab_size > known:
         tokens = f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model only {known:,}"
         raise ModelError(f"{folder}: {tokens}")
     return tokenizer
@@ -370,12 +389,27 @@ def runs_by_age(root: Path) -> list[Path]:
     return sorted(ages, key=lambda folder: ages[folder], reverse=True)
 
 
-def is_classifier(run: Path) -> bool:
+def config_of(run: Path) -> Config | None:
+    """The config of a run's model; None if it cannot be read."""
     try:
-        folder = checkpoint.follow(run / "last") or find_model(run, lambda text: None)
-        return isinstance(load_any_config(folder), ClassifierConfig)
+        return load_any_config(
+            checkpoint.follow(run / "last") or find_model(run, lambda text: None)
+        )
     except NanolmError:
-        return False
+        return None
+
+
+def is_classifier(run: Path) -> bool:
+    return isinstance(config_of(run), ClassifierConfig)
+
+
+def is_seq2seq(run: Path) -> bool:
+    return isinstance(config_of(run), Seq2SeqConfig)
+
+
+def is_language_model(run: Path) -> bool:
+    """Whether it is one, or may be."""
+    return not isinstance(config_of(run), ClassifierConfig | Seq2SeqConfig)
 
 
 def ending(result: dict[str, Any]) -> str:

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import DataError, ModelError
-from nanolm.model.config import ClassifierConfig
+from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.config_json import model_type
-from nanolm.model.stored import checked_tensors, load_any_config, parameters_by_part, read_json
-from nanolm.runs.folder import Run, find_model, model_tokenizer
+from nanolm.model.shapes import parameters_by_part
+from nanolm.model.stored import checked_tensors, load_any_config, read_json
+from nanolm.runs.folder import Run, find_model, model_tokenizer, model_tokenizers
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)  # raised by edited files
+UNREADABLE = (
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OverflowError,
+)  # raised by edited files
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class History:
     best_step: int | None = None
     val_bits_per_byte: float | None = None
     val_accuracy: float | None = None  # of a classifier
+    val_bleu: float | None = None  # of a sequence-to-sequence model
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class Info:
     parts: dict[str, int]
     numbers: str  # dtype of the stored weights
     tokenizer: dict[str, Any]
+    source_tokenizer: dict[str, Any] | None  # if it is another one than the target's
     bytes: dict[str, int]  # on disk, by file
     history: History | None
     readers: list[str]
@@ -54,12 +63,14 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     parts = parameters_by_part(config)
     with checked_tensors(folder, config) as tensors:
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
-    tokenizer = model_tokenizer(folder)
+    tokenizer = source = model_tokenizer(folder)
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     kind, why = model_type(config)
     architecture, loader = asdict(config), "AutoModelForCausalLM"
     if isinstance(config, ClassifierConfig):
         architecture["labels"], loader = list(config.labels), "AutoModelForSequenceClassification"
+    elif isinstance(config, Seq2SeqConfig):
+        loader, (tokenizer, source) = "AutoModelForSeq2SeqLM", model_tokenizers(folder)
     base = architecture.pop("base", {})
     return Info(
         folder=str(folder),
@@ -69,6 +80,9 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         parts=parts,
         numbers=numbers,
         tokenizer={"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+        source_tokenizer=None
+        if source is tokenizer
+        else {"kind": source.kind, "vocab_size": source.vocab_size},
         bytes={file.name: file.stat().st_size for file in files},
         history=read_history(Path(name), folder),
         readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
@@ -89,18 +103,21 @@ def read_history(path: Path, folder: Path) -> History | None:
                 settings, facts = run.settings(), run.facts()
                 result = facts.get("result", {})
                 bits = result.get("val_bits_per_byte")
-                accuracy = result["val"]["accuracy"] if "val" in result else None
+                val = result.get("val", {})
+                accuracy, bleu = val.get("accuracy"), val.get("bleu")
+                texts = settings.get("corpus") or settings.get("pairs") or settings["data"]
                 return replace(
                     known,
                     run=str(run.path),
                     started=str(facts["started"]),
-                    corpus=tuple(map(str, settings.get("corpus") or settings["data"])),
+                    corpus=tuple(map(str, texts)),
                     start_from=settings.get("start_from"),
                     batch=int(settings["batch"]),
                     context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,
                     val_bits_per_byte=None if bits is None else float(bits),
                     val_accuracy=None if accuracy is None else float(accuracy),
+                    val_bleu=None if bleu is None else float(bleu),
                 )
             except (DataError, *UNREADABLE):
                 break

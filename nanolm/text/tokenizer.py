@@ -106,10 +106,12 @@ class Tokenizer(ABC):
         """A hash of everything that determines the ids and their meaning."""
         return hashlib.sha256(f"{self.to_json()}{self.special}".encode()).hexdigest()
 
-    def save(self, folder: Path, context: int) -> None:
-        """Write tokenizer.json, and tokenizer_config.json for `transformers`."""
-        (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
-        config = {
+    def save(self, folder: Path, context: int, end: bool = False) -> None:
+        """Write tokenizer.json, and tokenizer_config.json for `transformers`. With `end`, these add
+        the end-of-text token to every text."""
+        text = with_end(self) if end else self.to_json()
+        (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+        config: dict[str, Any] = {
             # Without the class, transformers 5 uses the tokenizer of the model's family instead.
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self.special[self.start_of_text],
@@ -120,6 +122,8 @@ class Tokenizer(ABC):
             # As here, a special token spelled out in a text is plain text.
             "split_special_tokens": True,
         }
+        if end:
+            config["model_input_names"] = ["input_ids", "attention_mask"]
         text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
@@ -251,7 +255,26 @@ def own_tokenizer(text: str) -> Tokenizer | None:
             tokenizer = ByteLevel([(vocab[left], vocab[right]) for left, right in model["merges"]])
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    return tokenizer if tokenizer.to_json() == text else None
+    ours = tokenizer.to_json() == text or with_end(tokenizer) == text
+    return tokenizer if ours else None
+
+
+def with_end(tokenizer: Tokenizer) -> str:
+    """The contents of a tokenizer.json that adds the end-of-text token to every text."""
+    end, id = tokenizer.special[tokenizer.end_of_text], tokenizer.end_of_text
+    text, added = (
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": end, "type_id": 0}},
+    )
+    second = {"Sequence": {"id": "B", "type_id": 0}}
+    processor = {
+        "type": "TemplateProcessing",
+        "single": [text, added],
+        "pair": [text, added, second, added],
+        "special_tokens": {end: {"id": end, "ids": [id], "tokens": [end]}},
+    }
+    whole = json.loads(tokenizer.to_json()) | {"post_processor": processor}
+    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 
 
 def utf8(text: str) -> bytes:

@@ -5,6 +5,7 @@ run holds every resolved setting, so the file alone is enough to repeat the run.
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -43,6 +44,7 @@ SWITCHES = (
 ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # fixed by a model to start from
 ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # only for Transformers
 
+KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 RANGES = {  # possible values, sensible or not
     "max_bytes": (1_000, 10**15),
     **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
@@ -106,7 +108,7 @@ class Settings:
             elif name in lists:
                 continue
             elif not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
-                problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
+                problems.append(f"{name} = {value!r}: must be {KINDS[kinds[0]]}")
         refuse(problems)
         return cls(**{**values, **lists})
 
@@ -140,14 +142,15 @@ class Settings:
         if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
             problems.append(problem)
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
-            problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
+            problem = f"omit it with --tokenizer {self.tokenizer}"
+            problems.append(f"--vocab-size applies only to --tokenizer bpe; {problem}")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
-            bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
+            bounds = "must be at least 258 (all bytes and two special tokens) and at most 1048576"
             problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
         # Minutes can be combined with the others: whichever is used up first ends the run.
         budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"use only one of {' and '.join(budgets)}")
+            problems.append(f"use only one of {', '.join(budgets)}")
         if self.deterministic and self.minutes:
             problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems
@@ -194,8 +197,11 @@ class TrainSettings(Settings):
 
     def problems(self) -> list[str]:
         problems = super().problems()
-        if len(set(self.corpus)) < len(self.corpus):
-            problems.append("a file of the corpus is given twice")
+        problems += [
+            f"{name} is listed twice in the corpus; list it once"
+            for name, count in Counter(self.corpus).items()
+            if count > 1
+        ]
         if self.val in self.corpus:
             problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
@@ -253,7 +259,7 @@ class TrainSettings(Settings):
         names = (*ARCHITECTURE, "tokenizer", "vocab_size")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            clash = f"cannot be used with --from: {self.start_from} has its own"
+            clash = f"cannot be changed with --from {self.start_from}; omit it"
             return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
             clash = f"applies to Transformers only, not to --family {self.family}"

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import nanolm
 from nanolm.errors import NOT_FINITE, ModelError
-from nanolm.model.huggingface import checked, load_model, save_model
+from nanolm.model.finite import checked
+from nanolm.model.huggingface import load_model, save_model
 from nanolm.model.stored import WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
@@ -51,7 +52,7 @@ def words(model: Path) -> list[list[Any]]:
         ["sample", model, "--tokens", 5, "--beams", 2],
         ["inspect", model, "The cats", "--out", "page.html"],
         ["serve", model, "--port", 0],
-        ["finetune", "labelled.tsv", "--from", model, "--steps", 3, "--out", "tuned"],
+        ["finetune", "labeled.tsv", "--from", model, "--steps", 3, "--out", "tuned"],
         ["train", "text.txt", "--from", model, "--steps", 3, "--out", "more"],
     ]
 

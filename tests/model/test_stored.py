@@ -6,7 +6,7 @@ from models import SHAPE, every_gpt, gpt_config
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig, configure
-from nanolm.model.stored import parameter_shapes, parameters_by_part
+from nanolm.model.shapes import parameter_shapes, parameters_by_part
 
 RECURRENT = [
     configure(family, **SHAPE | {"tied": tied}) for family in ("rnn", "lstm") for tied in (0, 1)
@@ -34,4 +34,4 @@ def test_shapes_of_recurrent_models(config: ModelConfig) -> None:
 def test_shapes_of_a_classifier(tied: bool) -> None:
     config = ClassifierConfig(base=gpt_config(tied=tied), labels=("a", "b", "c"), window=8)
     assert list(parameter_shapes(config).items()) == shapes(Classifier(config))
-    assert parameters_by_part(config)["scores of labels"] == 3 * 16
+    assert parameters_by_part(config)["classification head"] == 3 * 16
