@@ -7,7 +7,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -151,6 +151,14 @@ class EncodedPairs:
     def target_lengths(self) -> Ints:
         """The number of tokens to predict in each target."""
         return self.target.lengths - 1
+
+    def first(self, count: int) -> "EncodedPairs":
+        """The first `count` pairs."""
+        source, target = (
+            replace(side, starts=side.starts[:count], lengths=side.lengths[:count])
+            for side in (self.source, self.target)
+        )
+        return EncodedPairs(source, target, self.multiple)
 
     def shape(self, which: Ints) -> tuple[int, int]:
         """The lengths of source and decoder input to which these pairs are padded."""
