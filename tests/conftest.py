@@ -31,6 +31,7 @@ from loopback import Server
 import nanolm
 from nanolm import download
 from nanolm.files import commit
+from nanolm.pairs import task
 from nanolm.pretraining import language
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
@@ -48,6 +49,7 @@ os.environ["NANOLM_CACHE"] = _cache.name
 
 # Runs as small as these would spend most of their time on writing samples.
 language.SAMPLE_TOKENS = 8
+task.MOST_TRANSLATED = 3
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -180,7 +182,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-KINDS = ("training", "fine-tuning")
+KINDS = ("training", "fine-tuning", "pairs")
 
 
 @pytest.fixture(params=KINDS)
