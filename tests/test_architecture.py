@@ -27,6 +27,7 @@ ORDER = [
     "pretraining",
     "sweep",
     "classification",
+    "pairs",
     "comparison",
     "bench",
     "serve",

@@ -48,16 +48,14 @@ def beam_search(
     report: Report = lambda *how_far: None,
 ) -> Iterator[tuple[int, list[Beam]]]:
     """The index of each prompt with its `best` completions, or all of them, the best first; in the
-    order in which the searches end. All prompts have the same length. Beam b of prompt n is row n * beams + b of
-    `decoder`. The `top` most likely tokens are kept at each step."""
+    order in which the searches end. All prompts have the same length. Beam b of prompt n is row
+    n * beams + b of `decoder`. The `top` most likely tokens are kept at each step."""
     search = BeamSearch(decoder, tokenizer, prompts, params, top, length_penalty)
     for step in range(params.tokens):
         search.extend(step)
         report("searching", step + 1, params.tokens)
-        last, done = (
-            step == params.tokens - 1,
-            search.done.tolist(),
-        )  # one device sync for each step
+        last = step == params.tokens - 1
+        done: list[bool] = search.done.tolist()  # the only device sync of a step
         if last or 2 * sum(done) >= len(done):
             ready = [n for n, ended in enumerate(done) if ended or last]
             yield from search.results(ready, best)
