@@ -57,7 +57,7 @@ class Journey:
 
 
 def journeys(folder: Path) -> dict[str, Journey]:
-    labelled = folder / "labelled.tsv"
+    labeled = folder / "labeled.tsv"
     things = ("the band", "this soup", "my shoe", "that film", "our house", "a long day")
     rows = [
         f"{thing} was {word} {n}\t{word}"
@@ -65,10 +65,10 @@ def journeys(folder: Path) -> dict[str, Journey]:
         for thing in things
         for word in ("good", "bad")
     ]
-    labelled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    labeled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return {
         "training": Journey("training", "train", "embedded:tiny", NextToken, SETTINGS),
-        "fine-tuning": Journey("fine-tuning", "finetune", str(labelled), ClassifierTask, LABELS),
+        "fine-tuning": Journey("fine-tuning", "finetune", str(labeled), ClassifierTask, LABELS),
     }
 
 

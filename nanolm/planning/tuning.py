@@ -233,8 +233,10 @@ def warn_about_threads(settings: Settings, notify: Notify) -> None:
     if threads < wanted // workers and settings.device == "cpu":
         text = f"training with {counted(threads * workers, 'thread')} instead of {wanted}"
         notify(Note(f"{text}: results are not bit-identical"))
-    elif wanted > (cores := available_threads()):
-        notify(Note(f"{wanted} threads on {cores} cores: same results, but slower"))
+    elif wanted > (available := available_threads()):
+        notify(
+            Note(f"{wanted} threads, but only {available} can run at once: same results, slower")
+        )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,16 @@ def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     return ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def smoothed_losses(
+    head: nn.Linear, x: Tensor, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of each target token, (batch, time), without and with label smoothing: the
+    given share of the probability is spread over the whole vocabulary."""
+    logs = head(x).float().log_softmax(dim=2)  # (batch, time, vocabulary)
+    nats = -logs.gather(2, targets[..., None])[..., 0]
+    return nats, (1 - smoothing) * nats - smoothing * logs.mean(dim=2)
+
+
 class LogitProducts:
     """The matrix products of the last layer: logits = x @ weight.T, and back."""
 

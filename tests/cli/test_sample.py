@@ -236,7 +236,7 @@ def test_hostile_tokens_are_harmless(tmp_path: Path, cli: Cli) -> None:
     for show in ("probs", "words=3"):
         command = program("sample", "run", "--prompt", "\x1b]0;x\x07", "--tokens", 60)
         seen = on_a_terminal([*command, "--show", show], "stdout", tmp_path)
-        seen = re.sub(r"\x1b\[[0-9;]*m", "", seen)  # our own colours
+        seen = re.sub(r"\x1b\[[0-9;]*m", "", seen)  # our own colors
         assert not set(seen) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n")
 
 
@@ -371,7 +371,7 @@ def test_invalid_values(cli: Cli, trained: Path) -> None:
         assert cli("sample", trained, "--prompt", "a", *words).returncode == 2
 
 
-def test_no_colours_if_not_wanted(trained: Path) -> None:
+def test_no_colors_if_not_wanted(trained: Path) -> None:
     command = program("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
     for names in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b" not in on_a_terminal(command, "stdout", trained, **names)

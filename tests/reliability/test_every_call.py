@@ -30,7 +30,7 @@ from nanolm.files import verify
 TINY = "--layers 1 --heads 2 --dim 16 --context 16 --batch 4 --tokenizer char --device cpu"
 TINY += " --threads 1 --no-compile --max-bytes 100000"
 TRAIN = f"train text.txt {TINY} --steps 12 --evaluations 3 --save-every 3 --out run"
-LABELS = "labelled.tsv --device cpu --threads 1"
+LABELS = "labeled.tsv --device cpu --threads 1"
 FRESH = "--from none --preset nano --tokenizer byte --batch 4 --steps 6 --evaluations 2"
 FINETUNE = f"finetune {LABELS} {FRESH} --save-every 2 --out run"
 SAMPLE = "sample run --tokens 4 --seed 1 --html s.html --csv s.csv --show"
@@ -87,7 +87,7 @@ CASES = {
         outputs=("e.html",),
     ),
     "eval --mistakes": Case(
-        "eval run labelled.tsv --mistakes m.csv",
+        "eval run labeled.tsv --mistakes m.csv",
         (FINETUNE, "eval run few.tsv --mistakes m.csv"),
         outputs=("m.csv",),
     ),
@@ -116,8 +116,8 @@ class Trial:
         text = "".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(200))
         (work / "text.txt").write_text(text)
         (work / "few.txt").write_text(text[:2000])
-        journeys(work)  # labelled.tsv
-        rows = (work / "labelled.tsv").read_text().splitlines(keepends=True)
+        journeys(work)  # labeled.tsv
+        rows = (work / "labeled.tsv").read_text().splitlines(keepends=True)
         (work / "few.tsv").write_text("".join(rows[:20]))
         for command in case.first:
             code, said = self.trials.run(*command.split())

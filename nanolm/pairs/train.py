@@ -1,0 +1,252 @@
+"""Trains a sequence-to-sequence model on pairs of texts, from reading them to the finished run.
+
+>>> train_pairs(PairSettings(pairs=("words.tsv",), minutes=2), out="runs/words")
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanolm.choice import Choice
+from nanolm.errors import DataError, TooLittleTime
+from nanolm.machine import available_threads
+from nanolm.model.build import build_seq2seq
+from nanolm.model.config import Seq2SeqConfig
+from nanolm.model.device import choose_device
+from nanolm.model.seq2seq import Seq2Seq
+from nanolm.pairs import recipe
+from nanolm.pairs.interim import (
+    PairScores,
+    PairSplit,
+    encode_pairs,
+    load_seq2seq,
+    model_tokenizers,
+    split_pairs,
+)
+from nanolm.pairs.settings import PairSettings
+from nanolm.pairs.task import PairData, PairJob, PairTask
+from nanolm.planning import tuning
+from nanolm.pretraining.begin import RunStart, reports
+from nanolm.pretraining.train import MOST_SLOWDOWN, stopwatch
+from nanolm.runs import folder as runs
+from nanolm.runs.folder import Run
+from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.training.budget import MIN_STEPS
+from nanolm.training.distributed import World, join_world, local_rank
+from nanolm.training.events import Note, Notify
+from nanolm.training.interrupt import StopRequest
+from nanolm.training.metrics_log import write_result
+from nanolm.training.trainer import Trainer
+
+LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # batches are padded to a multiple of this
+FINAL_BEAMS = 4
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """The result of a run: the last line that `nanolm train-pairs --json` prints."""
+
+    run: str
+    steps: int
+    tokens: int
+    seconds: float
+    train_loss: float | None
+    val_loss: float | None
+    best_step: int
+    # "steps" or "minutes" (the budget is used up), "interrupted" or "too little time"
+    stopped: str
+    setup_seconds: float = 0.0  # before the first step
+    val: PairScores | None = None
+    test: PairScores | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Text:
+    """The pairs as texts, with what turns them into tokens."""
+
+    split: PairSplit
+    settings: PairSettings  # with the tokenizer chosen
+    choices: list[Choice]
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None
+
+    def fingerprints(self) -> dict[str, str]:
+        digest = hashlib.sha256()
+        for part in (self.split.train, self.split.val, self.split.test):
+            rows = [part.sources, part.targets] if part else []
+            digest.update(json.dumps(rows).encode())
+        tokenizers = [self.tokenizer, *filter(None, [self.source_tokenizer])]
+        ids = "".join(tokenizer.fingerprint() for tokenizer in tokenizers)
+        return {"data": digest.hexdigest(), "tokenizer": ids}
+
+
+def train_pairs(
+    settings: PairSettings,
+    out: str | Path | None = None,
+    notify: Notify = lambda event: None,
+    started: float | None = None,
+) -> PairResult:
+    """Train on `settings.pairs`, or resume an unfinished run with the same settings. Minutes count
+    from `started`, by `time.monotonic`, or from now. Other processes call `follow`."""
+    elapsed = stopwatch(started)
+    settings.check()
+    with join_world() as world, world.leading():
+        if world.joined and choose_device(settings.device)[0] == "cuda":
+            local_rank()  # fail early if there are too few GPUs
+        start = RunStart(settings, out, notify)
+        base = None
+        if start.settings.start_from is not None:
+            base = runs.find_or_download(start.settings.start_from, *reports(notify))
+        text = read_text(start.settings, base, notify)
+        with start.locked():
+            job = make_job(start, base, text)
+            folders = {"base": base, "checkpoint": job.checkpoint, "run": job.run.path}
+            paths = {name: path and str(path.absolute()) for name, path in folders.items()}
+            world.broadcast({"settings": job.settings.to_dict(), **paths})
+            result = learn(job, world, elapsed, start.notify)
+            if result.stopped != "interrupted":
+                write_result(start.run, result.to_json(), start.notify)
+            return result
+
+
+def follow() -> PairResult:
+    """Take part in the training that the first process has planned, and report nothing."""
+    with join_world() as world:
+        values = world.receive()
+        settings = PairSettings.from_dict(values["settings"])
+        base, folder = (values[name] and Path(values[name]) for name in ("base", "checkpoint"))
+        text = read_text(settings, base, lambda event: None)
+        data, run = encoded(text, settings, base), Run(Path(values["run"]))
+        job = PairJob(settings, run, data, build(settings, base, folder, text), folder)
+        with tuning.deterministic_algorithms(settings.deterministic), run.held():
+            return learn(job, world, stopwatch(None), lambda event: None)
+
+
+def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text:
+    """Read and split the pairs, and train their tokenizers or load those of `base`."""
+    note, progress = reports(notify)
+    split = split_pairs(settings, progress)
+    if base is not None:
+        return Text(split, settings, [], *model_tokenizers(base))
+    settings, choices = recipe.choose_tokenizer(settings, split.train)
+    kind, size = settings.tokenizer or "bpe", settings.vocab_size
+    train, source_tokenizer = split.train, None
+    if not recipe.learned(kind):
+        tokenizer = runs.find_tokenizer(kind, note)
+    elif settings.separate_vocabularies:
+        tokenizer = train_tokenizer(train.targets, kind, size)
+        source_tokenizer = train_tokenizer(train.sources, kind, size)
+    else:
+        tokenizer = train_tokenizer([*train.sources, *train.targets], kind, size)
+    return Text(split, settings, choices, tokenizer, source_tokenizer)
+
+
+def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> PairJob:
+    """Choose the open settings and build the model, or resume both."""
+    fingerprints = text.fingerprints()
+    folder = start.checkpoint(fingerprints)
+    config = load_seq2seq(base).config if base else None
+    settings = replace(start.settings, **chosen_tokenizer(text.settings))
+    context = config.context if config else settings.context or recipe.MOST_CONTEXT
+    lengths = encoded(text, replace(settings, context=context), base).train
+    stats = recipe.PairStats(
+        count=len(text.split.train),
+        tokens=int(lengths.source_lengths.sum() + lengths.target_lengths.sum()),
+        longest=int(max(lengths.source_lengths.max(), lengths.target_lengths.max())),
+    )
+    settings, choices = recipe.choose_settings(settings, config, stats)
+    data = encoded(text, replace(settings, context=settings.context or context), base)
+    if settings.epochs:
+        batches = PairTask.batches_for(data, settings).in_epoch
+        steps = max(1, round(settings.epochs * batches))
+        reason = f"{settings.epochs:g} passes over {batches:,} batches"
+        choices.append(Choice("steps", steps, reason))
+        settings = replace(settings, steps=steps, epochs=None)
+    model = build(settings, base, folder, text)
+    if folder and model.config != wanted_config(settings, base, text):
+        raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
+    split = text.split
+    for line in (split.how, *split.examples, *split.notes) if start.fresh else ():
+        start.notify(Note(line))  # only once the settings are known to be valid
+    start.record(settings, text.choices + choices, fingerprints, model)
+    return PairJob(settings, start.run, data, model, folder)
+
+
+def chosen_tokenizer(settings: PairSettings) -> dict[str, Any]:
+    names = ("tokenizer", "vocab_size", "separate_vocabularies")
+    return {name: getattr(settings, name) for name in names}
+
+
+def encoded(text: Text, settings: PairSettings, base: Path | None) -> PairData:
+    split, tokenizer, source = text.split, text.tokenizer, text.source_tokenizer
+    device = choose_device(settings.device)[0]
+    assert settings.context
+    how = (tokenizer, source or tokenizer, settings.context, LENGTH_MULTIPLE[device])
+    both = (encode_pairs(part, *how) for part in (split.train, split.val))
+    return PairData(split, tokenizer, source, *both)
+
+
+def wanted_config(settings: PairSettings, base: Path | None, text: Text) -> Seq2SeqConfig:
+    if base is not None:
+        return replace(load_seq2seq(base).config, dropout=settings.dropout or 0.0)
+    source = text.source_tokenizer.vocab_size if text.source_tokenizer else None
+    return recipe.fresh_config(settings, text.tokenizer.vocab_size, source)
+
+
+def build(settings: PairSettings, base: Path | None, folder: Path | None, text: Text) -> Seq2Seq:
+    """The model from the checkpoint `folder`, or from `base`, or a new one."""
+    if known := folder or base:
+        return load_seq2seq(known, settings.dropout)
+    torch.manual_seed(settings.seed)
+    return build_seq2seq(wanted_config(settings, None, text))
+
+
+def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Notify) -> PairResult:
+    """Run all remaining steps of a job."""
+    settings = job.settings
+    if world.joined:  # threads chosen for one process may be too many for each of several
+        settings = replace(settings, threads=min(settings.threads or 1, available_threads()))
+        job = replace(job, settings=settings)
+    world.connect(settings.device)
+    with tuning.threads_for(settings.threads), StopRequest() as stop:
+        tuning.warn_about_threads(settings, notify)
+        # On a busy machine, the work after the last step takes longer too.
+        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
+        task = PairTask(job, notify, world, slowdown)
+        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
+        with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+            stopped = trainer.train(stop)
+        state = trainer.state
+        if stopped == "minutes" and state.step < MIN_STEPS:
+            stopped = TooLittleTime.stopped
+        loss, scores = state.scores.get("val_loss"), {}
+        if stopped != "interrupted":
+            trainer.checkpointer.load_best()
+            if not (task.evaluated_all and state.best_step == state.step):
+                loss = task.score()
+            split = job.data.split
+            parts = {"val": split.val, "test": split.test} if world.first else {}
+            scores = {n: task.measure(part, FINAL_BEAMS) for n, part in parts.items() if part}
+            trainer.budget.tick()
+        return PairResult(
+            run=str(job.run.path),
+            steps=state.step,
+            tokens=state.tokens,
+            seconds=round(state.seconds, 3),
+            train_loss=state.train_loss,
+            val_loss=loss if loss is None or math.isfinite(loss) else None,
+            best_step=state.best_step,
+            stopped=stopped,
+            setup_seconds=round(state.setup, 3),
+            **scores,
+        )
