@@ -63,8 +63,8 @@ def evaluate_pairs(
     """Translate the sources and compare with the targets. If a source occurs more than once, any of
     its targets is right."""
     context = translator.model.config.context
-    tokenizers = (translator.tokenizer, context, 1, report, translator.source_tokenizer)
-    encoded = encode_pairs(pairs, *tokenizers)
+    source_tokenizer = translator.source_tokenizer or translator.tokenizer
+    encoded = encode_pairs(pairs, translator.tokenizer, source_tokenizer, context, 1, report)
     loss = pair_loss(translator.model, encoded, report)
     if not math.isfinite(loss):
         raise ModelError(NOT_FINITE)

@@ -1,7 +1,6 @@
 """Pairs on their way to a model: the split, the token ids, and the batches."""
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,28 +18,17 @@ from nanolm.pairs.data import (
     hold_out,
     split_pairs,
 )
-from nanolm.text.pairs import PairReading, Pairs
+from nanolm.pairs.settings import PairSettings
+from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import train_tokenizer
-
-
-@dataclass(frozen=True)
-class Names:
-    pairs: tuple[str, ...]
-    val: str | None = None
-    test: str | None = None
-    val_fraction: float | None = None
-    limit: int | None = None
-
-    def reading(self) -> PairReading:
-        return PairReading()
 
 
 def quiet(*_: object) -> None:
     pass
 
 
-def split(*pairs: str, **settings: str | float) -> PairSplit:
-    return split_pairs(Names(pairs, **settings), quiet)  # type: ignore[arg-type]
+def split(*pairs: str, **files: tuple[str, ...]) -> PairSplit:
+    return split_pairs(PairSettings(pairs=pairs, **files), quiet)  # type: ignore[arg-type]
 
 
 def written(folder: Path, name: str, lines: list[str]) -> str:
@@ -103,8 +91,11 @@ def test_validation_and_test_files(tmp_path: Path) -> None:
             lines = [f"{language} {word}" for word in words]
             lines = lines if name == "train" else [*lines[:2], f"{language} {name}"]
             written(tmp_path, f"{name}.{language}", lines)
-    train = (str(tmp_path / "train.de"), str(tmp_path / "train.en"))
-    parts = split(*train, val=str(tmp_path / "val.de"), test=str(tmp_path / "test.en"))
+    train, val, test = (
+        tuple(str(tmp_path / f"{name}.{language}") for language in ("de", "en"))
+        for name in ("train", "val", "test")
+    )
+    parts = split(*train, val=val, test=test)
     assert (parts.val.sources[2], parts.val.targets[2]) == ("de val", "en val")
     assert parts.test
     assert (parts.test.sources[2], parts.test.targets[2]) == ("de test", "en test")
@@ -113,8 +104,10 @@ def test_validation_and_test_files(tmp_path: Path) -> None:
         "2 of 3 validation sources are also in the training set",
         "2 of 3 test sources are also in the training set",
     ]
-    with pytest.raises(UsageError, match=r"(?s)--val .*none.de: .*none.en does not exist"):
-        split(*train, val=str(tmp_path / "none.de"))
+    with pytest.raises(
+        UsageError, match=r"(?s)--val .*none.de .*none.en: .*none.en does not exist"
+    ):
+        split(*train, val=(str(tmp_path / "none.de"), str(tmp_path / "none.en")))
 
 
 def test_token_ids() -> None:
@@ -122,12 +115,12 @@ def test_token_ids() -> None:
     tokenizer = train_tokenizer(["ab "], "char")
     other = train_tokenizer(["abc "], "char")
     end, pad = tokenizer.end_of_text, tokenizer.padding
-    source, target = encode_pairs(pairs, tokenizer, 20, 1, quiet, other).rows(np.array([0, 1]))
+    source, target = encode_pairs(pairs, tokenizer, other, 20, 1, quiet).rows(np.array([0, 1]))
     assert source[0].tolist() == [*other.encode("ab"), other.end_of_text, *[other.padding] * 4]
     assert source[1].tolist() == [*other.encode("abba a"), other.end_of_text]
     assert target[0].tolist() == [end, *tokenizer.encode("b"), end, *[pad] * 9]
     assert target[1].tolist() == [end, *tokenizer.encode("ba" * 5), end]
-    both = encode_pairs(pairs, tokenizer, 20, 8, quiet)
+    both = encode_pairs(pairs, tokenizer, tokenizer, 20, 8, quiet)
     source, target = both.rows(np.array([0, 1]))
     assert (source.shape, target.shape) == ((2, 8), (2, 17))  # the decoder's input is 16 long
     assert both.tokens(np.array([0, 1])) == 3 + 2 + 7 + 11
@@ -137,13 +130,13 @@ def test_token_ids() -> None:
 def test_long_pairs_are_truncated() -> None:
     pairs = Pairs(["ab", "abba a", "a"], ["b", "b", "ba" * 5])
     tokenizer = train_tokenizer(["ab "], "char")
-    short = encode_pairs(pairs, tokenizer, 4, 1, quiet)
+    short = encode_pairs(pairs, tokenizer, tokenizer, 4, 1, quiet)
     assert short.truncated == 2
     source, target = short.rows(np.arange(3))
     end = tokenizer.end_of_text
     assert source[1].tolist() == [*tokenizer.encode("abb"), end]
     assert target[2].tolist() == [end, *tokenizer.encode("baba")]  # it did not end there
-    assert encode_pairs(pairs, tokenizer, 11, 1, quiet).truncated == 0
+    assert encode_pairs(pairs, tokenizer, tokenizer, 11, 1, quiet).truncated == 0
 
 
 @given(

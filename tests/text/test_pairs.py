@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
-from nanolm.text.pairs import PairReading, Pairs, read_pairs, two_sides
+from nanolm.text.pairs import PairReading, Pairs, read_pairs
 from nanolm.text.sources import EMBEDDED_PAIRS
 
 ROWS = [
@@ -105,15 +105,6 @@ def test_two_files_line_by_line(tmp_path: Path) -> None:
     shifted = written(tmp_path, "shifted.de", table("{0}\n", "\n"))
     assert rows(shifted, blank) == ROWS
     assert read(shifted, blank).notes == ["1 pair skipped: both sides are empty"]
-
-
-def test_the_other_side_is_found_by_name(tmp_path: Path) -> None:
-    training = ["data/train.de.gz", "data/train.en.gz"]
-    assert two_sides("v/val.en.gz", training) == ["v/val.de.gz", "v/val.en.gz"]
-    assert two_sides("v/de.DE", training) == ["v/de.de", "v/de.en"]
-    assert two_sides("val.tsv", training) == ["val.tsv"]
-    assert two_sides("val.de", ["train.tsv"]) == ["val.de"]
-    assert two_sides("a.txt,b.txt", ["c.txt", "d.txt"]) == ["a.txt", "b.txt"]
 
 
 def test_a_pronunciation_dictionary(tmp_path: Path) -> None:
