@@ -84,8 +84,6 @@ def choose_settings(
     if base is None and not recurrent:
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
     repeated = device == "cuda" and not many  # a GPU reads few pairs many times
-    decay = 1.0 if repeated and chosen.settings.optimizer == "muon" else 0.1
-    choose("weight_decay", decay, f"{tokens:,} training tokens")
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device], label_smoothing=0.1)
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
