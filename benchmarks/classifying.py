@@ -30,7 +30,7 @@ from nanolm.classification.task import ClassifierTask
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import PRESETS, ClassifierConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.text.labelled import LabelReading, read_labelled
+from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.training.optim import Optimizers
 from nanolm.training.step import Step
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     device, _ = choose_device("auto")
     dtype, _ = choose_dtype("auto", device)
-    read = read_labelled((options.file,), LabelReading(), lambda *how_far: None)
+    read = read_labeled((options.file,), LabelReading(), lambda *how_far: None)
     labels = sorted_labels(set(read.labels))
     train, val = stratified(numbered(read, labels), 0.05, seed=1)
     split = LabelSplit(labels, train, val, None, read.how, [], [])

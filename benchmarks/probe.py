@@ -1,4 +1,4 @@
-"""Fine-tuning a pre-trained model, compared with a linear probe on its frozen features.
+"""Fine-tuning a pretrained model, compared with a linear probe on its frozen features.
 
     python benchmarks/probe.py MODEL sst2/train.tsv --dev sst2/dev.tsv --rows 300 --seeds 5
 

@@ -75,7 +75,7 @@ label sentiment --from "$COURSE/large"
 show classify "$COURSE/sentiment" 'The food was good, not bad at all.' \
     'The food was bad, not good at all.'
 
-heading '5. The same sentences without pre-training'
+heading '5. The same sentences without pretraining'
 label scratch --from none
 
 heading '6. The same sentences with a Hugging Face model'

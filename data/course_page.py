@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "course.md"
-BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n```(?:console)?\n)(.*?)(```\n)", re.DOTALL)
 STEP = re.compile(r"^=== (\w+).*===$", re.MULTILINE)
 PROGRESS = re.compile(r" *\d+%  ")
 SKIPPED = re.compile(r" *\d+%  [a-z ]+  \S+ remaining$|wrote |compile: ")

@@ -41,7 +41,7 @@ ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
 
 def lines_of(command: str, folder: Path) -> list[str]:
-    """What a command leaves on a terminal, with its escape codes for colours."""
+    """What a command leaves on a terminal, with its escape codes for colors."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (200, COLUMNS))
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)

@@ -1,4 +1,4 @@
-"""nanolm: train language models on text files and classifiers on labelled text.
+"""nanolm: train language models on text files and classifiers on labeled text.
 
     import nanolm
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.classification.finetune import FinetuneResult
-    from nanolm.generation.language_model import LanguageModel
+    from nanolm.pairs.train import PairResult
     from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 __version__ = "0.2.0.dev0"
-__all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train"]
+__all__ = ["finetune", "load", "load_classifier", "load_tokenizer", "train", "train_pairs"]
 
 
 def train(
     corpus: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "TrainResult":
@@ -47,14 +46,13 @@ def train(
     from nanolm.training.settings import TrainSettings
 
     values = {"corpus": _listed(corpus), **_plain(settings)}
-    return pretraining.train(TrainSettings.from_dict(values), out, resume, notify)
+    return pretraining.train(TrainSettings.from_dict(values), out, notify)
 
 
 def finetune(
     data: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Callable[[Any], None] = lambda event: None,
     **settings: Any,
 ) -> "FinetuneResult":
@@ -66,7 +64,25 @@ def finetune(
     from nanolm.classification.settings import FinetuneSettings
 
     values = {"data": _listed(data), **_plain(settings)}
-    return finetune(FinetuneSettings.from_dict(values), out, resume, notify)
+    return finetune(FinetuneSettings.from_dict(values), out, notify)
+
+
+def train_pairs(
+    pairs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    notify: Callable[[Any], None] = lambda event: None,
+    **settings: Any,
+) -> "PairResult":
+    """Train as `nanolm train-pairs` does; `settings` are its options, with underscores.
+
+    `val` and `test` are one table, or a list of two files. `notify` works as in `train`.
+    """
+    from nanolm.pairs import train
+    from nanolm.pairs.settings import PairSettings
+
+    values = {"pairs": _listed(pairs), **_plain(settings)}
+    return train.train_pairs(PairSettings.from_dict(values), out, notify)
 
 
 def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
@@ -74,17 +90,26 @@ def _listed(paths: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    settings.pop("resume", None)  # a parameter of 0.1.0; runs resume anyway
     return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 
-def load(path: str | Path) -> "LanguageModel":
-    """Load the model of a run or model folder, with `.model`, `.tokenizer` and `.generate()`.
+def load(path: str | Path) -> Any:
+    """Load the model of a run or model folder: a `LanguageModel` with `.model`, `.tokenizer` and
+    `.generate()`, or, if it was trained on pairs, a `Translator` with `.translate()`.
 
     Warns about a damaged checkpoint and loads another one.
     """
     from nanolm.generation import language_model
+    from nanolm.model.config import Seq2SeqConfig
+    from nanolm.model.stored import load_any_config
+    from nanolm.pairs.translator import Translator
+    from nanolm.runs.folder import find_named
 
-    return language_model.load(path, warnings.warn)
+    folder = find_named(path, warnings.warn, lambda *how_far: None)
+    if isinstance(load_any_config(folder), Seq2SeqConfig):
+        return Translator.load_folder(folder)
+    return language_model.load_folder(folder)
 
 
 def load_classifier(path: str | Path) -> "TextClassifier":

@@ -62,7 +62,7 @@ def out_of_memory(error: Exception) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
-class ToldElsewhere(NanolmError):
+class ReportedElsewhere(NanolmError):
     """Another process has already reported the error."""
 
     def __init__(self, exit_code: int) -> None:

@@ -234,7 +234,7 @@ def check_format(file: Path, values: Any) -> None:
     """Reject files that a newer version or another program wrote."""
     version = values.get("format", 1) if isinstance(values, dict) else None
     if not isinstance(version, int) or version < 1:
-        raise DataError(f"{file} was not written by nanolm: it is not a JSON object with a format")
+        raise DataError(f'{file} was not written by nanolm: it has no valid "format" field')
     if version > FORMAT:
         newer = f"format {version}; this version reads up to {FORMAT}"
         raise DataError(f"{file} was written by a newer nanolm ({newer}); upgrade nanolm")

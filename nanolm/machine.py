@@ -18,9 +18,12 @@ def available_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
+    return max(1, available_cores() // local_processes())
+
+
+def available_cores() -> int:
     affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // local_processes())
+    return len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
 
 
 def is_busy() -> bool:

@@ -2,8 +2,11 @@
 
 bash runs each line of a ```bash block, and the lines after `$ ` of a ```console block. Each
 `nanolm` is a fork of a process that has loaded all modules, with smaller settings (`shrink`). A
-line that cannot run in the tests ends in a comment that says why: `# needs a network`,
-`# takes 10 minutes`, `# runs until Ctrl-C`. A ```python block runs in the test process.
+```python block runs in the test process.
+
+The page itself says which lines do not run here, in a comment at the end of the line
+(`# needs a network`, `# runs until Ctrl-C`) or above the rest of a block. Lines that end in
+`# takes 10 minutes` run in the slow tests only.
 """
 
 import json
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,8 @@ from commands import Loaded
 from nanolm.cli.train import command as train
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-REASON = re.compile(r"  # (needs|takes|runs until) .+$")
-LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds ")  # takes seconds even when tiny
+NOT_RUN = re.compile(r"(^|  )# (needs|runs until) ")
+LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds |  # takes ")
 # The `nanolm` that bash finds: sends its arguments, folder, process id and environment.
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
@@ -47,11 +51,18 @@ class Block:
     text: str
 
     def commands(self) -> list[str]:
-        """Each command with its continuation lines."""
+        """Each command that runs here, with its continuation lines."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        if self.language != "bash":  # the other lines are output
+        if self.language == "bash":
+            lines = list(takewhile(lambda line: not NOT_RUN.match(line), lines))
+        else:  # the other lines are output
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-        return [line for line in lines if line.strip()]
+        return [line for line in lines if line[:1] not in ("", "#") and not NOT_RUN.search(line)]
+
+    def runs(self, slow: bool) -> bool:
+        """Whether any part of it runs in the slow tests, or in the others."""
+        python = self.language == "python" and not slow
+        return python or any(bool(LONG.search(line)) == slow for line in self.commands())
 
 
 def blocks(document: Path) -> list[Block]:
@@ -122,7 +133,7 @@ class Runner:
     loaded: Loaded
     folder: Path
     address: str = ""  # of a running server; replaces 127.0.0.1:8000
-    slow: bool = False  # run only LONG commands, instead of all others
+    slow: bool = False  # run only long commands, instead of all others
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: set[tuple[str, ...]] = field(default_factory=set)  # arguments after `shrink`
     names: dict[str, Any] = field(default_factory=dict)  # defined by earlier Python blocks
@@ -136,7 +147,7 @@ class Runner:
                     self.run_python(block.text)
                     count += 1
                 for command in block.commands():
-                    if not REASON.search(command) and bool(LONG.match(command)) == self.slow:
+                    if bool(LONG.search(command)) == self.slow:
                         self.run_command(self.here(command), path)
                         count += 1
         return count
@@ -154,7 +165,7 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        assert done.returncode == 0, f"{command}\nexit code {done.returncode}\n{done.stdout}"
 
     def run_python(self, text: str) -> None:
         script = self.folder / "block.py"
@@ -183,7 +194,8 @@ class Forks:
         program.write_text(STAND_IN.format(python=sys.executable, address=str(address)))
         program.chmod(0o755)
         threading.Thread(target=self.accept, daemon=True).start()
-        return f"{self.folder.name}{os.pathsep}{os.environ['PATH']}"
+        installed = str(Path(sys.executable).parent)  # torchrun
+        return os.pathsep.join([self.folder.name, installed, os.environ["PATH"]])
 
     def __exit__(self, *error: object) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)  # ends `accept`

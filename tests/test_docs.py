@@ -3,6 +3,7 @@
 import ast
 import gzip
 import json
+import lzma
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 from commands import Loaded
 from conftest import TINY_MODEL
-from documents import REASON, Runner, anchors, blocks, links
+from documents import Block, Runner, anchors, blocks, links
 from servers import Start
 
 import nanolm
@@ -22,20 +23,18 @@ import nanolm
 CHECKOUT = Path(__file__).parents[1]
 PAGES = sorted((CHECKOUT / "docs").glob("*.md"))
 PACKAGE = CHECKOUT / "nanolm"
-DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *PAGES]
-# Pages whose blocks do not run here, with the reason.
-NOT_RUN = {
-    "benchmarks": "a log of measurements, each with the command that made it",
-    "course": "its commands take 5 minutes; tests/test_course.py checks them with a stand-in",
-    "distributed": "its commands need several GPUs; see tests/training/test_distributed.py",
-    "experiments": "a log of measurements, each with the command that made it",
-    "reliability": "each row of its table names its own tests",
-}
-GUIDES = [page for page in PAGES if page.stem not in NOT_RUN]
-WITH_EXAMPLES = [page for page in GUIDES if {b.language for b in blocks(page)} - {"text"}]
-SLOW = ("classify", "compare", "models", "write")  # pages whose examples take longest
+README = CHECKOUT / "README.md"
+DOCUMENTS = [README, CHECKOUT / "CONTRIBUTING.md", *PAGES]
+# Pages whose examples take longest.
+SLOW = ("README", "benchmarks", "classify", "compare", "course", "distributed", "models", "write")
 LANGUAGES = {"bash", "console", "python", "text"}
 SENTENCE = "It was a dark night in the year {n}. She said that the {n} cats sat on the mat.\n"
+COMMAND = re.compile(r"^(\S+ )?(nanolm|torchrun|make|python) ", re.MULTILINE)
+SST2 = ("test.tsv", "train.tsv", "dev.tsv", "sst2.tsv", "sst2-dev.tsv")
+EXAMPLES = {
+    slow: [page for page in (README, *PAGES) if any(block.runs(slow) for block in blocks(page))]
+    for slow in (False, True)
+}
 REVIEWS = [
     (f"The film was {word} in {n} ways.", word) for n in range(20) for word in ("good", "bad")
 ]
@@ -65,13 +64,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny versions of all files and runs that the guides mention."""
     folder = tmp_path_factory.mktemp("docs")
     novel = "".join(SENTENCE.format(n=n) for n in range(60))
-    table = [("text", "label"), *REVIEWS]
+    rows = "".join(f"{a}\t{b}\n" for a, b in REVIEWS)
     texts = {
         **dict.fromkeys(("novel.txt", "other.txt", "poems.txt", "page.txt"), novel),
-        **dict.fromkeys(("letters/one.txt", "letters/two.txt", "notes/old/three.md"), novel),
-        **dict.fromkeys(("all.txt", "data/stories.txt"), f"{novel}***\n{novel}"),
-        **dict.fromkeys(("reviews.tsv", "test.tsv"), "".join(f"{a}\t{b}\n" for a, b in table)),
-        "reviews.csv": "".join(f"{a},{b}\n" for a, b in table),
+        **dict.fromkeys(("corpus.txt", "shakespeare.txt", "SmallSimpleCorpus.txt"), novel),
+        **dict.fromkeys(("letters/one.txt", "letters/two.md", "notes/old/three.md"), novel),
+        **dict.fromkeys(
+            ("all.txt", "data/stories.txt", "LargerCorpus.txt"), f"{novel}***\n{novel}"
+        ),
+        **dict.fromkeys(SST2, f"sentence\tlabel\n{rows}"),
+        "reviews.tsv": f"text\tlabel\n{rows}",
+        "reviews.csv": "text,label\n" + "".join(f"{a},{b}\n" for a, b in REVIEWS),
         "tweets.csv": "text,mood\n" + "".join(f"{a},{b}\n" for a, b in REVIEWS),
         "questions.txt": "".join(f"{b} {a}\n" for a, b in REVIEWS),
         "lines.txt": "".join(f"{a}\n" for a, _ in REVIEWS),
@@ -88,11 +91,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "old.txt").write_text("暗い夜だった。\n" * 200, encoding="shift_jis")
     (folder / "logs.gz").write_bytes(gzip.compress(novel.encode()))
+    (folder / "reviews.txt.xz").write_bytes(lzma.compress(novel.encode()))
     for name, more in {"gpt2": {"family": "gpt2"}, "stories": {}, "tiny": {}, "novel": {}}.items():
         settings = {**TINY_MODEL, "steps": 1, "evaluations": 1, **more}
         nanolm.train(folder / "novel.txt", out=folder / "runs" / name, **settings)
     settings = {"start_from": folder / "runs" / "novel", "steps": 1, "evaluations": 1}
     nanolm.finetune(folder / "reviews.tsv", out=folder / "runs" / "reviews", **settings)
+    shutil.copytree(folder / "runs" / "novel", folder / "runs" / "corpus-2", symlinks=True)
+    shutil.copytree(folder / "runs" / "gpt2" / "best", folder / "stories260K")
     return folder
 
 
@@ -101,24 +107,22 @@ def runner(loaded: Loaded, prepared: Path, tmp_path: Path) -> Runner:
     return Runner(loaded, shutil.copytree(prepared, tmp_path / "folder", symlinks=True))
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda file: file.stem)
 def test_blocks_say_what_they_are(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
     for block in blocks(page):
-        assert block.language != "text" or not re.search(
-            r"^(\$ )?nanolm ", block.text, re.MULTILINE
-        )
+        assert block.language != "text" or not COMMAND.search(block.text)
 
 
 @pytest.mark.parametrize(
     "page",
     [
         pytest.param(page, marks=pytest.mark.slow if page.stem in SLOW else (), id=page.stem)
-        for page in WITH_EXAMPLES
+        for page in EXAMPLES[False]
     ],
 )
 def test_examples_run(page: Path, runner: Runner, request: pytest.FixtureRequest) -> None:
-    if page.stem == "serve":
+    if page.stem in ("serve", "README"):
         start: Start = request.getfixturevalue("start")
         runs = [runner.folder / "runs" / name for name in ("stories", "reviews")]
         runner.address = start(*runs, names=()).url.removeprefix("http://")
@@ -126,10 +130,10 @@ def test_examples_run(page: Path, runner: Runner, request: pytest.FixtureRequest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classify", "compare", "train"])
-def test_long_examples_run(name: str, runner: Runner) -> None:
+@pytest.mark.parametrize("page", EXAMPLES[True], ids=lambda file: file.stem)
+def test_long_examples_run(page: Path, runner: Runner) -> None:
     runner.slow = True
-    assert runner.run(CHECKOUT / "docs" / f"{name}.md")
+    assert runner.run(page)
 
 
 def test_messages_of_the_faq_exist() -> None:
@@ -144,8 +148,18 @@ def test_messages_of_the_faq_exist() -> None:
 
 
 def test_reasons_are_recognized() -> None:
-    assert REASON.search("nanolm sample hf://gpt2  # needs a network; a model of the Hub")
-    assert not REASON.search("nanolm sample runs/novel  # the newest run")
+    text = """
+make demo  # needs a network; trains a model
+nanolm bench  # takes 20 seconds
+nanolm sample runs/novel \\
+    --seed 3  # the newest run needs a name
+# needs two machines
+nanolm train novel.txt
+"""
+    block = Block("bash", text)
+    assert [line.split()[1] for line in block.commands()] == ["bench", "sample"]
+    assert block.runs(slow=True) and block.runs(slow=False)
+    assert not Block("bash", "# needs a GPU\n" + text).commands()
 
 
 def test_site_builds_without_warnings(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 from nanolm import __version__
 from nanolm.bench.machine import processor
 from nanolm.errors import NanolmError
-from nanolm.machine import available_threads, cache_folder
+from nanolm.formats import counted
+from nanolm.machine import available_cores, cache_folder
 from nanolm.model.device import choose_device, choose_dtype, has_float8
 from nanolm.planning.tuning import missing_compiler
 
@@ -32,7 +33,7 @@ def health() -> dict[str, str]:
         "needed": ", ".join(f"{name} {version(name) or 'MISSING'}" for name in DEPENDENCIES),
         "extras": ", ".join(f"{name} {version(name) or 'no'}" for name in OPTIONAL),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": f"{processor()}, {available_threads()} of {os.cpu_count()} cores available",
+        "processor": f"{processor()}, {available_cores()} of {os.cpu_count()} cores available",
         "threads": threads(),
         "memory": memory(),
         "device": f"{device} ({reason})" + gpu(device),
@@ -53,7 +54,7 @@ def version(name: str) -> str | None:
 def threads() -> str:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
     given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    return ", ".join([f"torch uses {torch.get_num_threads()}", *given])
+    return ", ".join([f"torch uses {counted(torch.get_num_threads(), 'thread')}", *given])
 
 
 def memory() -> str:

@@ -28,7 +28,7 @@ from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier
 from nanolm.model.stored import load_classifier_config
 from nanolm.runs.folder import find_named, model_tokenizer
-from nanolm.text.labelled import LabelReading, read_labelled
+from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}  # including padding
@@ -138,7 +138,7 @@ class TextClassifier:
                 yield from zip(part, softmax(self.logits(part)), strict=True)
 
     def measure(self, names: tuple[str, ...], reading: LabelReading, report: Report) -> Measured:
-        read = read_labelled(names, reading, report)
+        read = read_labeled(names, reading, report)
         ids = known_labels(set(read.labels), self.labels, ", ".join(names[:5]))
         truth = np.array([ids[label] for label in read.labels], dtype=np.int64)
         logits = self.logits(read.texts, report)
@@ -182,9 +182,9 @@ class TrueLabels:
         return self.labels[self.known[value]] if value else ""
 
 
-def in_parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Small parts first, so that results appear soon, then up to MOST_SORTED texts."""
-    left, size = iter(texts), 64
+def in_parts(texts: Iterable[str], size: int = 64) -> Iterator[list[str]]:
+    """Parts of `size` texts first, so that results appear soon, then up to MOST_SORTED."""
+    left = iter(texts)
     while part := list(islice(left, size)):
         yield part
         size = min(MOST_SORTED, 2 * size)

@@ -19,7 +19,7 @@ from nanolm.choice import Report
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError
 from nanolm.formats import abridged, listed
-from nanolm.text.labelled import RIGHT_COLUMN, Labelled, read_labelled
+from nanolm.text.labeled import RIGHT_COLUMN, Labeled, read_labeled
 from nanolm.text.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class LabelSplit:
 def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     """Read all data, with a stratified split where no file is given."""
     reading = settings.reading()
-    whole = read_labelled(settings.data, reading, report, settings.limit)
+    whole = read_labeled(settings.data, reading, report, settings.limit)
     written, count, notes = sorted_labels(set(whole.labels)), len(whole.labels), list(whole.notes)
     if len(written) == 1:
         more = "; --limit may be too low" if count == settings.limit else ""
@@ -80,7 +80,7 @@ def split_data(settings: FinetuneSettings, report: Report) -> LabelSplit:
     parts: dict[str, Texts | None] = {"val": None, "test": None}
     for name in parts:
         if file := getattr(settings, name):
-            other = read_labelled((file,), replace(reading, label_file=None), report)
+            other = read_labeled((file,), replace(reading, label_file=None), report)
             notes += other.notes
             if strange := sorted(set(other.labels) - set(written)):
                 words = f"{listed(strange)}; the training labels are {listed(written)}"
@@ -113,7 +113,7 @@ def sorted_labels(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: (float(label) if numbers else 0, label)))
 
 
-def numbered(read: Labelled, labels: tuple[str, ...]) -> Texts:
+def numbered(read: Labeled, labels: tuple[str, ...]) -> Texts:
     ids = {label: id for id, label in enumerate(labels)}
     return Texts(read.texts, np.array([ids[label] for label in read.labels], dtype=np.int64))
 

@@ -30,7 +30,7 @@ FEWEST_TEXTS, MOST_TEXTS = 100, 5_000  # with fewer, cross-validation says nothi
 LEAST_SKILL = 0.05  # share of the majority-class baseline's errors that a teacher must avoid
 SYNTHETIC_WORDS = (4, 24)  # minimum and maximum length of a synthetic text
 IGNORED_LABEL = -100  # the default ignore_index of cross-entropy
-LABELLED_WEIGHT = 0.5  # of the labeled texts in a batch, relative to the synthetic ones
+LABELED_WEIGHT = 0.5  # of the labeled texts in a batch, relative to the synthetic ones
 REPLACED_SHARE = 0.3  # of the words in a synthetic text, so that the classifier learns n-grams
 WORD_TOKEN = re.compile(r" \w{3,}")  # a token that starts a word, and may be all of it
 
@@ -117,8 +117,8 @@ class Distillation:
         both = replace(self.encoded, **packed(windows), truth=truth)
         ids, lengths, truth = both.rows(np.arange(len(windows)))
         target = np.zeros((*ids.shape, self.targets.shape[1]), dtype=np.float32)
-        labelled = 2 * LABELLED_WEIGHT * self.targets[self.encoded.text[rows]]
-        target[np.arange(0, len(ids), 2), lengths[::2] - 1] = labelled
+        labeled = 2 * LABELED_WEIGHT * self.targets[self.encoded.text[rows]]
+        target[np.arange(0, len(ids), 2), lengths[::2] - 1] = labeled
         places = [
             (2 * row + 1, position, " ".join(words[:count]))
             for row, words in enumerate(spliced)

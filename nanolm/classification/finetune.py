@@ -81,14 +81,11 @@ class FinetuneResult:
 
 
 def finetune(
-    settings: FinetuneSettings,
-    out: str | Path | None = None,
-    resume: bool = False,
-    notify: Notify = lambda event: None,
+    settings: FinetuneSettings, out: str | Path | None = None, notify: Notify = lambda event: None
 ) -> FinetuneResult:
     """Fine-tune on `settings.data`, or resume an unfinished run with the same settings."""
     settings.check()
-    start = RunStart(with_start(settings, notify), out, resume, notify)
+    start = RunStart(with_start(settings, notify), out, notify)
     split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:

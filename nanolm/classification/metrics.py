@@ -110,7 +110,7 @@ def calibration(confidence: Floats, right: NDArray[np.bool_]) -> tuple[float, tu
 
 def fit_temperature(logits: Floats, truth: Integers) -> float:
     """The T between 0.05 and 20 that minimizes the log-loss of softmax(logits / T). A few texts, or
-    texts without mistakes, say little about T, so a prior pulls it towards 1. The loss is convex in
+    texts without mistakes, say little about T, so a prior pulls it toward 1. The loss is convex in
     1 / T, so its slope has at most one root, which bisection finds."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     right = shifted[np.arange(len(truth)), truth]

@@ -20,7 +20,7 @@ LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can
 DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute
 FEW_TEXTS = 10_000  # with fewer, the language-model loss prevents forgetting
 MANY_TEXTS = 50_000  # a batch size of 64 was measured there (docs/experiments.md)
-WIDE_DIM = 768  # narrower models learned less in pre-training, and catch up on many texts
+WIDE_DIM = 768  # narrower models learned less in pretraining, and catch up on many texts
 LEAST_EVALUATIONS, MOST_EVALUATIONS = 5, 50  # per run
 DISTILLED_BATCH, DISTILLED_STEPS = 16, 600  # enough to learn most of what a teacher knows
 DEFAULT_PATIENCE = 5  # evaluations clearly worse than the best
@@ -60,7 +60,9 @@ def choose_settings(
         fill(family=DEFAULT_FAMILY)
         # Computed positions extend beyond the training length; learned ones do not.
         most = longest if chosen.settings.family == "gpt2" else max(128, longest)
-        choose("context", min(most, 512), f"the longest text has {longest:,} tokens")
+        length = min(most, 512)
+        bound = "the maximum; " if length < longest else "the minimum; " if length > longest else ""
+        choose("context", length, f"{bound}the longest text has {longest:,} tokens")
     else:
         choose("context", min(base.context, 512), f"the model's context is {base.context:,}")
     context = chosen.settings.context

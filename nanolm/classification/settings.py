@@ -9,7 +9,7 @@ from math import inf
 from typing import get_args
 
 from nanolm.model.config import Long, Pool
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import Settings, option
 
 DATA = "embedded:reviews"
@@ -38,6 +38,7 @@ class FinetuneSettings(Settings):
     label_column: str | None = None
     label_file: str | None = None
     limit: int | None = None
+    val: str | None = None
     test: str | None = None
     val_fraction: float | None = None
     test_fraction: float = 0.0
@@ -74,7 +75,7 @@ class FinetuneSettings(Settings):
             problems.append("--language-loss has no effect with --train head; omit one of them")
         if self.start_from not in (None, SCRATCH):
             problems += [
-                f"{option(name)} cannot be used with --from, because {self.start_from} has its own"
+                f"{option(name)} cannot be changed with --from {self.start_from}; omit it"
                 for name in FROM_SCRATCH
                 if name != "vocab_size" and getattr(self, name) is not None
             ]

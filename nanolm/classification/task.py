@@ -213,8 +213,8 @@ class ClassifierTask(Task):
         logits = model.score(x if pooled else model.pooled(x, lengths)).float()
         loss = F.cross_entropy(logits, truth, self.weights)
         # Only the label loss is logged, to be comparable with the validation loss.
-        labelled = truth >= 0  # synthetic texts are not
-        right = (logits.argmax(dim=1) == truth).sum() / labelled.sum().clamp(min=1)
+        labeled = truth >= 0  # synthetic texts are not
+        right = (logits.argmax(dim=1) == truth).sum() / labeled.sum().clamp(min=1)
         seen = {"loss": loss, "accuracy": right}
         if target:
             every = model.score(prefix_pooled(x, model.config.pool)).float()
@@ -223,7 +223,7 @@ class ClassifierTask(Task):
             head = self.untied_head or model.base.token_embedding
             scores = F.linear(x[:, :-1], head.weight).float().flatten(0, 1)
             nats = F.cross_entropy(scores, ids[:, 1:].flatten(), reduction="none")
-            real = ~filling(ids, lengths)[:, 1:] & labelled[:, None]
+            real = ~filling(ids, lengths)[:, 1:] & labeled[:, None]
             language = (nats * real.flatten()).sum() / real.sum().clamp(min=1)
             loss = loss + self.settings.language_loss * language
             seen["language_loss"] = language

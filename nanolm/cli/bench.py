@@ -37,7 +37,8 @@ TABLE: Table = {
             "|".join(PEERS),
             "Also train models of the same shape with this library, alternating with nanolm.",
         ),
-        "profile": f"Show the {SHOWN_COSTS} most expensive operators of a step and their limits.",
+        "profile": f"Show the {SHOWN_COSTS} most expensive operators in a step, and how close each "
+        "comes to the hardware limit.",
         "scale": (
             "1,8,64",
             "Instead of benchmarking, estimate how training scales to these process counts.",

@@ -15,7 +15,7 @@ from nanolm.cli.console import note, print_json, styled
 from nanolm.cli.options import Command, device_option, dtype_option, json_option, unknown
 from nanolm.cli.tables import cell_width, one_line, shortened, terminal_width
 from nanolm.errors import refuse
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
 
 UNSURE = "unsure"
@@ -86,24 +86,24 @@ def command(
     refuse(problems)
 
     from nanolm.classification.classifier import TrueLabels, in_parts, load
-    from nanolm.text.labelled import read_texts
+    from nanolm.text.labeled import read_texts
 
     classifier = load(run, note).on(device, dtype)
     true_labels = TrueLabels(classifier.labels, ", ".join(files[:5]))
     read: deque[str | None] = deque()  # true labels of the texts being classified
-    labelled = False
+    labeled = False
     if text:
         parts = iter([list(text)])
     elif files:
         rows = read_texts(files, reading, lambda *how_far: None, true_labels.are_known)
         first = next(rows, None)
-        labelled = first is not None and first[1] is not None
+        labeled = first is not None and first[1] is not None
         parts = in_parts(texts_of(chain([first] if first else [], rows), read))
     else:
         parts = arriving_lines(reading.encoding)
     table = csv.writer(sys.stdout, lineterminator="\n")
     if as_csv:
-        truth_columns = ["true_label", "correct"] if labelled else []
+        truth_columns = ["true_label", "correct"] if labeled else []
         table.writerow(["text", "label", "probability", *classifier.labels, *truth_columns])
         sys.stdout.flush()
     count = compared = right = 0
@@ -124,7 +124,7 @@ def command(
             print_json({**values, "probabilities": dict(ranked[:top]), **known})
         elif as_csv:
             numbers = (f"{value:.6f}" for value in probabilities.tolist())
-            answer = [truth, str(correct).lower() if compare else ""] if labelled else []
+            answer = [truth, str(correct).lower() if compare else ""] if labeled else []
             table.writerow([each, label, f"{probability:.6f}", *numbers, *answer])
             sys.stdout.flush()
         else:
@@ -141,8 +141,8 @@ def texts_of(rows: Iterable[tuple[str, str | None]], labels: deque[str | None]) 
         yield text
 
 
-def arriving_lines(encoding: str) -> Iterator[list[str]]:
-    """The lines of stdin, as soon as they arrive."""
+def arriving_lines(encoding: str, blank: bool = False) -> Iterator[list[str]]:
+    """The lines of stdin, also `blank` ones if asked, as soon as they arrive."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     rest, broken, first = "", 0, True
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
@@ -150,7 +150,7 @@ def arriving_lines(encoding: str) -> Iterator[list[str]]:
         broken += text.count("\ufffd")
         *whole, rest = (rest + text).removeprefix("\ufeff" if first else "").split("\n")
         first = False
-        yield [line.strip() for line in whole if line.strip()]
+        yield [line.strip() for line in whole if blank or line.strip()]
     rest = (rest + decoder.decode(b"", final=True)).strip()
     yield [rest] if rest else []
     if broken:

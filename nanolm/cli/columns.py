@@ -20,7 +20,7 @@ WIDEST = 16  # characters of a token in a table
 SCALE = ((0.5, 22), (0.25, 58), (0.1, 94), (0.02, 130), (0.0, 88))
 
 
-def colour(probability: float) -> int:
+def color(probability: float) -> int:
     """From green (expected) to red (surprising)."""
     return next((shade for least, shade in SCALE if probability >= least), 88)  # red for NaN
 
@@ -97,7 +97,7 @@ def show_table(rows: list[tuple[Cell, list[Cell]]]) -> None:
         for token, probability, same in others:
             cell = f"{fitted(token, room)} {short(probability):<4}"
             if terminal:
-                cell = styled(cell, fg=231, bg=colour(probability), bold=same)
+                cell = styled(cell, fg=231, bg=color(probability), bold=same)
             cells.append(cell)
         for first in range(0, len(cells), in_a_row):
             before = start if first == 0 else " " * lead

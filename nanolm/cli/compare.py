@@ -11,7 +11,7 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import LABELLED, MACHINE, Command, Option, Table, json_option, options_of
+from nanolm.cli.options import LABELED, MACHINE, Command, Option, Table, json_option, options_of
 from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 own_option = partial(click.option, cls=Option, heading="Comparison")
 TABLE: Table = {
     "Data": {
-        **LABELLED,
+        **LABELED,
         "limit": "Use only the first N rows, before splitting.",
         "val": "Validation file, used instead of a held-out part of DATA.",
         "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labeled data, "
@@ -39,7 +39,7 @@ TABLE: Table = {
         "seed": "First random seed.",
     },
 }
-ONLY_LABELLED = ("label_column", "label_file", "limit", "test", "start_from")
+ONLY_LABELED = ("label_column", "label_file", "limit", "test", "start_from")
 
 
 @click.command("compare", cls=Command)
@@ -101,7 +101,7 @@ def command(
             )
         settings = FinetuneSettings.from_dict({**options, "data": data})
     else:
-        if given := [option(name) for name in ONLY_LABELLED if options.pop(name) is not None]:
+        if given := [option(name) for name in ONLY_LABELED if options.pop(name) is not None]:
             text = f"{', '.join(given)}: only for labeled data"
             raise UsageError(f"{text}; if {data[0]} has labels, add --as labels")
         settings = TrainSettings.from_dict({**options, "corpus": data})
@@ -153,16 +153,16 @@ def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
 
 
 def show(outcome: "CompareResult") -> None:
-    labelled = outcome.measure == "accuracy"
-    tested = labelled and all("test_accuracy" in row.means for row in outcome.rows)
-    measures = ["accuracy", "test"][: 1 + tested] if labelled else ["bits/byte"]
-    rows = [["", *measures, "parameters", "training", *(["1,000 words"] if labelled else [])]]
+    labeled = outcome.measure == "accuracy"
+    tested = labeled and all("test_accuracy" in row.means for row in outcome.rows)
+    measures = ["accuracy", "test"][: 1 + tested] if labeled else ["bits/byte"]
+    rows = [["", *measures, "parameters", "training", *(["1,000 words"] if labeled else [])]]
     for row in outcome.rows:
         cells = [one_line(row.title), measured(row, outcome.measure)]
         cells += [measured(row, "test_accuracy")] if tested else []
         count = row.means.get("parameters")
         cells += ["" if count is None else f"{count:,.0f}", f"{row.means['seconds']:,.1f} s"]
-        cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labelled else []
+        cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labeled else []
         rows.append(cells)
     width = terminal_width()
     show_table(rows, first_limit=width and LABEL_WIDTH)
@@ -171,7 +171,7 @@ def show(outcome: "CompareResult") -> None:
     for row in outcome.rows:
         click.echo(fill(f"{row.title}: {row.teaches}."))
     seeds = max(row.seeds for row in outcome.rows)
-    if labelled and seeds > 1:
+    if labeled and seeds > 1:
         click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]

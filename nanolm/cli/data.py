@@ -26,7 +26,7 @@ def command() -> None:
 @options_of(TrainSettings, {"Reading": READING})
 @json_option(help="Print one JSON object.")
 def check(corpus: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Show what `nanolm train` would read: documents, duplicates, problems and tokenizer.
+    """Preview what `nanolm train` would read, and report problems before training.
 
     \b
     nanolm data check texts/ more.jsonl

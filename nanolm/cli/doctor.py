@@ -61,7 +61,7 @@ def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
     shown.append(("loads", diagnosis.to_use or "none"))
     if diagnosis.set_aside:
         names = ", ".join(diagnosis.set_aside)
-        shown.append(("set aside", f"{names}: damaged; delete what you do not need"))
+        shown.append(("set aside", f"{names}: damaged; delete those you do not need"))
     if diagnosis.left_behind:
         names = ", ".join(diagnosis.left_behind)
         shown.append(("left over", f"{names}: left by a killed process; removed at the next start"))

@@ -1,4 +1,4 @@
-"""`nanolm eval`: loss and accuracy of a model on a text."""
+"""`nanolm eval`: loss and accuracy of a model on a text, or on labeled texts or pairs."""
 
 import json
 import math
@@ -11,12 +11,14 @@ import click
 
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli import options
-from nanolm.cli.columns import Columns, colour, visible
+from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
+from nanolm.pairs.settings import PairSettings
 from nanolm.text import spelled
-from nanolm.text.labelled import LabelReading
+from nanolm.text.labeled import LabelReading
+from nanolm.text.pairs import PairReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -42,19 +44,24 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     "--stride",
     type=int,
     metavar="N",
-    help="Tokens between windows; smaller is more accurate but slower.  [default: --context]",
+    help="Tokens from one window to the next; smaller is more accurate but slower.  "
+    "[default: --context]",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
-    "--html", metavar="FILE", help="Write an HTML page with the text colored by surprisal."
+    "--html",
+    metavar="FILE",
+    help="Write an HTML page with the text colored by surprisal or, for pairs, scores by length.",
 )
 @click.option(
-    "--mistakes", metavar="FILE.csv", help="Write all of a classifier's mistakes to a CSV file."
+    "--mistakes", metavar="FILE.csv", help="Write all mistakes on labels or pairs to a CSV file."
 )
+@click.option("--beams", type=int, help="Beams to translate pairs with.  [default: 4]")
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
 @options.options_of(FinetuneSettings, {"Reading labeled text": options.LABEL_COLUMNS})
+@options.options_of(PairSettings, {"Reading pairs": options.PAIR_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -64,24 +71,30 @@ def command(
     per_token: bool,
     html: str | None,
     mistakes: str | None,
+    beams: int | None,
     device: str,
     as_json: bool,
     label_column: str | None,
     label_file: str | None,
+    source_column: str | None,
+    target_column: str | None,
+    reverse: bool,
     **how_to_read: Any,
 ) -> None:
     """Evaluate a model on a text.
 
-    RUN is the same as for `nanolm sample`, and FILE the same as for `nanolm train`. Loss (in nats)
-    and perplexity are per token; top 1 and top 5 are top-k accuracies of the next token. If RUN is
-    a classifier, FILE is labeled text as for `nanolm finetune`, and the command reports accuracy,
-    macro F1, log-loss, calibration error and the confusion matrix.
+    RUN can be anything that `nanolm sample` accepts, and FILE anything that `nanolm train` accepts.
+    Loss (in nats) and perplexity are per token; top 1 and top 5 are the top-k accuracies of
+    next-token prediction. If RUN is a classifier, FILE is labeled text as for `nanolm finetune`,
+    and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
+    matrix.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
+    nanolm eval runs/de-en test.de test.en --html scores.html    a model trained on pairs
     """
     settings = TrainSettings(corpus=corpus, **how_to_read)
     reading = settings.reading()
@@ -100,9 +113,23 @@ def command(
     from nanolm.evaluation import evaluate_texts
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
-    from nanolm.runs.folder import is_classifier
+    from nanolm.runs.folder import is_classifier, is_seq2seq
 
     where, _ = choose_device(device)
+    if Path(run).exists() and is_seq2seq(Path(run)):
+        if against or per_token or context or stride:
+            raise UsageError(
+                f"{run} was trained on pairs; only language models take --against, --context, "
+                "--stride and --per-token"
+            )
+        from nanolm.cli.eval_pairs import evaluate_translator
+
+        columns = PairReading(settings.encoding, source_column, target_column, reverse)
+        evaluate_translator(run, corpus, columns, beams, device, as_json, html, mistakes)
+        return
+    if beams is not None or source_column or target_column or reverse:
+        flags = "--beams, --source-column, --target-column and --reverse"
+        raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
             others = "--against, --context, --stride, --per-token and --html"
@@ -111,7 +138,7 @@ def command(
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
-        raise UsageError(f"--mistakes needs a classifier; {run} is a language model")
+        raise UsageError(f"--mistakes needs labels or pairs; {run} is a language model")
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]
@@ -232,7 +259,7 @@ def show_surprise(tokenizer: "Tokenizer", score: "Score") -> None:
         return
     columns = Columns()
     for _, id, bits, _ in tokens_of(tokenizer, score):
-        columns.add(visible(tokenizer, id), f"{bits:.1f}", colour(2**-bits))
+        columns.add(visible(tokenizer, id), f"{bits:.1f}", color(2**-bits))
     columns.flush()
 
 

@@ -7,7 +7,7 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import AVERAGE, LABELLED, MACHINE, Command, Table, run_option, run_options
+from nanolm.cli.options import AVERAGE, LABELED, MACHINE, Command, Table, run_option, run_options
 from nanolm.model.config import Long, Pool
 from nanolm.training.trackers import Trackers
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TABLE: Table = {
     "Data": {
-        **LABELLED,
+        **LABELED,
         "limit": "Use only the first N rows, before splitting.",
         "val": "Validation file, used instead of a held-out part of DATA.",
         "val_fraction": "Fraction to hold out for validation, stratified by label.  [default: 0.2]",
@@ -36,15 +36,16 @@ TABLE: Table = {
         "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
         "long": (
             "|".join(get_args(Long)),
-            "Part of longer texts to use; windows covers the whole text.",
+            "Which part of a text longer than --context to use; windows uses the whole text.",
         ),
         "preset": "Model size (from scratch only).  [default: micro]",
         "family": "Architecture (from scratch only).  [default: modern]",
         "tokenizer": "Tokenizer (from scratch only).  [default: bpe]",
-        "vocab_size": "Vocabulary size; with --from, words from DATA extend the model's.",
+        "vocab_size": "Vocabulary size; with --from, words from DATA are added up to this size.",
     },
     "Budget (choose one)": {
-        "epochs": "Number of passes over the data.  [default: chosen for the model and data]",
+        "epochs": "Number of epochs (passes over the data).  "
+        "[default: chosen for the model and data]",
         "steps": "Number of steps; reruns are bit-identical.",
         "minutes": "Training time.",
     },
@@ -54,12 +55,13 @@ TABLE: Table = {
         "lr": "Peak learning rate.  [default: depends on --train]",
         "layer_decay": "Layer-wise learning rate decay: factor per layer, starting at the output.",
         "language_loss": "Weight of the auxiliary language-model loss.",
-        "distill": "Weight of soft labels from a linear n-gram model, also on synthetic texts.  "
-        "[default: chosen by cross-validation for small models and few texts, else 0]",
+        "distill": "Weight of the soft labels that a linear n-gram model assigns to the training "
+        "texts and to synthetic texts (distillation).  [default: chosen by cross-validation for "
+        "small models and few texts, else 0]",
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
-        "patience": "Stop early once N evaluations since the best had a loss more than 5 percent "
+        "patience": "Stop early when N evaluations since the best one have had a loss more than 5% "
         "above the lowest.  [default: 5; off with --steps or --epochs]",
         "seed": "Random seed for the split and for training.",
     },

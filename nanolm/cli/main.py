@@ -3,13 +3,19 @@
 Subcommands are imported when needed, and torch only when one does its work: help must be fast.
 """
 
+import atexit
+import contextlib
 import importlib
 import io
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from functools import partial
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -22,11 +28,15 @@ from nanolm.training.interrupt import StopRequest, interrupt
 
 ERROR_GRACE = 3.0  # seconds for the first process to report the error
 VERBS = (  # modules with a `command`, or the attribute named after the dash
-    *("train", "sweep", "sample", "finetune-sentiment", "finetune", "compare", "classify", "eval"),
-    *("inspect", "serve", "report", "runs", "tokenizer", "data", "info", "bench", "doctor"),
+    *("train", "train-pairs", "sweep", "sample", "translate", "finetune-sentiment", "finetune"),
+    *("compare", "classify", "eval", "inspect", "serve", "report", "runs", "tokenizer", "data"),
+    *("info", "bench", "doctor"),
 )
-TRAINING = ("train", "sweep", "finetune", "finetune-sentiment", "compare")
-NOTHING_SAVED = "stopped before the first step; nothing was saved. Run the same command again"
+TRAINING = ("train", "train-pairs", "sweep", "finetune", "finetune-sentiment", "compare")
+NOTHING_TRAINED = (
+    "stopped before the first step; nothing was trained. Downloads and prepared text stay cached; "
+    "run the same command again"
+)
 
 
 class ClosedPipe(Exception):
@@ -41,6 +51,8 @@ class Verbs(CommandGroup):
         if name not in VERBS:
             return None
         module, _, attribute = name.partition("-")
+        if name == "train-pairs":
+            module, attribute = "train_pairs", ""
         verb = importlib.import_module(f"nanolm.cli.{module}")
         command: click.Command = getattr(verb, attribute or "command")
         return command
@@ -57,7 +69,7 @@ class Verbs(CommandGroup):
             if not stopped and (known or not StopRequest.missed):
                 raise
             unsaved = context.invoked_subcommand in TRAINING and not StopRequest.used
-            raise errors.Interrupted(NOTHING_SAVED if unsaved else "stopped") from None
+            raise errors.Interrupted(NOTHING_TRAINED if unsaved else "stopped") from None
 
 
 @click.group(
@@ -85,8 +97,9 @@ def cli(context: click.Context) -> None:
     if (output := stdout()) and context.invoked_subcommand in TRAINING:
         output.raises = False  # finish training even if the output is closed
     _, count = process()
-    if count > 1 and (verb := context.invoked_subcommand) not in (None, "train"):
-        raise errors.UsageError(f"{verb} runs in one process; torchrun is only for `nanolm train`")
+    if count > 1 and (verb := context.invoked_subcommand) not in (None, "train", "train-pairs"):
+        only = "torchrun is only for `nanolm train` and `nanolm train-pairs`"
+        raise errors.UsageError(f"{verb} runs in one process; {only}")
 
 
 def main() -> None:
@@ -102,10 +115,34 @@ def main() -> None:
             setattr(sys, name, Output(stream, raises=name == "stdout").as_text())
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, partial(terminate, os.getpid()))
     code = run()
     if process()[0] and code not in (0, INTERRUPTED):  # torchrun kills the others when one exits
         time.sleep(ERROR_GRACE)
-    sys.exit(code)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without destroying every object, which takes 0.5 s once torch is imported."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for other threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def terminate(pid: int, number: int, frame: FrameType | None) -> None:
+    """Exit on SIGTERM as by default, but say so if training has not started. Forked workers have
+    another `pid` and say nothing."""
+    signal.signal(number, signal.SIG_DFL)
+    context = click.get_current_context(silent=True)
+    verb = context.find_root().invoked_subcommand if context else None
+    with contextlib.suppress(RuntimeError):  # the signal interrupted another message
+        if os.getpid() == pid and verb in TRAINING and not StopRequest.used:
+            complain(NOTHING_TRAINED, common=True)
+    os.kill(os.getpid(), number)
 
 
 def stdout() -> Output | None:
@@ -121,7 +158,7 @@ def run() -> int:
         if output and output.error and not code:
             raise output.error
         return code if isinstance(code, int) else 0
-    except errors.ToldElsewhere as error:
+    except errors.ReportedElsewhere as error:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "nanolm"

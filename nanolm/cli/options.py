@@ -40,11 +40,16 @@ LABEL_COLUMNS: Rows = {
     "label_column": "Column or field that holds the label.  [default: detected]",
     "label_file": "Separate file with the labels, one line per text.",
 }
-LABELLED: Rows = {
+LABELED: Rows = {
     "text_column": "Column or field that holds the text: a name, a path such as a.b in .jsonl, or "
     "a column number counted from 1.  [default: detected]",
     **LABEL_COLUMNS,
     **ENCODING,
+}
+PAIR_COLUMNS: Rows = {
+    "source_column": ("NAME", "Column or field of the source.  [default: detected]"),
+    "target_column": ("NAME", "Column or field of the target.  [default: detected]"),
+    "reverse": "Swap source and target.",
 }
 AVERAGE = "Decay of the exponential moving average (EMA) of weights that is evaluated and saved."
 MACHINE: Rows = {

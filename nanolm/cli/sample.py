@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.cli.columns import Columns, colour, short, show_table, visible_text
+from nanolm.cli.columns import Columns, color, short, show_table, visible_text
 from nanolm.cli.console import finite, note, show_text, write_file
 from nanolm.cli.options import (
     Command,
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 TABLE: Table = {
     group: {
-        name: ("TEXT" if TYPES[name] is str else "", about.help)
+        name: ("TEXT", f"{about.help[:-1]}; can be repeated.")
+        if TYPES[name] is str
+        else ("", about.help)
         for name, about in DECLARATIONS.items()
         if about.group == group and name != "seed"  # random here by default
     }
@@ -73,8 +75,8 @@ TABLE: Table = {
     "(top=N); words and words=N do the same for whole words. Probabilities are the model's own, "
     "before temperature and filters.",
 )
-@click.option("--csv", "csv_file", metavar="FILE", help="Write what --show shows to a CSV file.")
-@click.option("--html", metavar="FILE", help="Write what --show shows to an HTML page.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the output of --show to a CSV file.")
+@click.option("--html", metavar="FILE", help="Write the output of --show to an HTML page.")
 @json_option(help="Print one JSON object per sample.")
 @device_option()
 @dtype_option()
@@ -143,7 +145,7 @@ def command(
 
     name, writer = ready(run, device, dtype, int8)
     writing = SampleSession(writer, params, count, shown, top)
-    if not params.likeliest_only and params.beams == 1:
+    if not params.effectively_greedy and params.beams == 1:
         note(f"seed {params.seed}" + ", incremented for each prompt" * interactive)
     if interactive:
         interactive_loop(writing, asked)
@@ -301,15 +303,15 @@ class SampleSession:
         top = sample.top or [[]] * len(sample.tokens)
         tokens = list(zip(sample.tokens, sample.logprobs, top, strict=True))[start:]
         return [
-            Word(text(id), math.exp(logprob), [id], [(text(i), math.exp(p)) for i, p in likeliest])
-            for id, logprob, likeliest in tokens
+            Word(text(id), math.exp(logprob), [id], [(text(i), math.exp(p)) for i, p in top])
+            for id, logprob, top in tokens
         ]
 
     def show_probabilities(self, words: list["Word"]) -> None:
         for word in words:
             if sys.stdout.isatty():
                 chance = word.probability
-                self.columns.add(visible_text(word.text), short(chance), colour(chance))
+                self.columns.add(visible_text(word.text), short(chance), color(chance))
             else:
                 click.echo(f"{word.probability:.6f}\t{json.dumps(word.text, ensure_ascii=False)}")
 
@@ -386,7 +388,7 @@ def facts_of(params: SamplingParams) -> dict[str, str]:
         for field in fields(params)
         if getattr(params, field.name) != field.default and field.name != "seed"
     }
-    if params.likeliest_only or params.beams > 1:
+    if params.effectively_greedy or params.beams > 1:
         return facts
     return {"temperature": str(params.temperature), **facts, "seed": str(params.seed)}
 

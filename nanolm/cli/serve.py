@@ -79,8 +79,8 @@ def command(
 ) -> None:
     """Serve a playground and an OpenAI-compatible API.
 
-    Each RUN is the same as for `nanolm sample` or `nanolm classify`. The command prints the
-    address of the playground. The API is at /v1 under that address, and its description is at
+    Each RUN can be anything that `nanolm sample` or `nanolm classify` accepts. The command prints
+    the address of the playground. The API is at /v1 under that address, and its description is at
     /openapi.json. The server is reachable only from this machine unless you change --host. After
     Ctrl-C, current requests have up to 20 s to finish.
 

@@ -31,7 +31,7 @@ TOKENIZER: Rows = {
     "tokenizer": ("|".join(TRAINABLE), "Type of tokenizer.  [default: bpe]"),
     "vocab_size": ("", "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]"),
 }
-COLOURS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enough for white text
+COLORS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enough for white text
 
 
 @click.group("tokenizer", cls=CommandGroup)
@@ -142,7 +142,7 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
             ids = value["ids"] if isinstance(value, dict) else value
             numbers += [int(id) for id in (ids or line.replace(",", " ").split())]
         except (ValueError, KeyError, TypeError):
-            cure = "give numbers such as `decode 15496 995`"
+            cure = "give numbers, as in `nanolm tokenizer decode 15496 995`"
             raise UsageError(f"{line[:40]!r} is not a list of ids; {cure}") from None
     wrong = [id for id in numbers if not 0 <= id < vocab_size]
     if wrong:
@@ -182,7 +182,7 @@ def show_tokens(tokenizer: "Tokenizer", text: str) -> None:
         return
     columns = Columns()
     for number, id in enumerate(ids):
-        columns.add(visible(tokenizer, id), str(id), COLOURS[number % len(COLOURS)])
+        columns.add(visible(tokenizer, id), str(id), COLORS[number % len(COLORS)])
     columns.flush()
     size = len(text.encode())
     each = f"{size / max(1, len(ids)):.2f} bytes per token"

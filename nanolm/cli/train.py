@@ -15,7 +15,7 @@ from nanolm.cli.tables import show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
-from nanolm.text.sources import EMBEDDED, SCHEME
+from nanolm.text.sources import EMBEDDED, EMBEDDED_PAIRS, SCHEME
 from nanolm.training.settings import ARCHITECTURE, DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 from nanolm.training.trackers import Trackers
 
@@ -36,8 +36,8 @@ TABLE: Table = {
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
     },
     "Model": {
-        "preset": "Model size, from nano to gpt2-xl (see --list-presets).  [default: chosen for "
-        "the text and machine]",
+        "preset": "Model size, nano to gpt2-xl; see `nanolm train --list-presets`.  "
+        "[default: chosen for the text and machine]",
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",
         "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
@@ -64,7 +64,7 @@ TABLE: Table = {
         "steps": "Number of steps; with the same number of threads, reruns are bit-identical.",
         "minutes": "Total time, including preparation; also caps --steps, --epochs and --tokens.  "
         "[default: 3, except for tiny texts]",
-        "epochs": "Number of passes over the text.",
+        "epochs": "Number of epochs (passes over the text).",
         "tokens": "Number of training tokens, including repeats.",
     },
     "Optimization": {
@@ -107,7 +107,11 @@ OVERRIDES = {
     "tokenizer": ("vocab_size",),
 }
 
-TEXTS = [f"{SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()]
+TEXTS = [
+    f"{SCHEME}{name:<9} {what}"
+    for name, (_, _, what) in EMBEDDED.items()
+    if name not in EMBEDDED_PAIRS
+]
 NO_CORPUS = "no text to train on. Name a file, or use one that comes with nanolm:"
 NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 

@@ -144,8 +144,8 @@ def train_neural(
         return 1 - scores.accuracy, scores.loss
 
     def logits(texts: list[str]) -> Any:
-        unlabelled = Texts(texts, np.zeros(len(texts), np.int64))
-        return features.logits(network, features.encode(unlabelled))
+        unlabeled = Texts(texts, np.zeros(len(texts), np.int64))
+        return features.logits(network, features.encode(unlabeled))
 
     # With so little work, threads would only wait for each other.
     lengths = features.train.lengths
@@ -223,7 +223,7 @@ CLASSIFIERS: dict[str, ModelKind] = {
     ),
     "pretrained": ModelKind(
         "pretrained Transformer",
-        "words and word order are learned before the first label",
+        "learns words and word order before it sees any label",
         8.0,
         partial(train_transformer, pretrained=True),
     ),

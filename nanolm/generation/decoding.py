@@ -2,6 +2,7 @@
 
 `CachedDecoder` uses a KV cache (or a recurrent state), so each step computes one token.
 `NaiveDecoder` runs the whole visible text at each step: slow and simple, as a reference in tests.
+`Seq2SeqDecoder` generates targets, each from its source.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanolm.model.base import Model
+from nanolm.model.base import Model, Network
+from nanolm.model.seq2seq import Memory, Seq2Seq
 
 PREFILL_TOKENS = 32_768  # prompt tokens, padding included, in one forward pass
 
@@ -31,6 +33,8 @@ def first_visible(length: int, context: int | None) -> int:
 class Decoder:
     """Logits of the next token, for rows of ids of different lengths."""
 
+    model: Network
+
     def __init__(self, model: Model, rows: int, length: int) -> None:
         self.model = model
 
@@ -42,7 +46,11 @@ class Decoder:
         raise NotImplementedError
 
     def select(self, rows: Tensor) -> None:
-        """Replace row i by row rows[i]."""
+        """Replace row i by row rows[i], which has the same prompt."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these rows, as the first ones."""
+        self.select(rows)
 
     def move(self, source: int, target: int) -> None:
         """Copy one row to another."""
@@ -52,6 +60,8 @@ class Decoder:
 
 
 class NaiveDecoder(Decoder):
+    model: Model
+
     def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
         rows = []
         for row, length in zip(ids, lengths.tolist(), strict=True):
@@ -61,6 +71,8 @@ class NaiveDecoder(Decoder):
 
 
 class CachedDecoder(Decoder):
+    model: Model
+
     def __init__(self, model: Model, rows: int, length: int) -> None:
         super().__init__(model, rows, length)
         self.memory = model.init_cache(rows, length, fixed=model.device.type == "cuda")
@@ -132,3 +144,27 @@ class CachedDecoder(Decoder):
     def forget(self, row: int) -> None:
         self.memory.forget(row)
         self.enough[row] = 1
+
+
+class Seq2SeqDecoder(Decoder):
+    """The target of each row begins with a single token, and its source never changes. The keys and
+    values of the source are computed once."""
+
+    model: Seq2Seq
+
+    def __init__(self, model: Seq2Seq, memory: Memory, length: int) -> None:
+        self.model, self.memory = model, memory
+        self.cache = model.init_cache(len(memory.mask), length)
+
+    def logits(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        last = ids.gather(1, lengths[:, None] - 1)  # (rows, 1)
+        logits: Tensor = self.model.head(self.model.decode(last, self.memory, self.cache))
+        return logits[:, -1]
+
+    def select(self, rows: Tensor) -> None:
+        self.cache.select(rows)
+
+    def keep(self, rows: Tensor) -> None:
+        self.memory = self.memory.select(rows)
+        self.cache.select(rows)
+        self.cache.use(len(rows))

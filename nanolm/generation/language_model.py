@@ -23,6 +23,7 @@ from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
+from nanolm.model.seq2seq import Seq2Seq
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
@@ -162,7 +163,8 @@ class LanguageModel:
         for number, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             if sample.prompt not in known:
                 decoder = path(self.model, row.params.beams, longest([row]))
-                known[sample.prompt] = beam_search(decoder, self.tokenizer, row, report)
+                search = (decoder, self.tokenizer, [row.prompt], row.params, row.top)
+                (_, known[sample.prompt]), *_ = beam_search(*search, report=report)
             beams = known[sample.prompt]
             builder = TextBuilder(sample, row.params, self.tokenizer)
             for token in beams[min(sample.number, len(beams) - 1)].tokens:
@@ -176,7 +178,7 @@ def longest(rows: list[BatchRow]) -> int:
     return max((len(row.prompt) + row.params.tokens for row in rows), default=1)
 
 
-def max_rows(model: Model, length: int, most: int) -> int:
+def max_rows(model: Model | Seq2Seq, length: int, most: int) -> int:
     """The number of rows of this length that the KV cache may hold, at least 1."""
     room = KV_CACHE_BYTES
     if model.device.type == "cuda":
@@ -188,7 +190,10 @@ def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> LanguageModel:
     """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME."""
-    folder = find_named(path, note, progress)
+    return load_folder(find_named(path, note, progress))
+
+
+def load_folder(folder: Path) -> LanguageModel:
     tokenizer = model_tokenizer(folder)  # first, since its errors are found sooner
     tokenizer.unseen = suppressed_tokens(folder, tokenizer.vocab_size)
     return LanguageModel(load_model(folder), tokenizer)

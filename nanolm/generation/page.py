@@ -11,7 +11,7 @@ from nanolm.generation.language_model import Sample
 from nanolm.generation.words import Word
 from nanolm.text import page as text_page
 from nanolm.text import spelled
-from nanolm.text.page import coloured, marked, named, shade
+from nanolm.text.page import colored, marked, named, shade
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.webpage import beside, page, table
 
@@ -31,14 +31,14 @@ def samples_page(
     for number, sample in enumerate(samples):
         rows = []  # the sampled text, its probability, and cells of the most likely
         if words:
-            text = "".join(coloured_word(tokenizer, word) for word in words[number])
+            text = "".join(colored_word(tokenizer, word) for word in words[number])
             for word in words[number]:
                 cells = [cell(marked(other), p, other == word.text) for other, p in word.top]
                 rows.append((marked(word.text), word.probability, cells))
         else:
             bits = [-logprob / math.log(2) for logprob in sample.logprobs]
             tokens = ((id, each, "") for id, each in zip(sample.tokens, bits, strict=True))
-            text = "".join(coloured(tokenizer, tokens))
+            text = "".join(colored(tokenizer, tokens))
             for id, logprob, top in zip(sample.tokens, sample.logprobs, sample.top, strict=False):
                 cells = [cell(named(tokenizer, each), math.exp(p), each == id) for each, p in top]
                 rows.append((named(tokenizer, id), math.exp(logprob), cells))
@@ -56,7 +56,7 @@ def samples_page(
     return page(title, facts, "\n".join(parts), STYLE)
 
 
-def coloured_word(tokenizer: Tokenizer, word: Word) -> str:
+def colored_word(tokenizer: Tokenizer, word: Word) -> str:
     tokens = (spelled(tokenizer.tokens[id]).translate(SIGNS) for id in word.tokens)
     bits = surprisal(word.probability)
     text = marked(word.text, keep=" \t").replace("⏎</i>", "⏎</i>\n")

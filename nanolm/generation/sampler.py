@@ -82,7 +82,7 @@ class Sampler:
             last = torch.tensor(drawn[-RANDOM_BLOCK:], dtype=torch.float64)
             self.numbers[row] = last.to(self.numbers)
         values: list[Any] = [params.effects.get(name, each.off) for name, each in EFFECTS.items()]
-        values += [params.likeliest_only, written]
+        values += [params.effectively_greedy, written]
         self.values[row] = torch.tensor(values, dtype=self.values.dtype).to(device)
         tracked = {EFFECTS[name].tracks for name in params.effects}
         for name in tracked - {""}:
@@ -131,7 +131,7 @@ class Sampler:
                 for ban, which in rows.items()
             ]
         used = [params for params in self.params if params]
-        sampled = sum(not params.likeliest_only for params in used)
+        sampled = sum(not params.effectively_greedy for params in used)
         most: dict[str, Any] = {}
         for params in used:
             for name, value in params.effects.items():
@@ -155,7 +155,7 @@ class Sampler:
         some = [
             row
             for row, params in enumerate(self.params[:rows])
-            if params and self.steps[row] % RANDOM_BLOCK == 0 and not params.likeliest_only
+            if params and self.steps[row] % RANDOM_BLOCK == 0 and not params.effectively_greedy
         ]
         if some:
             drawn = [[self.sources[row].random() for _ in range(RANDOM_BLOCK)] for row in some]
@@ -222,7 +222,7 @@ class Sampler:
     def select(self, rows: Tensor) -> None:
         """Replace row i by row rows[i]."""
         for kept in (self.seen, self.counts, self.states):
-            kept.copy_(kept[rows])
+            kept[: len(rows)] = kept[rows]
 
 
 def inverse_cdf(probabilities: Tensor, numbers: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class SamplingParams:
     tokens: int = length(
         200, "Maximum number of new tokens.", range=(1, 1_000_000), slider=(1, 1000, 1)
     )
-    stop: tuple[str, ...] = length((), "Stop before this text. Several are allowed.")
+    stop: tuple[str, ...] = length((), "Stop before this text.")
     repetition_penalty: float = penalty(
         1.0,
         "Above 1, tokens that have already occurred become less likely.",
@@ -142,9 +142,7 @@ class SamplingParams:
         tracks="counts",
         slider=(-2, 2, 0.1),
     )
-    ban: tuple[str, ...] = penalty(
-        (), "Never generate this text, not even within a word. Several are allowed."
-    )
+    ban: tuple[str, ...] = penalty((), "Never generate this text, even within a word.")
     min_tokens: int = length(
         0,
         "Minimum number of new tokens before an end-of-text token or a stop text.",
@@ -228,14 +226,15 @@ class SamplingParams:
                 wrong.append(f"{option} {value}: must be a whole number")
             elif problem := about.problem(value):
                 wrong.append(f"{option} {value}: {problem}")
-        if not wrong and self.min_tokens > self.tokens:
-            wrong.append(f"--min-tokens {self.min_tokens}: must be from 0 to --tokens")
+        lengths = [problem for problem in wrong if "tokens " in problem]
+        if not lengths and self.min_tokens > self.tokens:
+            wrong.append(f"--min-tokens {self.min_tokens}: must be at most --tokens {self.tokens}")
         if not texts and len("".join(self.ban).encode()) > MAX_BANNED_BYTES:
             texts.append(f"--ban: all texts together must be at most {MAX_BANNED_BYTES} bytes")
         return wrong + texts
 
     @cached_property
-    def likeliest_only(self) -> bool:
+    def effectively_greedy(self) -> bool:
         """Greedy, or a temperature so low that dividing by it would overflow."""
         return self.greedy or self.temperature < 1e-4
 
@@ -245,7 +244,7 @@ class SamplingParams:
         return {
             name: value
             for name, about in DECLARATIONS.items()
-            if about.penalty or (about.filter and not self.likeliest_only)
+            if about.penalty or (about.filter and not self.effectively_greedy)
             if (value := getattr(self, name)) not in (None, about.off)
         }
 
@@ -254,7 +253,7 @@ def text_problems(option: str, texts: tuple[str, ...]) -> list[str]:
     wrong = []
     for text in texts:
         if text == "" or not isinstance(text, str):
-            wrong.append(f"{option} {text!r}: must be a non-empty text")
+            wrong.append(f"{option} {text!r}: must not be empty")
         elif any("\ud800" <= char <= "\udfff" for char in text):
             wrong.append(f"{option} {text!r}: not valid Unicode")
     return wrong

@@ -24,7 +24,7 @@ PATTERNS = {
     "itself": "the current token",
     "first": "the first token",
     "same": "earlier occurrences of the current token",
-    "induction": "the token after an earlier occurrence",
+    "induction": "the token after an earlier occurrence of the current one, like an induction head",
 }
 NO_PATTERN = {SPREAD: "attends to all tokens almost equally", MIXED: "has no clear pattern"}
 

@@ -91,10 +91,11 @@ class KVCache:
         self.use(self.rows)
 
     def select(self, rows: Tensor) -> None:
-        """Replace row i by row rows[i]."""
+        """Replace row i by row rows[i], which is equally long."""
+        places = slice(None if self.fixed else self.longest)
         for whole in (self.keys, self.values):
-            whole.copy_(whole[:, rows])
-        self.lengths.copy_(self.lengths[rows])
+            whole[:, : len(rows), :, places] = whole[:, rows, :, places]
+        self.lengths[: len(rows)] = self.lengths[rows]
 
     def move(self, source: int, target: int) -> None:
         """Copy one row to another."""

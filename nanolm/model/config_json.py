@@ -104,7 +104,7 @@ def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
             missing.append("--separate-vocabularies")
         if not missing:
             return family, ""
-        reasons.append((len(missing), f"{family} has no {', no '.join(missing)}"))
+        reasons.append((len(missing), f"{family} does not support {' or '.join(missing)}"))
     return "nanolm", min(reasons)[1]
 
 
@@ -277,7 +277,7 @@ def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
         if new[key] != old[key]:
             raise values.wrong("rope_parameters", f"its {key} contradicts the older fields")
     rope = Values({**old, **new}, f"{values.where}: rope_parameters")
-    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "rotation of only some components")
+    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "partial rotary embeddings")
     kind = rope.only("rope_type", SCALINGS, "default", "this RoPE scaling")
     known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
     defaults: dict[str, float] = {"original_max_position_embeddings": context}

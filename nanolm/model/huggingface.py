@@ -242,8 +242,8 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
         problem = "now has different weights"
     if problem:
         raise ModelError(
-            f"{folder} has only trained weights; the rest is in {base.folder}, which {problem}. "
-            "Restore it there, or fine-tune again."
+            f"{folder} has only the fine-tuned weights; the others are in {base.folder}, which "
+            f"{problem}. Restore that folder, or fine-tune again."
         )
     if isinstance(stored.load_any_config(base.folder), ClassifierConfig):
         inside = load_classifier(base.folder, config.base.dropout).base

@@ -95,7 +95,7 @@ class RecurrentState:
         self.whole[:, :, rows] = other.whole
 
     def select(self, rows: Tensor) -> None:
-        self.whole.copy_(self.whole[:, :, rows])
+        self.whole[:, :, : len(rows)] = self.whole[:, :, rows]
 
     def move(self, source: int, target: int) -> None:
         self.whole[:, :, target] = self.whole[:, :, source]

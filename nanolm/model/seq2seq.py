@@ -68,6 +68,11 @@ class Seq2Seq(Network):
         """Hidden states of the target, (batch, target, dim). Each layer that attends to the source
         appends its weights, (batch, heads, target, source), to `cross_weights`."""
 
+    def cache_bytes(self, length: int) -> int:
+        """Bytes of the cache for one row of `length` tokens, at most."""
+        size = self.token_embedding.weight.element_size()
+        return 2 * self.config.layers * self.config.dim * length * size
+
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         logits: Tensor = self.head(self.decode(target, self.encode(source, mask)))
         return logits  # (batch, target, vocabulary)

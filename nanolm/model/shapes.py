@@ -30,7 +30,7 @@ PARTS = {  # names to show instead
     **dict.fromkeys(("out", "bridge"), "projections"),
     "combine": "attention",
     "head": "output layer",
-    "score": "scores of labels",
+    "score": "classification head",
 }
 CELL = ("input_weight", "state_weight", "bias")
 

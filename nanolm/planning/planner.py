@@ -232,22 +232,22 @@ def choose_optimizer(
     if steps is None and estimate is not None:
         steps = estimate.steps
         if estimate.passes >= recipe.MOST_PASSES:
-            reason = f"{recipe.MOST_PASSES} passes over the text; more would not help"
+            reason = f"{recipe.MOST_PASSES} epochs; more would not help"
             plan.choose("steps", steps, reason)
     if steps is None:  # unknown: the clock ends the run
         if plan.open("weight_decay"):
             most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-            plan.choose("steps", most, f"at most {recipe.MOST_PASSES} passes, if time allows")
+            plan.choose("steps", most, f"at most {recipe.MOST_PASSES} epochs, if time allows")
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
     decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, text.size)
     decay = recipe.LEAST_DECAY if base else decay
-    plan.choose("weight_decay", decay, f"for {counted(passes, 'pass')} over the text")
+    plan.choose("weight_decay", decay, f"for {counted(passes, 'epoch')}")
     # Dropout draws one sequence of random numbers, so a batch cannot be split among workers.
     if passes >= recipe.MANY_PASSES and base is None and (plan.settings.workers or 1) == 1:
         dropout = recipe.DROPOUT if passes < recipe.HUNDREDS_OF_PASSES else recipe.MOST_DROPOUT
-        plan.choose("dropout", dropout, f"for {passes:,.0f} passes")
+        plan.choose("dropout", dropout, f"for {passes:,.0f} epochs")
     plan.fill(dropout=0.0)
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
         reason = "EMA of the weights over about 50 steps, because dropout makes single steps noisy"

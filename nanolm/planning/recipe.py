@@ -9,7 +9,7 @@ weight decay matters most: with enough of it, the twentieth pass still lowers va
 
 import math
 
-from nanolm.model.config import GPTConfig, ModelConfig
+from nanolm.model.config import GPTConfig, ModelConfig, TransformerConfig
 from nanolm.model.size import non_embedding_parameters
 from nanolm.training.optimizers import OPTIMIZERS
 
@@ -53,7 +53,7 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:
     rate = OPTIMIZERS[optimizer].lr * (REFERENCE_DIM / config.dim) ** WIDTH_EXPONENT
-    return float(f"{rate * (1 if isinstance(config, GPTConfig) else RECURRENT_RATE):.2g}")
+    return float(f"{rate * (1 if isinstance(config, TransformerConfig) else RECURRENT_RATE):.2g}")
 
 
 def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -> float:
@@ -67,4 +67,8 @@ def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -
 def rates(tied: bool) -> dict[str, float]:
     """Learning rate multipliers of the embedding and the head."""
     embedding = HEAD_RATE if tied else EMBEDDING_RATE
-    return {"token_embedding.weight": embedding, "head.weight": HEAD_RATE}
+    return {
+        "token_embedding.weight": embedding,
+        "source_embedding.weight": EMBEDDING_RATE,  # of a sequence-to-sequence model
+        "head.weight": HEAD_RATE,
+    }

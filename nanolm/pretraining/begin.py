@@ -1,6 +1,6 @@
 """How every training run begins: its folder, its lock, and the checkpoint to resume from.
 
->>> start = RunStart(settings, out=None, resume=False, notify=print)
+>>> start = RunStart(settings, out=None, notify=print)
 >>> with start.locked():  # build what start.settings ask for
 ...     checkpoint = start.checkpoint(fingerprints)
 ...     start.record(resolved, choices, fingerprints, model)
@@ -22,7 +22,7 @@ import torch
 from nanolm import __version__, files
 from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError, UsageError
-from nanolm.model.base import Model
+from nanolm.model.base import Network
 from nanolm.model.classifier import Classifier
 from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device, choose_dtype
@@ -43,12 +43,12 @@ S = TypeVar("S", bound=Settings)
 class RunStart(Generic[S]):
     """A run before its first step: new, or resumed with its original settings."""
 
-    def __init__(self, request: S, out: str | Path | None, resume: bool, notify: Notify) -> None:
+    def __init__(self, request: S, out: str | Path | None, notify: Notify) -> None:
         """Choose the run folder. The caller has validated `request`."""
         # Report an unavailable device or dtype before reading anything.
         choose_dtype(request.dtype, choose_device(request.device)[0])
         self.request, self.notify = with_absolute_paths(request), notify
-        self.run = choose_run(self.request, Path(out) if out is not None else None, resume, notify)
+        self.run = choose_run(self.request, Path(out) if out is not None else None, notify)
         self.load_settings()
 
     def load_settings(self) -> None:
@@ -101,7 +101,7 @@ class RunStart(Generic[S]):
         settings: S,
         choices: list[Choice],
         fingerprints: dict[str, str],
-        model: Model | Classifier,
+        model: Network | Classifier,
         **more: Any,
     ) -> None:
         """Report every choice and write config.toml and run.json, which create the run."""
@@ -164,7 +164,10 @@ def with_absolute_paths(settings: S) -> S:
     if settings.tokenizer not in (*TRAINABLE, *NAMED):
         paths["tokenizer"] = settings.tokenizer
     texts = tuple(map(absolute, getattr(settings, settings.texts)))
-    changes: Any = {name: path and absolute(path) for name, path in paths.items()}
+    changes: Any = {
+        name: tuple(map(absolute, path)) if isinstance(path, tuple) else path and absolute(path)
+        for name, path in paths.items()
+    }
     return replace(settings, **(changes | {settings.texts: texts}))
 
 
@@ -191,10 +194,12 @@ def choose_folder(
         resumable = fits(folder)
         if resumable or (resumable is None and Run(folder).free()):
             return folder
-    raise DataError(f"{out} has no unfinished {what} with these settings; choose another --out")
+    raise DataError(
+        f"{out} has no `nanolm {what}` to resume with these settings; choose another --out"
+    )
 
 
-def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notify) -> Run:
+def choose_run(settings: Settings, out: Path | None, notify: Notify) -> Run:
     """The run to train in: `out`, or one under runs/ to resume, or a new one."""
     report = reports(notify)[0]
     if out is not None:
@@ -207,8 +212,6 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
         elif not run.free():
             why = "has no run.json" if run.checkpoints.is_dir() else "already exists"
             raise DataError(f"{out} {why} and is not a run; choose another --out")
-        elif resume:
-            notify(Note(f"nothing to resume in {out}: starting a new run"))
         return run
     done = None  # the last finished run with these settings
     for path in numbered(run_name(getattr(settings, settings.texts)[0])):
@@ -226,8 +229,6 @@ def choose_run(settings: Settings, out: Path | None, resume: bool, notify: Notif
         longer = f"nanolm train --extend {done.path} --minutes 5"
         hint = f" (to train it longer: {longer})" if settings.texts == "corpus" else ""
         notify(Note(f"{done.path} is finished: training again from the start, as {run.path}{hint}"))
-    elif resume:
-        notify(Note(f"no unfinished run with these settings to resume: starting {run.path}"))
     return run
 
 
@@ -254,9 +255,9 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = f"{run.path} is unfinished and has different settings; use those, or another --out:"
+    text = f"{run.path} is unfinished and has different settings:"
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")
             text += f"\n  {option(name)}: {then} in that run, {now.get(name, 'automatic')} now"
-    raise DataError(text)
+    raise DataError(f"{text}\nUse its settings, or choose another --out")

@@ -44,7 +44,7 @@ def extend(
         run.recover(report)
         facts = run.facts()
         if "result" in facts and run.extending.exists() and facts.get("extension") == more:
-            report(f"{path}: this extension has already finished; nothing is left to train")
+            report(f"{path}: this extension has already finished; there is nothing left to train")
             write_result(run, facts["result"], notify)
             run.extending.unlink()
             return TrainResult(**facts["result"])
@@ -53,7 +53,7 @@ def extend(
         elif run.facts().get("extension") != more:
             command = f"nanolm train --config {run.config_file} --out {path}"
             raise DataError(f"{path} is not finished; resume it first: {command}")
-    return train(TrainSettings.from_dict(run.settings()), path, False, notify, started)
+    return train(TrainSettings.from_dict(run.settings()), path, notify, started)
 
 
 def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> None:

@@ -54,6 +54,7 @@ class NextToken(Task):
         shape = (settings.context, settings.batch, settings.seed)
         batches = Batches(job.text.train, *shape, world.rows(settings.batch))
         self.source = source(batches, settings.device)
+        self.loss_weight = world.weight(settings.batch)
         self.network = self.model = job.model.to(settings.device)
         if settings.shard and world.joined:
             # No fused kernels: they cross layers, whose weights are not gathered at the same time.
@@ -75,7 +76,7 @@ class NextToken(Task):
             learned = forecast.passes * len(job.text.train)
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         is_gpt = isinstance(self.network, GPT)
-        missing = missing_compiler(settings.device) if is_gpt else "not for recurrent models"
+        missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
         if not missing:
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
@@ -118,7 +119,7 @@ class NextToken(Task):
         cure = "Hold out passages from the whole text with --val-split spread"
         if self.settings.val:
             cure = f"Choose a --val text closer to the training text than {self.settings.val}"
-        problem = "the validation text differs from the training text, so its loss says little"
+        problem = "the validation text differs from the training text, so its loss is misleading"
         return f"{problem}. {cure}"
 
     def seconds_after_training(self) -> float:

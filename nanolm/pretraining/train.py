@@ -50,7 +50,6 @@ class TrainResult:
 def train(
     settings: TrainSettings,
     out: str | Path | None = None,
-    resume: bool = False,
     notify: Notify = lambda event: None,
     started: float | None = None,
 ) -> TrainResult:
@@ -61,7 +60,7 @@ def train(
     with join_world() as world, world.leading():
         if world.joined and choose_device(settings.device)[0] == "cuda":
             local_rank()  # fail early if there are too few GPUs
-        start = RunStart(settings, out, resume, notify)
+        start = RunStart(settings, out, notify)
         base = find_base(start.settings, notify)
         # A resumed run uses the same text as before, however little time remains.
         until = text_deadline(start.settings, elapsed) if start.fresh else None

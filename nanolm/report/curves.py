@@ -102,9 +102,9 @@ def curves_svg(chart: Chart) -> str:
         if panel.mark and is_finite(panel.mark[0]):  # keep its label inside the panel
             at, word = area.x(panel.mark[0]), svg.shorten(panel.mark[1], 11, inner)
             half = svg.text_width(word, 11) / 2
-            centre = min(max(at, left + half), left + inner - half)
+            center = min(max(at, left + half), left + inner - half)
             parts.append(svg.line("mark", at, area.top, at, area.top + height))
-            parts.append(svg.text(centre, area.top - 5, word, "tick", "middle"))
+            parts.append(svg.text(center, area.top - 5, word, "tick", "middle"))
         if not panel.drawn:
             y = area.top + height / 2
             parts.append(svg.text(left + inner / 2, y, "no data yet", "tick", "middle"))
@@ -155,10 +155,10 @@ def noisy_trend(buckets: list[list[Point]], height: float) -> list[Point]:
     trend, distance = [], 0.0
     for number, (at, _) in enumerate(means):
         near = means[max(0, number - reach) : number + reach + 1]
-        centre, level = mean(near)
-        variance = sum((x - centre) ** 2 for x, _ in near)
-        slope = sum((x - centre) * (y - level) for x, y in near) / variance if variance else 0.0
-        level += slope * (at - centre)
+        center, level = mean(near)
+        variance = sum((x - center) ** 2 for x, _ in near)
+        slope = sum((x - center) * (y - level) for x, y in near) / variance if variance else 0.0
+        level += slope * (at - center)
         trend.append((at, level))
         distance += sum(abs(y - level) for _, y in buckets[number])
     return trend if distance / count > NOISE * height else []

@@ -34,7 +34,10 @@ EPOCH_COLUMNS = {
     "train_accuracy": ("training accuracy", "{:.1%}"),
     "val_accuracy": ("validation accuracy", "{:.1%}"),
     "val_bits_per_byte": ("validation bits per byte", "{:.3f}"),
+    "val_bleu": ("validation BLEU", "{:.1f}"),
+    "val_exact": ("exact translations", "{:.1%}"),
 }
+MEASURES = {"train": "bits_per_byte", "finetune": "accuracy", "train-pairs": "bleu"}
 as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
 
 
@@ -57,8 +60,7 @@ def write_report(run: Run, png: bool = False, result: dict[str, Any] | None = No
 
 
 def report_page(data: RunData) -> str:
-    verb = "finetune" if data.is_classifier else "train"
-    command = f"nanolm {verb} --config {shlex.quote(str(data.run.config_file))}"
+    command = f"nanolm {data.verb} --config {shlex.quote(str(data.run.config_file))}"
     settings = [(name, setting_text(value)) for name, value in data.settings.items()]
     sections = {
         "Curves": curves(data),
@@ -81,7 +83,7 @@ def summary(data: RunData) -> dict[str, str]:
     result = data.result
     last = {key: value for row in data.metrics for key, value in row.items()}
     steps = result.get("steps") or last.get("step", 0)
-    facts = {"text": ", ".join(data.settings.get("corpus") or data.settings.get("data") or ())}
+    facts = {"text": ", ".join(data.texts)}
     if count := data.facts.get("parameters"):
         facts["parameters"] = f"{count:,}"
     facts["steps"] = f"{steps:,}"
@@ -93,7 +95,10 @@ def summary(data: RunData) -> dict[str, str]:
     for key, name in SPLITS.items():
         if key in result:
             scores = result[key]
-            facts[name] = f"{scores['accuracy']:.1%} accuracy on {scores['count']:,} texts"
+            if data.verb == "train-pairs":
+                facts[name] = f"BLEU {scores['bleu']:.1f}, {scores['exact']:.1%} exact"
+            else:
+                facts[name] = f"{scores['accuracy']:.1%} accuracy on {scores['count']:,} texts"
     return facts | {"state": ending(result)}
 
 
@@ -119,7 +124,7 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
             [data.series(prefix + key, name, x) for prefix, name in names.items()],
             mark,
         )
-        for key in ("loss", "accuracy" if data.is_classifier else "bits_per_byte")
+        for key in ("loss", MEASURES[data.verb])
     ]
 
 
@@ -198,7 +203,7 @@ def samples(data: RunData) -> str:
 def confusion(data: RunData) -> str:
     parts = []
     for key, name in SPLITS.items():
-        if scores := data.result.get(key):
+        if (scores := data.result.get(key)) and data.is_classifier:
             labels = [escape(each["label"]) for each in scores["classes"]]
             rows = []
             for number, each in enumerate(scores["classes"]):
@@ -244,7 +249,9 @@ def machine(data: RunData) -> list[tuple[str, str]]:
     names = ("machine", "nanolm", "torch", "numpy", "python", "started")
     rows = [(name, str(data.facts[name])) for name in names if name in data.facts]
     fingerprints = data.facts["fingerprints"]
-    return rows + [(f"fingerprint of {name}", str(value)) for name, value in fingerprints.items()]
+    # A validation set held out of the corpus has none of its own, but "CORPUS FRACTION SPLIT".
+    own = {name: value for name, value in fingerprints.items() if value and " " not in value}
+    return rows + [(f"{name} fingerprint", value) for name, value in own.items()]
 
 
 def setting_text(value: object) -> str:
@@ -267,8 +274,8 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    what = "accuracy" if data[0].is_classifier else "bits per byte"
-    key = f"val_{what.replace(' ', '_')}"
+    what = MEASURES[data[0].verb].replace("_", " ")
+    key = f"val_{MEASURES[data[0].verb]}"
     charts = []
     for x in ("step", "epoch", "seconds"):
         if x != "epoch" or all(each.steps_per_epoch for each in data):

@@ -10,7 +10,7 @@ from nanolm.report.curves import DOTTED_POINTS, SERIES_POINTS, Chart, in_buckets
 from nanolm.report.svg import STYLE_SHEET
 
 DOTS_PER_INCH = 200
-COLOURS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # of the light theme
+COLORS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # of the light theme
 LINE_STYLES = ("-", "--", ":", "-.")  # distinct in black and white too
 
 
@@ -29,19 +29,19 @@ def chart_png(chart: Chart, file: Path) -> None:
     drawing.suptitle(chart.title, parse_math=False)
     axes = drawing.subplots(1, len(chart.panels), squeeze=False)[0]
     per_epoch = chart.steps_per_epoch or 0
-    looks = zip(cycle(COLOURS), cycle(LINE_STYLES), strict=False)
+    looks = zip(cycle(COLORS), cycle(LINE_STYLES), strict=False)
     styles = dict(zip(chart.names, looks, strict=False))
     for axis, panel in zip(axes, chart.panels, strict=True):
         axis.set_title(panel.title, fontsize=10, loc="left", pad=16, parse_math=False)
         for series in panel.drawn:
-            colour, line = styles[series.name]
+            color, line = styles[series.name]
             xs, ys = zip(*series.finite, strict=True)
             marker = "o" if len(xs) <= DOTTED_POINTS else None
             buckets = in_buckets(series.finite, SERIES_POINTS // 2)
             if trend := noisy_trend(buckets, max(ys) - min(ys)):
-                axis.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.3)
+                axis.plot(xs, ys, color=color, linewidth=0.7, alpha=0.3)
                 xs, ys = zip(*trend, strict=True)
-            look = {"color": colour, "linestyle": line, "marker": marker, "label": series.name}
+            look = {"color": color, "linestyle": line, "marker": marker, "label": series.name}
             axis.plot(xs, ys, linewidth=1.5, markersize=3.5, **look)
         if panel.mark:
             x, word = panel.mark

@@ -17,7 +17,8 @@ from nanolm.errors import DataError
 from nanolm.report.curves import Series
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
 
-SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): ([0-9.]+) bits per byte$", re.MULTILINE)
+SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): (.+)$", re.MULTILINE)
+TEXTS = ("corpus", "data", "pairs")  # the settings that name the training data
 # Raised by files that were edited by hand.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -39,6 +40,18 @@ class RunData:
         return "data" in self.settings
 
     @property
+    def verb(self) -> str:
+        """The command that trained it."""
+        if "pairs" in self.settings:
+            return "train-pairs"
+        return "finetune" if self.is_classifier else "train"
+
+    @property
+    def texts(self) -> list[str]:
+        """What it was trained on."""
+        return next((self.settings[name] for name in TEXTS if name in self.settings), [])
+
+    @property
     def steps_per_epoch(self) -> float | None:
         """None for runs of old versions, which did not record epochs."""
         rows = (row for row in reversed(self.metrics) if row.get("epoch"))
@@ -52,9 +65,9 @@ def read_run(run: Run) -> RunData:
     text = run.samples.read_text("utf-8", "replace") if run.samples.exists() else ""
     parts = iter(SAMPLE_HEADING.split(text)[1:])
     samples = []
-    for step, bits, sample in zip(parts, parts, parts, strict=True):
+    for step, measured, sample in zip(parts, parts, parts, strict=True):
         lines = (line.removeprefix(">").removeprefix(" ") for line in sample.strip().splitlines())
-        samples.append((f"step {step}, {bits} bits per byte", "\n".join(lines)))
+        samples.append((f"step {step}, {measured}", "\n".join(lines)))
     return RunData(run, run.settings(), run.facts(), read_metrics(run.metrics), samples)
 
 
@@ -114,7 +127,7 @@ def summarize(run: Run) -> RunSummary:
     result = facts.get("result") or {}
     rows = [] if result else read_metrics(run.metrics)
     last = {key: value for row in rows for key, value in row.items()}  # of an unfinished run
-    texts = settings.get("corpus") or settings.get("data") or []
+    texts: list[Any] = next((settings[name] for name in TEXTS if name in settings), [])
     val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
     test = (result.get("test") or {}).get("accuracy")
     seconds = result.get("seconds", last.get("seconds"))

@@ -171,10 +171,10 @@ class Run:
                 os.truncate(file, length)
 
     def recover(self, report: Callable[[str], None]) -> None:
-        """Finish the change of a killed process and remove its temporary files. Needs the lock."""
+        """Finish what a killed process began and remove its temporary files. Needs the lock."""
         path, self.begun = self.path, False  # the change may be to start over
         if what := journal.recover(path):
-            report(f"{path}: completed an interrupted change: {what}")
+            report(f"{path}: completed an interrupted operation ({what})")
         for folder in (path, path / CHECKPOINTS):
             files.sweep(folder)
         self.begun = self.folder is not None and self.exists()
@@ -189,7 +189,7 @@ class Run:
                 with self.locked():
                     self.recover(report)
         except (DataError, OSError) as error:  # in use, from a newer version, or read-only
-            report(f"{self.path}: an interrupted change could not be completed: {error}")
+            report(f"{self.path}: an interrupted operation could not be completed: {error}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -276,7 +276,7 @@ def parse_facts(file: Path, text: str) -> dict[str, Any]:
         raise ValueError("not written by nanolm")
     for name in ("steps", "best_step", "seconds"):
         if not isinstance(value := result.get(name, 0), int | float):
-            raise ValueError(f"{name} in its result is {value!r:.80}")
+            raise ValueError(f"result.{name} is {value!r:.80}, not a number")
     return facts
 
 

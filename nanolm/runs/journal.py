@@ -68,10 +68,8 @@ def read(file: Path) -> tuple[str, list[Operation]]:
             raise ValueError("it does not match its checksum")
         return entry["what"], entry["operations"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        cure = "rename it to use the folder as it is"
-        raise DataError(
-            f"{file} cannot be read, so an interrupted change is incomplete: {error}; {cure}"
-        ) from None
+        problem = f"{file} cannot be read ({error}), so an interrupted operation is incomplete"
+        raise DataError(f"{problem}; rename the file to use the folder as it is") from None
 
 
 def sound(operation: Sequence[str]) -> bool:

@@ -296,14 +296,14 @@ def listening(receive: Receive, generation: GenerationRequest) -> Any:
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        generation.cancelled = True
+        generation.canceled = True
         generation.worker.engine.wake.set()
 
     listener = asyncio.create_task(listen())
     try:
         yield listener
     finally:
-        generation.cancelled = True
+        generation.canceled = True
         listener.cancel()
 
 

@@ -40,7 +40,7 @@ from nanolm.model.device import use_fitting_threads
 SECONDS_PER_TEXT = 0.001  # for each text in progress
 MIN_SEND_INTERVAL = 0.005  # seconds
 CPU_PREFILL_TOKENS = 2048  # prompt tokens to read between two steps of the running texts
-SWEEP_INTERVAL = 0.1  # seconds between checks for cancelled requests in the queue
+SWEEP_INTERVAL = 0.1  # seconds between checks for canceled requests in the queue
 IDLE_WAIT = 1.0  # seconds after which an idle thread frees memory
 ANSWER_BYTES = 96 << 20  # minimum budget for all responses in progress
 PROMPT_BYTES = 40  # per token of a prompt
@@ -138,7 +138,7 @@ class GenerationRequest:
         self.bytes += sum(len(row.prompt) * PROMPT_BYTES for row in rows if row.number == 0)
         self.deadline = time.monotonic() + seconds
         self.left = len(rows)  # unfinished texts
-        self.cancelled = False  # the client has disconnected
+        self.canceled = False  # the client has disconnected
         self.failed: Exception | None = None
         self.fresh: dict[int, Tokens] = {}  # by the index of the text
         self.lock = threading.Lock()  # of `fresh`
@@ -180,7 +180,7 @@ class GenerationRequest:
                 if over:
                     return
         finally:
-            self.cancelled = True
+            self.canceled = True
             self.worker.engine.wake.set()
 
 
@@ -288,7 +288,7 @@ class ModelWorker:
         now = time.monotonic()
 
         def over(request: GenerationRequest) -> bool:
-            return request.cancelled or now > request.deadline
+            return request.canceled or now > request.deadline
 
         for row, request in list(self.running.items()):
             if over(request):

@@ -18,6 +18,9 @@ from nanolm.serve.engine import MAX_TOP_LOGPROBS, Limits
 from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
 
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
+TEXTS = "a string or a list of strings"
+PARTS = "a string or a list of text parts"
+PROMPTS = "a string, a list of token ids, or a list of either"
 CHAT = (
     "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. "
     "Otherwise, each message becomes a line `role: content`, the prompt ends in `assistant:`, and "
@@ -69,17 +72,20 @@ def whole(least: int, most: int) -> Any:
     return Annotated[int, Field(ge=least, le=most), as_integer]
 
 
-def one_of(**kinds: Any) -> Any:
+def one_of(allowed: str, **kinds: Any) -> Any:
     """One of several kinds of input, chosen by the first item, which gives clearer errors."""
 
-    def kind_of(value: Any) -> str:
+    def kind_of(value: Any) -> str | None:
         first = value[0] if isinstance(value, list) and value else None
         by_type = {list: "prompts", int: "ids", float: "ids"}
         kind = by_type.get(type(first), "texts") if isinstance(value, list) else "text"
+        if kind == "text" and not isinstance(value, str):
+            return None
         return f"<{kind if kind in kinds else 'texts'}>"
 
+    about = Discriminator(kind_of, "wrong_kind", f"must be {allowed}")
     tagged = tuple(Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items())
-    return Annotated[Union[tagged], Discriminator(kind_of)]  # noqa: UP007
+    return Annotated[Union[tagged], about]  # noqa: UP007
 
 
 def optional(kind: Any, default: Any = None, help: str | None = None, **extra: Any) -> Any:
@@ -121,16 +127,20 @@ class RequestModels:
                 common[API_NAMES.get(name, name)] = sampling_field(name, limit.get(name))
         # Each byte of a banned text takes a row as long as the vocabulary.
         bans = listed(text(12, 1), 3, 0)
-        stops = one_of(text=text(200, 1), texts=listed(text(200, 1), 16, 0))
+        stops = one_of(TEXTS, text=text(200, 1), texts=listed(text(200, 1), 16, 0))
         common |= {
-            "ban": optional(bans, help=DECLARATIONS["ban"].help),
-            "stop": optional(stops, help=DECLARATIONS["stop"].help),
+            "ban": optional(bans, help="Never generate any of these texts, even within a word."),
+            "stop": optional(stops, help="Stop before this text, or before any text in a list."),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
-            "user": optional(text(200), help="End user. Users take turns in the queue."),
+            "user": optional(
+                text(200), help="Identifier of the end user. Users take turns in the queue."
+            ),
         }
-        prompts = one_of(text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16))
-        prompt = prompts, Field("", description="A text, a list of token ids, or a list of either.")
+        prompts = one_of(
+            PROMPTS, text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16)
+        )
+        prompt = prompts, Field("", description=f"{PROMPTS.capitalize()}.")
         logprobs = optional(
             whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return per position."
         )
@@ -139,7 +149,7 @@ class RequestModels:
         message = record(
             "RequestMessage",
             role=(Literal["system", "developer", "user", "assistant"], ...),
-            content=(one_of(text=words, texts=listed(part, 64)), ...),
+            content=(one_of(PARTS, text=words, texts=listed(part, 64)), ...),
             name=optional(text(64)),
         )
         self.chat = record(
@@ -150,7 +160,7 @@ class RequestModels:
             max_completion_tokens=common["max_tokens"],
             **common,
         )
-        inputs = one_of(text=words, texts=listed(words, 64)), ...
+        inputs = one_of(TEXTS, text=words, texts=listed(words, 64)), ...
         self.classification = record("ClassifyRequest", model=name_of(classifiers), input=inputs)
         named = name_of([*models])
         self.tokenization = record("TokenizeRequest", model=named, text=(words, ...))
@@ -183,7 +193,8 @@ def checked(body: Any, model: type[pydantic.BaseModel]) -> dict[str, Any]:
             problem = "must be an object"
         case "literal_error":
             known = re.findall("'([^']*)'", first["ctx"]["expected"])
-            problem = f"must be one of {', '.join(known[:20])}{did_you_mean(first['input'], known)}"
+            names = f"one of {', '.join(known[:20])}" if len(known) > 1 else f'"{"".join(known)}"'
+            problem = f"must be {names}{did_you_mean(first['input'], known)}"
         case _:
             problem = re.sub("^(Input|String|List) should", "must", first["msg"])
     status = 404 if where == "model" and isinstance(first["input"], str) else 400

@@ -75,7 +75,7 @@ def parse(over: str) -> tuple[Space, list[str]]:
                     problems.append(f"--over {word}: {value!r} is not {what}")
             space[name] = list(dict.fromkeys(values))
     if not space and not problems:
-        problems.append("name what to vary: --over lr,dropout, or --over lr=0.001:0.003:0.01")
+        problems.append("name settings to vary: --over lr,dropout, or --over lr=0.001:0.003:0.01")
     return space, problems
 
 

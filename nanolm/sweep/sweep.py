@@ -241,7 +241,7 @@ class Sweep(Ledger[SweepState]):
                 assert self.state.base is not None
                 plan = TrainSettings.from_dict(self.state.base)
                 settings = space.settings_at(trial.values, plan, self.asked, budget)
-                result = train(settings, run.path, False, self.pass_on, start)
+                result = train(settings, run.path, self.pass_on, start)
             elif trial.results[-1]["stopped"] in CONVERGED:
                 result = TrainResult(**trial.results[-1])  # training longer changes nothing
             else:
@@ -275,7 +275,7 @@ class Sweep(Ledger[SweepState]):
         best, name = trials[0], run_name(self.asked.corpus[0])
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
-            raise UsageError(f"no trial finished; try other values with --over:\n{why}")
+            raise UsageError(f"no trial finished:\n{why}\nTry other values with --over")
         if self.folder_of(best).exists():
             if state.run is None or Path(state.run).exists():  # the name was taken meanwhile
                 free = (path for path in numbered(name) if not path.exists())

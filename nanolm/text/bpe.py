@@ -59,7 +59,7 @@ def merges_in_order(words: Counter[bytes], known: Sequence[Pair] = ()) -> Iterat
 class PairIndex:
     """The distinct words as one long array of bytes with gaps between, and the places of each pair.
 
-    The first and last place of a token hold its id; its length in bytes leads to its neighbours. A
+    The first and last place of a token hold its id; its length in bytes leads to its neighbors. A
     pair appears in all its places at once, when the newer of its tokens is made. After that, places
     can only disappear. So they are recorded once and checked when the pair is popped from the heap,
     whose count is an upper bound that is corrected then. Pairs that a merge breaks up need no work,

@@ -153,8 +153,8 @@ def text_and_label_columns(
     columns = table.columns()
     if table.obvious and len(columns) == 2 and not (text_name or label_name):
         return 1, 0
-    label = _asked(table, columns, label_name, "--label-column")
-    text = _asked(table, columns, text_name, "--text-column")
+    label = asked_column(table, columns, label_name, "--label-column")
+    text = asked_column(table, columns, text_name, "--text-column")
     label = label or _label_by_name([c for c in columns if c is not text], table)
     text = text or _find_text([c for c in columns if c is not label], table)
     label = label or _label_by_content([c for c in columns if c is not text], table)
@@ -170,13 +170,13 @@ def text_and_maybe_label(
 ) -> tuple[int, int | None]:
     """The same for a table without labels, or with a label column of an unambiguous name."""
     columns = table.columns()
-    text = _asked(table, columns, text_name, "--text-column")
+    text = asked_column(table, columns, text_name, "--text-column")
     if text is None and table.obvious:
         text = columns[-1]
     elif text is None:
         labels = _named(columns, LABEL_NAMES, Column.may_be_label, Column.may_be_label)
         text = _find_text([c for c in columns if c not in labels[:1]], table)
-    label = _asked(table, columns, label_name, "--label-column")
+    label = asked_column(table, columns, label_name, "--label-column")
     if label is None and table.obvious:
         label = columns[0] if len(columns) == 2 else None
     elif label is None:
@@ -185,7 +185,9 @@ def text_and_maybe_label(
     return text.number, label.number if label else None
 
 
-def _asked(table: TextTable, columns: list[Column], name: str | None, option: str) -> Column | None:
+def asked_column(
+    table: TextTable, columns: list[Column], name: str | None, option: str
+) -> Column | None:
     if name is None:
         return None
     same = [column for column in columns if column.name.lower() == name.lower()]
@@ -193,7 +195,8 @@ def _asked(table: TextTable, columns: list[Column], name: str | None, option: st
         return next((column for column in same if column.name == name), same[0])
     if name.isdigit() and 1 <= int(name) <= len(columns):
         return columns[int(name) - 1]
-    there = f"has the columns {_listed(columns)}{did_you_mean(name, [c.name for c in columns])}"
+    similar = did_you_mean(name, [column.name for column in columns])
+    there = f"has the columns {listed_columns(columns)}{similar}"
     raise UsageError(f"{option} {name}: {table.source.name} ({table.kind}) {there}")
 
 
@@ -223,7 +226,7 @@ def _label_by_content(columns: list[Column], table: TextTable) -> Column:
     labels = [c for c in labels if len(c.filled) > 1] or labels
     if not labels:
         why = "no column has just a few values that repeat. Name one with --label-column NAME; "
-        why += f"the columns are {_listed(table.columns())}"
+        why += f"the columns are {listed_columns(table.columns())}"
         if table.obvious:
             why = "its lines neither begin nor end with one. Start each line with __label__NAME, "
             why += "use a table, or pass --label-file FILE if the labels are in another file"
@@ -239,7 +242,7 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
     texts = [c for c in texts if c.is_text()] or texts
     texts = [c for c in texts if c.wordy] or texts
     if not texts:
-        listed = f"name one of {_listed(table.columns())} with --text-column"
+        listed = f"name one of {listed_columns(table.columns())} with --text-column"
         raise UsageError(f"{table.source.name} ({table.kind}): no column looks like text; {listed}")
     longest = max(c.length for c in texts)
     return _only([c for c in texts if 2 * c.length > longest], "text", table)
@@ -248,11 +251,12 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
 def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
-    names = " and ".join(repr(abridged(column.name)) for column in columns[:5])
-    cure = "choose with --text-column and --label-column. The columns are"
-    both = f"{names} could each be the {what}; {cure} {_listed(table.columns())}"
+    *others, last = [repr(abridged(column.name)) for column in columns[:5]]
+    names = f"{', '.join(others)} and {last}"
+    cure = f"choose one with --{what}-column. The columns are"
+    both = f"{names} could each be the {what}; {cure} {listed_columns(table.columns())}"
     raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 
 
-def _listed(columns: list[Column]) -> str:
+def listed_columns(columns: list[Column]) -> str:
     return listed([*map(str, columns)], 30)

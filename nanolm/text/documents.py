@@ -71,6 +71,26 @@ def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Ro
         yield number, row
 
 
+def json_objects(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
+    """The objects in a JSON list, or in JSON lines if the file has no list."""
+    text = "\n".join(lines)
+    if not text.lstrip().startswith("["):
+        yield from json_rows(source, stream, text.split("\n"))
+        return
+    # Each value takes memory, however short it is in the file.
+    ExpansionLimit(source.name, source.size()).check(ROW_BYTES * sum(map(text.count, ",[{")))
+    try:
+        values = json.loads(text)
+        if any(depth(value) > MOST_NESTED for value in values):
+            raise RecursionError
+    except RecursionError:
+        deep = f"has values that are nested more than {MOST_NESTED} levels deep; flatten them"
+        raise DataError(f"{source.name} {deep}") from None
+    except ValueError as error:
+        raise DataError(f"{source.name} is not valid JSON ({error})") from None
+    yield from enumerate(values, start=1)
+
+
 def depth(value: Any) -> int:
     level, count = [value], 0
     while level := [each for each in level if isinstance(each, dict | list)]:
@@ -247,6 +267,7 @@ FORMATS = (
     CorpusFormat("tsv", ".tsv", separated_values),
     CorpusFormat("parquet", ".parquet", columns, arrow_rows),
     CorpusFormat("arrow", ".arrow", columns, arrow_rows),
+    CorpusFormat("JSON", ".json", rows=json_objects, any_line=True),
     PLAIN_TEXT,
 )
 TABLES = tuple(

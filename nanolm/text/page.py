@@ -11,7 +11,7 @@ from nanolm.webpage import beside, page
 if TYPE_CHECKING:  # reports need no tokenizer and should not import one
     from nanolm.text.tokenizer import Tokenizer
 
-COLOURS = "abcde"
+COLORS = "abcde"
 STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # upper bounds of the colors in bits; the last is unbounded
 TOKENS_STYLE, SURPRISE_STYLE = (beside(__file__, f"{name}.css") for name in ("tokens", "surprise"))
 
@@ -35,7 +35,7 @@ def tokens_page(tokenizer: "Tokenizer", text: str, name: str = "tokens") -> str:
         "bytes per token": f"{size / max(1, len(ids)):.2f}",
     }
     spans = "".join(
-        f'<span class="token {COLOURS[number % len(COLOURS)]}">'
+        f'<span class="token {COLORS[number % len(COLORS)]}">'
         f"{marked(spelled(tokenizer.tokens[id]))}<small>{id}</small></span>"
         + ("<br>" if b"\n" in tokenizer.tokens[id] else "")
         for number, id in enumerate(ids)
@@ -53,7 +53,7 @@ def surprise_page(
     """Running text, colored by the bits of its `tokens`, each (id, bits, rank)."""
     scale = legend("surprisal in bits", lambda bits: f"≤ {bits:g}", "more")
     rows = ((id, bits, f"  rank {rank:,}") for id, bits, rank in tokens)
-    text = "".join(coloured(tokenizer, rows))
+    text = "".join(colored(tokenizer, rows))
     return page(name, facts, f'{scale}\n<div class="text">{text}</div>', SURPRISE_STYLE)
 
 
@@ -68,7 +68,7 @@ def shade(bits: float) -> int:
     return sum(not bits <= limit for limit in STEPS)
 
 
-def coloured(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
+def colored(tokenizer: "Tokenizer", tokens: Iterable[tuple[int, float, str]]) -> Iterator[str]:
     """One span for each token (id, bits, extra text for the tooltip). Tokens that form a character
     together share a span, which shows the sum of their bits."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")

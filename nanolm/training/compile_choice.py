@@ -46,7 +46,8 @@ class CompileChoice:
             left = budget.seconds_left_at(median(self.step_seconds or [state.seconds / state.step]))
             gain = EXPECTED_GAIN[self.settings.device] * left
             wanted = gain > cost
-            reason = f"might save {gain:.0f} s of {left:.0f} s, takes about {cost:.0f} s"
+            saving = f"would save about {gain:.0f} s of the remaining {left:.0f} s"
+            reason = f"compiling takes about {cost:.0f} s and {saving}"
             self.notify(Choice("compile", "trying it" if wanted else "no", reason))
         compiled = self.try_compiled() if wanted else None
         if asked is None and compiled is not None:

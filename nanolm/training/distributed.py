@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from nanolm.errors import DataError, NanolmError, PeerLost, ToldElsewhere, UsageError
+from nanolm.errors import DataError, NanolmError, PeerLost, ReportedElsewhere, UsageError
 from nanolm.machine import local_processes, process
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
@@ -69,7 +69,7 @@ class World:
         self.store.wait([DECISION_KEY], STARTUP_TIMEOUT)
         facts: dict[str, Any] = json.loads(self.store.get(DECISION_KEY))
         if "failed" in facts:
-            raise ToldElsewhere(facts["failed"])
+            raise ReportedElsewhere(facts["failed"])
         return facts
 
     @contextmanager
@@ -140,7 +140,9 @@ def join_world() -> Iterator[World]:
         store, rank, size = next(rendezvous("env://", timeout=STARTUP_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         problem = f"RANK and WORLD_SIZE are set, but no other process answers ({error})"
-        raise UsageError(f"{problem}; start all with torchrun, or unset both") from None
+        raise UsageError(
+            f"{problem}; start all processes with torchrun, or unset both variables"
+        ) from None
     # A launcher may reuse the store when it restarts the processes; ignore its old contents.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
@@ -151,8 +153,9 @@ def join_world() -> Iterator[World]:
         if size == 1 or not lost:
             raise
         first = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-        problem = f"another of the {size} processes has ended ({first})"
-        raise PeerLost(f"{problem}; the same command resumes from the last checkpoint") from None
+        problem = f"one of the {size} processes exited ({first})"
+        cure = "run the same command again to resume from the last checkpoint"
+        raise PeerLost(f"{problem}; {cure}") from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -48,7 +48,8 @@ class Guard:
             rows, hint = 1, f"--context {max(1, (context or 1) // 2)}, or a smaller model"
             if self.step.world.joined:
                 rows, hint = len(batch[0]), "more processes, --shard, or a smaller --batch"
-            problem = f"out of memory with {counted(rows, 'sequence')} of --context {context}"
+            tokens = f" of {context:,} tokens" if context else ""
+            problem = f"out of memory with {counted(rows, 'sequence')}{tokens}"
             raise OutOfMemory(f"{problem}; try {hint}") from None
         if self.step.grad_accum_steps != state.grad_accum_steps:
             state.grad_accum_steps = self.step.grad_accum_steps

@@ -5,6 +5,7 @@ run holds every resolved setting, so the file alone is enough to repeat the run.
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -43,6 +44,7 @@ SWITCHES = (
 ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # fixed by a model to start from
 ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # only for Transformers
 
+KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 RANGES = {  # possible values, sensible or not
     "max_bytes": (1_000, 10**15),
     **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
@@ -61,11 +63,11 @@ RANGES = {  # possible values, sensible or not
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     texts: ClassVar[str]  # the setting that names the training data
-    files: ClassVar[tuple[str, ...]] = ("val",)  # settings that name a file
+    files: ClassVar[tuple[str, ...]] = ("val",)  # settings that name a file, or several
+    choices: ClassVar[dict[str, tuple[str, ...]]] = CHOICES
 
     encoding: str = "utf-8"
     text_column: str | None = None
-    val: str | None = None
     tokenizer: str | None = None
     vocab_size: int | None = None
     start_from: str | None = None
@@ -89,29 +91,32 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Settings from names and values, such as those in a config.toml."""
-        texts = values.get(cls.texts, ())
-        if not isinstance(texts, (str, list, tuple)):
-            raise UsageError(f"{cls.texts} = {texts!r}: must be a list of files")
-        texts = (texts,) if isinstance(texts, str) else tuple(map(str, texts))
         hints = {n: hint for n, hint in get_type_hints(cls).items() if get_origin(hint) != ClassVar}
-        problems = []
+        problems: list[str] = []
+        lists: dict[str, tuple[str, ...]] = {cls.texts: ()}
+        for name in (name for name, hint in hints.items() if get_origin(hint) is tuple):
+            texts = values.get(name, ())
+            if not isinstance(texts, (str, list, tuple)):
+                raise UsageError(f"{name} = {texts!r}: must be a list of files")
+            lists[name] = (texts,) if isinstance(texts, str) else tuple(map(str, texts))
         for name, value in values.items():
             kinds = get_args(hints.get(name)) or (hints.get(name),)
             if float in kinds:
                 kinds = (*kinds, int)  # 3 minutes are 3.0 minutes
             if name not in hints:
                 problems.append(f"{name}: no such setting" + did_you_mean(name, list(hints)))
-            elif name == cls.texts:
+            elif name in lists:
                 continue
             elif not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
-                problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
+                problems.append(f"{name} = {value!r}: must be {KINDS[kinds[0]]}")
         refuse(problems)
-        return cls(**{**values, cls.texts: texts})
+        return cls(**{**values, **lists})
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that have a value, as in config.toml."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**values, self.texts: list(getattr(self, self.texts))}
+        values = {n: v for n, v in asdict(self).items() if v is not None and v != ()}
+        lists = {n: list(value) for n, value in values.items() if isinstance(value, tuple)}
+        return {**values, **lists, self.texts: list(getattr(self, self.texts))}
 
     def check(self) -> None:
         """Raise one UsageError that lists every problem, with what to type instead."""
@@ -120,7 +125,7 @@ class Settings:
     def problems(self) -> list[str]:
         """Problems that any kind of training can have."""
         problems = []
-        for name, known in CHOICES.items():
+        for name, known in self.choices.items():
             value = getattr(self, name, None)
             if value is not None and value not in known:
                 hint = did_you_mean(value, list(known))
@@ -137,14 +142,15 @@ class Settings:
         if self.tokenizer and (problem := tokenizer_problem(self.tokenizer)):
             problems.append(problem)
         if self.vocab_size is not None and self.tokenizer not in (None, "bpe"):
-            problems.append(f"--vocab-size is for --tokenizer bpe; {self.tokenizer} has its own")
+            problem = f"omit it with --tokenizer {self.tokenizer}"
+            problems.append(f"--vocab-size applies only to --tokenizer bpe; {problem}")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
-            bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
+            bounds = "must be at least 258 (all bytes and two special tokens) and at most 1048576"
             problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
         # Minutes can be combined with the others: whichever is used up first ends the run.
         budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"use only one of {' and '.join(budgets)}")
+            problems.append(f"use only one of {', '.join(budgets)}")
         if self.deterministic and self.minutes:
             problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems
@@ -155,6 +161,7 @@ class TrainSettings(Settings):
     texts = "corpus"
 
     corpus: tuple[str, ...]
+    val: str | None = None
     document_separator: str | None = None
     text_field: str | None = None
     val_fraction: float | None = None
@@ -190,8 +197,11 @@ class TrainSettings(Settings):
 
     def problems(self) -> list[str]:
         problems = super().problems()
-        if len(set(self.corpus)) < len(self.corpus):
-            problems.append("a file of the corpus is given twice")
+        problems += [
+            f"{name} is listed twice in the corpus; list it once"
+            for name, count in Counter(self.corpus).items()
+            if count > 1
+        ]
         if self.val in self.corpus:
             problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
@@ -249,7 +259,7 @@ class TrainSettings(Settings):
         names = (*ARCHITECTURE, "tokenizer", "vocab_size")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
-            clash = f"cannot be used with --from: {self.start_from} has its own"
+            clash = f"cannot be changed with --from {self.start_from}; omit it"
             return [f"{option(name)} {clash}" for name in given]
         if self.family in RECURRENT:
             clash = f"applies to Transformers only, not to --family {self.family}"

@@ -19,6 +19,7 @@ class Task(ABC):
     compile_seconds: float | None = None  # approximate time to compile; None if not supported
     keeps_last: bool = False  # keep the last weights: the validation set is too small to choose by
     sharded: nn.Module | None = None  # the loss, if the weights are sharded
+    loss_weight: float = 1.0  # of this process's mean loss, relative to those of the others
 
     @abstractmethod
     def start_event(self, run: Path, step: int) -> Started:

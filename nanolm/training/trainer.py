@@ -70,7 +70,7 @@ class Trainer:
         )
         optimizers.init_state()  # now, so that all remaining memory is for batches
         how = (settings.dtype, task.tokens, task.save_memory, world)
-        self.step = Step(loss, optimizers, *how, world.weight(settings.batch or 1))
+        self.step = Step(loss, optimizers, *how, task.loss_weight)
         self.ema = EMA(task.parameters(), settings.average) if settings.average else None
 
         state = self.state = State()

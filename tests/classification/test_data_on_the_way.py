@@ -1,4 +1,4 @@
-"""Preparing labelled texts: stratified splits, truncation, and batches by length."""
+"""Preparing labeled texts: stratified splits, truncation, and batches by length."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ from nanolm.classification.classifier import LENGTH_MULTIPLE, load
 from nanolm.classification.data import LengthBatches, Texts, Truncation, encode, split_data
 from nanolm.classification.distill import (
     IGNORED_LABEL,
-    LABELLED_WEIGHT,
+    LABELED_WEIGHT,
     SYNTHETIC_WORDS,
     Distillation,
     Teacher,
@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(data: Path, out: Path, **settings: Any) -> FinetuneResult:
     asked = FinetuneSettings.from_dict({"data": str(data), **FAST, **settings})
-    return finetune(asked, out, False, lambda event: None)
+    return finetune(asked, out, lambda event: None)
 
 
 def train_texts(data: str) -> Texts:
@@ -115,7 +115,7 @@ def test_when_a_teacher_is_fitted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_batches_are_labelled_and_synthetic_texts(kind: str, data: Path) -> None:
+def test_batches_are_labeled_and_synthetic_texts(kind: str, data: Path) -> None:
     train = train_texts(str(data))
     teacher = Teacher.fit(train, 2, seed=1)
     tokenizer = train_tokenizer(train.texts, kind, None)
@@ -128,7 +128,7 @@ def test_batches_are_labelled_and_synthetic_texts(kind: str, data: Path) -> None
     assert target.shape == (*ids.shape, 2)
     assert ids.shape[0] == len(lengths) == len(truth) == 8
     weights = target.sum(axis=2)  # (texts, time)
-    np.testing.assert_allclose(weights[::2].sum(), LABELLED_WEIGHT * weights[1::2].sum(), rtol=1e-5)
+    np.testing.assert_allclose(weights[::2].sum(), LABELED_WEIGHT * weights[1::2].sum(), rtol=1e-5)
     for row in range(8):
         (places,) = np.nonzero(weights[row])
         prefixes = [tokenizer.decode(ids[row, : place + 1].tolist()) for place in places]
@@ -172,13 +172,13 @@ def test_a_tiny_model_learns_what_counting_words_knows(data: Path, tmp_path: Pat
 OWN: dict[str, Any] = {"preset": None, "tokenizer": None}  # fixed in a pretrained model
 
 
-def test_the_words_of_the_labelled_texts_become_tokens(
+def test_the_words_of_the_labeled_texts_become_tokens(
     data: Path, tmp_path: Path, trained: Path
 ) -> None:
     events: list[Any] = []
     settings = {"start_from": str(trained), "steps": 2, "batch": 4, **OWN}
     asked = FinetuneSettings.from_dict({"data": str(data), "threads": 1, **settings})
-    finetune(asked, tmp_path / "run", False, events.append)
+    finetune(asked, tmp_path / "run", events.append)
     before, after = model_tokenizer(trained / "best"), model_tokenizer(tmp_path / "run" / "best")
     assert len(before.encode(" dreadful")) > 1 == len(after.encode(" dreadful"))
     assert after.tokens[: before.vocab_size - 2] == before.tokens[:-2]

@@ -60,7 +60,7 @@ def quiet(event: object) -> None:
 def run(
     data: Path, out: Path, notify: Callable[[Any], None] = quiet, **settings: Any
 ) -> FinetuneResult:
-    return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, False, notify)
+    return finetune(FinetuneSettings.from_dict({"data": str(data), **settings}), out, notify)
 
 
 def weights(run: Path) -> dict[str, str]:
@@ -156,6 +156,11 @@ def test_what_is_open_follows_from_model_and_texts() -> None:
     nano, _ = choose_settings(asked, replace(trained, dim=48), 11_000_000, [20] * 60_000)
     assert (wide.lr, nano.lr) == pytest.approx((0.05 / 1536, 2e-3), rel=1e-2)
     assert "layer_decay" in [choice.what for choice in choices]
+    for longest, context, reason in ((41, 128, "minimum"), (300, 300, ""), (900, 512, "maximum")):
+        _, choices = choose_settings(asked, None, 1_000_000, [20, longest])
+        length = next(choice for choice in choices if choice.what == "context")
+        assert length.value == context and reason in length.reason
+        assert f" {longest} tokens" in length.reason
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def run(
     **settings: Any,
 ) -> FinetuneResult:
     values = {"data": str(data), "start_from": str(base), "batch": 8, "threads": 1, **settings}
-    return finetune(FinetuneSettings.from_dict(values), out, False, notify)
+    return finetune(FinetuneSettings.from_dict(values), out, notify)
 
 
 def stop_at(step: int) -> Callable[[Event], None]:
@@ -172,7 +172,7 @@ def test_a_base_that_moved_or_changed_is_named(data: Path, base: Path, tmp_path:
     out = tmp_path / "run"
     run(data, mine, out, stop_at(10), train="last-1", steps=30)
     mine.rename(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=r"which no longer exists.*Restore it"):
+    with pytest.raises(ModelError, match=r"which no longer exists.*Restore"):
         load(out, print)
     (tmp_path / "elsewhere").rename(mine)
     load(out, print)

@@ -21,7 +21,7 @@ def test_the_table_and_its_lessons(cli: Cli, tmp_path: Path) -> None:
     assert below[0].startswith(first.partition("  ")[0] + ": ") and below[0].endswith(".")
     assert "± standard deviation over 2 seeds" in shown.stdout
     assert re.search(r"seed 1, bag of words.*: accuracy 100\.0% after \d", shown.stderr)
-    assert "runs/labelled-compare/compare.svg" in shown.stderr
+    assert "runs/labeled-compare/compare.svg" in shown.stderr
     assert "--from RUN" in shown.stderr
     printed = cli(*asked, "--seeds", "2", "--threads", "1", "--json")
     outcome = json.loads(printed.stdout)

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -15,13 +16,17 @@ from nanolm.errors import ModelError, UsageError
 from nanolm.runs.doctor import examine
 
 
-def test_the_machine(cli: Cli) -> None:
+def test_the_machine(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = cli("doctor", environment={"COLUMNS": "60"})
     assert shown.returncode == 0
     assert max(map(len, shown.stdout.splitlines())) <= 60
     found = json.loads(cli("doctor", "--json").stdout)
     assert found.keys() == health().keys()
     assert (found["nanolm"], found["torch"]) == (nanolm.__version__, torch.__version__)
+    assert f" of {os.cpu_count()} cores" in found["processor"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "97")
+    assert health()["processor"] == found["processor"]
+    assert "OMP_NUM_THREADS=97" in health()["threads"]
     for title in found:
         assert f"\n{title} " in f"\n{shown.stdout}"
 

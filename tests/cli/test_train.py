@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from commands import Commands
-from conftest import Cli, on_a_terminal, program
+from conftest import TINY_MODEL, Cli, Terminal, program
 from faults import wait_for_step
 from loopback import Server, content, hub
 
+import nanolm
 from nanolm.text.tokenizer import train_tokenizer
 
 SMALL = ["--layers", 1, "--heads", 2, "--dim", 16, "--context", 16, "--batch", 4]
@@ -99,7 +100,7 @@ def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path
 
 
 def test_a_closed_output_does_not_stop_the_run(corpus: Path, tmp_path: Path) -> None:
-    command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 200))
+    command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 60))
     subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
     assert "result" in json.loads((tmp_path / "runs/mine/run.json").read_text())
 
@@ -111,6 +112,7 @@ def test_options_of_earlier_versions_are_accepted(cli: Cli, corpus: Path, tmp_pa
     shown = cli("train", corpus, *SMALL, "--steps", 2, "--resume", "--out", "runs/a")
     assert shown.returncode == 3
     assert "runs/a" in shown.stderr and "finished" in shown.stderr
+    assert nanolm.train(corpus, out=tmp_path / "b", resume=True, steps=2, **TINY_MODEL).steps == 2
     rows = [{"title": "x", "body": {"en": f"The cat saw {n} dogs."}} for n in range(50)]
     (tmp_path / "news.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for name in ("--text-column", "--text-field"):
@@ -137,7 +139,10 @@ def test_a_signal_saves_and_exits_75(
     assert resumed.returncode == 0
 
 
-def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_signal_before_the_first_step(
+    number: int, code: int, commands: Commands, tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     silent = os.open(pipe, os.O_RDWR)  # an open writer keeps the reader waiting
@@ -145,11 +150,11 @@ def test_ctrl_c_before_the_first_step(commands: Commands, tmp_path: Path) -> Non
     opened = Path(f"/proc/{command.pid}/fd")
     while not any(link.resolve() == pipe for link in opened.iterdir()):
         time.sleep(0.01)
-    command.send(signal.SIGINT)
-    assert command.wait() == 130
+    command.send(number)
+    assert command.wait() == code
     os.close(silent)
     last = command.stream("stderr").splitlines()[-1]
-    assert last.startswith("error: stopped before the first step; nothing was saved")
+    assert last.startswith("error: stopped") and "nothing was trained" in last
     assert not (tmp_path / "runs").exists()
 
 
@@ -181,9 +186,8 @@ def test_one_size_is_enough(options: list[object], cli: Cli, corpus: Path) -> No
     assert shown.returncode == 0, shown.stderr
 
 
-def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:
-    command = program("train", corpus, *SMALL, "--steps", 40)
-    shown = on_a_terminal(command, "stderr", tmp_path, COLUMNS="40")
+def test_the_live_line_on_a_narrow_terminal(corpus: Path, terminal: Terminal) -> None:
+    shown = terminal("train", corpus, *SMALL, "--steps", 40, stream="stderr", COLUMNS="40")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     live = [line for line in re.split(r"[\r\n]+", text) if "% " in line]
     assert any("remaining" in line for line in live)

@@ -20,14 +20,14 @@ QUICK = ("majority", "bag", "averaging")
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> FinetuneSettings:
+def labeled(tmp_path: Path) -> FinetuneSettings:
     data = journeys(tmp_path)["fine-tuning"].text
     return FinetuneSettings(data=(data,), device="cpu", threads=1)
 
 
 @pytest.mark.slow
-def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Path) -> None:
-    settings = FinetuneSettings(**{**vars(labelled), "start_from": str(trained)})
+def test_all_rows_learn(labeled: FinetuneSettings, trained: Path, tmp_path: Path) -> None:
+    settings = FinetuneSettings(**{**vars(labeled), "start_from": str(trained)})
     outcome = compare(CompareRequest(settings, minutes=0.4, seeds=1), tmp_path / "all")
     assert outcome.finished
     assert outcome.measure == "accuracy"
@@ -43,8 +43,8 @@ def test_all_rows_learn(labelled: FinetuneSettings, trained: Path, tmp_path: Pat
     assert (tmp_path / "all" / "transformer" / "seed-1" / "best").exists()
 
 
-def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    request = CompareRequest(labelled, minutes=0.2, only=QUICK, seeds=2)
+def test_it_goes_on_with_the_row_it_was_at(labeled: FinetuneSettings, tmp_path: Path) -> None:
+    request = CompareRequest(labeled, minutes=0.2, only=QUICK, seeds=2)
 
     def press(event: Any) -> None:
         if isinstance(event, RowTrained) and event.row.title == "bag of words, linear":
@@ -68,17 +68,17 @@ def test_it_goes_on_with_the_row_it_was_at(labelled: FinetuneSettings, tmp_path:
     again = compare(request, tmp_path / "run", note)
     assert len(learned) == 4
     assert again == whole
-    with Path(labelled.data[0]).open("a") as file:
+    with Path(labeled.data[0]).open("a") as file:
         file.write("one more\tgood\n")
     with pytest.raises(DataError, match=r"the data has changed since .*run.*--out"):
         compare(request, tmp_path / "run")
-    other = CompareRequest(labelled, minutes=0.3, only=QUICK, seeds=2)
-    with pytest.raises(DataError, match="no unfinished compare with these settings"):
+    other = CompareRequest(labeled, minutes=0.3, only=QUICK, seeds=2)
+    with pytest.raises(DataError, match="nanolm compare` to resume with these settings"):
         compare(other, tmp_path / "run")
 
 
-def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    request = CompareRequest(labelled, minutes=0.1, only=("transformer",), seeds=1)
+def test_a_run_within_it_goes_on(labeled: FinetuneSettings, tmp_path: Path) -> None:
+    request = CompareRequest(labeled, minutes=0.1, only=("transformer",), seeds=1)
 
     def press(event: Any) -> None:
         if isinstance(event, Progressed):
@@ -95,8 +95,8 @@ def test_a_run_within_it_goes_on(labelled: FinetuneSettings, tmp_path: Path) -> 
     assert again.rows[0].means["accuracy"] == whole.rows[0].means["accuracy"]
 
 
-def test_seeds_end_with_the_time(labelled: FinetuneSettings, tmp_path: Path) -> None:
-    asked = CompareRequest(labelled, minutes=0.003, only=QUICK)
+def test_seeds_end_with_the_time(labeled: FinetuneSettings, tmp_path: Path) -> None:
+    asked = CompareRequest(labeled, minutes=0.003, only=QUICK)
     notes: list[str] = []
     outcome = compare(asked, tmp_path / "run", lambda event: notes.append(str(event)))
     assert outcome.finished
@@ -127,9 +127,9 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     assert "LSTM" in (tmp_path / "run" / "compare.svg").read_text()
 
 
-def test_what_cannot_be_compared(labelled: FinetuneSettings) -> None:
+def test_what_cannot_be_compared(labeled: FinetuneSettings) -> None:
     with pytest.raises(UsageError) as raised:
-        CompareRequest(labelled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
+        CompareRequest(labeled, minutes=0, only=("lstn", "pretrained"), seeds=0).check()
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("--only lstn: choose from majority, bag, ")
     assert lines[0].endswith("did you mean lstm?")

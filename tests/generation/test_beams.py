@@ -7,7 +7,6 @@ import pytest
 import torch
 from models import lively
 
-from nanolm.generation.batch import BatchRow
 from nanolm.generation.beam_search import beam_search
 from nanolm.generation.decoding import CachedDecoder, NaiveDecoder
 from nanolm.generation.language_model import LanguageModel, Sample
@@ -45,8 +44,7 @@ def test_as_transformers(
     for start in range(12):
         prompt = [start, 2 * start + 1, 100]
         params = SamplingParams(tokens=20, beams=beams, **more)
-        row = BatchRow(prompt, params)
-        found = beam_search(CachedDecoder(ours, beams, 23), tokenizer, row)
+        ((_, found),) = beam_search(CachedDecoder(ours, beams, 23), tokenizer, [prompt], params)
         expected = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, 3),
@@ -63,7 +61,7 @@ def test_as_transformers(
         ):
             assert beam.ids == ids[: len(beam.tokens)]
             assert set(ids[len(beam.tokens) :]) <= {tokenizer.padding}
-            assert beam.mean() == pytest.approx(score.item(), abs=1e-4)
+            assert beam.score == pytest.approx(score.item(), abs=1e-4)
             ended += beam.ids[-1] == tokenizer.end_of_text
     assert ended  # at least one, or this case was not tested
 
@@ -73,11 +71,12 @@ def test_cached_and_naive_agree_past_the_context(family: str) -> None:
     tokenizer = train_tokenizer([], "byte")
     config = configure(family, vocab_size=tokenizer.vocab_size, **SHAPE | {"context": 8})
     model = lively(config, std=0.4)
-    row = BatchRow([1, 2, 3, 4, 5], SamplingParams(tokens=24, beams=3))
-    found = [
-        beam_search(path(model, 3, 29), tokenizer, row) for path in (CachedDecoder, NaiveDecoder)
-    ]
-    assert [beam.ids for beam in found[0]] == [beam.ids for beam in found[1]]
+    prompts, params = [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]], SamplingParams(tokens=24, beams=3)
+    found = []
+    for path in (CachedDecoder, NaiveDecoder):
+        texts = dict(beam_search(path(model, 6, 29), tokenizer, prompts, params))
+        found.append([[beam.ids for beam in texts[n]] for n in range(2)])
+    assert found[0] == found[1]
 
 
 def test_several_and_likelier_than_greedy(trained: Path) -> None:

@@ -251,9 +251,10 @@ def test_all_wrong_parameters_are_named_at_once() -> None:
     expected[1:4] = [f"{name}-penalty" for name in expected[1:4]]
     assert named == [*expected, "--stop", "--ban", "--ban"]
     assert SamplingParams(temperature=math.nan).problems()
-    assert SamplingParams(min_tokens=201).problems() == [
-        "--min-tokens 201: must be from 0 to --tokens"
-    ]
+    for others in ({}, {"temperature": -1}, {"stop": ("",)}):
+        problems = SamplingParams(min_tokens=201, **others).problems()
+        assert "--min-tokens 201: must be at most --tokens 200" in problems
+        assert len(problems) == 1 + len(others)
     assert SamplingParams(ban=("x" * 100, "y" * 101)).problems() == [
         "--ban: all texts together must be at most 200 bytes"
     ]

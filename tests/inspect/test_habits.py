@@ -26,5 +26,5 @@ def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
     habits = page.partition('<table class="habits">')[2].partition("</table>")[0]
-    wanted = ("the previous token (", "the token after an earlier occurrence (")
+    wanted = ("the previous token (", "induction head (")
     assert any(words in habits for words in wanted), habits

@@ -294,8 +294,8 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp(name) for name in ("gpt2", "modern", "lstm")}
     for name, folder in folders.items():
         base = configure(name, vocab_size=258, layers=1, heads=2, dim=16, context=32)
-        labelled = ClassifierConfig(base=base, labels=("bad", "good"), window=32)
-        save_model(Classifier(labelled), folder, train_tokenizer([], "byte"))
+        labeled = ClassifierConfig(base=base, labels=("bad", "good"), window=32)
+        save_model(Classifier(labeled), folder, train_tokenizer([], "byte"))
         shutil.copy(folder / CONFIG, folder / "good")
     return folders
 

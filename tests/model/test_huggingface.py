@@ -82,7 +82,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def randomised(model: Any) -> Any:
+def randomized(model: Any) -> Any:
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15)
@@ -133,7 +133,7 @@ def test_what_transformers_writes_is_read(case: str, tmp_path: Path) -> None:
     kind, values = THEIRS[case]
     ends = {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(kind, **{**values, **ends})
-    theirs = randomised(AutoModelForCausalLM.from_config(config))
+    theirs = randomized(AutoModelForCausalLM.from_config(config))
     theirs.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     check_parity(ours, theirs)
@@ -400,9 +400,9 @@ def test_broken_files_are_named(folder: Path, contents: bytes) -> None:
         ({}, "qwen3", ""),
         ({"qk_norm": False}, "llama", ""),
         ({"qk_norm": False, "bias": True}, "llama", ""),
-        ({"bias": True}, "nanolm", "llama has no --qk-norm"),
-        ({"norm_place": "post"}, "nanolm", "qwen3 has no --norm-place post"),
-        ({"qk_norm": False, "positions": "sinusoidal"}, "nanolm", "no --positions sinusoidal"),
+        ({"bias": True}, "nanolm", "llama does not support --qk-norm"),
+        ({"norm_place": "post"}, "nanolm", "qwen3 does not support --norm-place post"),
+        ({"qk_norm": False, "positions": "sinusoidal"}, "nanolm", "support --positions sinusoidal"),
     ],
 )
 def test_the_family_on_disk(changes: dict[str, Any], family: str, why: str) -> None:

@@ -52,7 +52,7 @@ def words(model: Path) -> list[list[Any]]:
         ["sample", model, "--tokens", 5, "--beams", 2],
         ["inspect", model, "The cats", "--out", "page.html"],
         ["serve", model, "--port", 0],
-        ["finetune", "labelled.tsv", "--from", model, "--steps", 3, "--out", "tuned"],
+        ["finetune", "labeled.tsv", "--from", model, "--steps", 3, "--out", "tuned"],
         ["train", "text.txt", "--from", model, "--steps", 3, "--out", "more"],
     ]
 

@@ -34,4 +34,4 @@ def test_shapes_of_recurrent_models(config: ModelConfig) -> None:
 def test_shapes_of_a_classifier(tied: bool) -> None:
     config = ClassifierConfig(base=gpt_config(tied=tied), labels=("a", "b", "c"), window=8)
     assert list(parameter_shapes(config).items()) == shapes(Classifier(config))
-    assert parameters_by_part(config)["scores of labels"] == 3 * 16
+    assert parameters_by_part(config)["classification head"] == 3 * 16

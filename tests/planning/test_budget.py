@@ -94,7 +94,7 @@ def test_it_can_be_extended_without_preparing_the_text_again(too_short: Path) ->
 def test_the_same_command_with_more_time_starts_over(too_short: Path, text: Path) -> None:
     seen: list[object] = []
     settings = TrainSettings((str(text),), **SMALL)
-    result = pretraining.train(replace(settings, minutes=0.1), too_short, False, seen.append)
+    result = pretraining.train(replace(settings, minutes=0.1), too_short, seen.append)
     assert (result.run, result.stopped) == (str(too_short), "minutes")
     assert result.steps >= MIN_STEPS
     assert "encoding" not in prepared(seen)

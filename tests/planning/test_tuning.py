@@ -98,10 +98,10 @@ def test_the_compile_decision_is_made_once_and_saved(
     assert bool(compiled) == wanted
     told = [note for note in notes if note.startswith("compile: ")]
     if wanted:  # the outcome depends on the timings
-        assert told[0].startswith("compile: trying it (might save ")
+        assert told[0].startswith("compile: trying it (")
         assert config(run)["compile"] is told[1].startswith("compile: yes (")
     else:
-        assert told[0].startswith("compile: no (might save ")
+        assert told[0].startswith("compile: no (")
         assert config(run)["compile"] is False
     # With all settings given, the same run has nothing to decide.
     again = nanolm.train(out=tmp_path / "again", **config(run))
@@ -127,7 +127,8 @@ def test_a_slow_first_step_is_no_reason_to_compile(
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
     notes: list[str] = []
     train(tmp_path / "run", notes)
-    assert [note for note in notes if note.startswith("compile: no (might save 1 s of 10 s, ")]
+    choices = [note for note in notes if note.startswith("compile: no (")]
+    assert all(f" {seconds} s" in choices[0] for seconds in (1, 10)), choices
 
 
 @pytest.mark.slow

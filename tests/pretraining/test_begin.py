@@ -21,7 +21,7 @@ PRINTS = {"corpus": "abc"}
 
 def begin(request: Settings, out: Path, notes: list[str] | None = None) -> RunStart[Any]:
     seen: list[str] = [] if notes is None else notes
-    return RunStart(request, out, False, lambda event: seen.append(str(event)))
+    return RunStart(request, out, lambda event: seen.append(str(event)))
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=["train", "finetune"])

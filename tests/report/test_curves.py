@@ -58,7 +58,7 @@ def test_two_panels() -> None:
     root = picture(loss, accuracy, title="my run")
     assert root.findtext(f"{SVG}title") == "my run"
     assert {"my run", "loss", "accuracy", "train", "val", "best", "step"} <= set(words(root))
-    # Noise is faint behind its trend, few points get dots, a name keeps its colour.
+    # Noise is faint behind its trend, few points get dots, a name keeps its color.
     assert classes(root) == ["c0 faint", "c0", "c1", "c1 dots", "c1", "c1 dots"]
     raw, trend = paths(root, only_curves=True)[:2]
     assert len(raw) == 300

@@ -27,6 +27,8 @@ def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
         assert heading in page, heading
     assert "default-src 'none'" in page
     assert "<script" not in page
+    machine = page.partition("Machine and versions</h2>")[2].partition("<h2")[0]
+    assert "fingerprint" in machine and "None" not in machine
     assert f"nanolm {journey.verb} --config" in page
     assert write_report(Run(path))  # again, from the folder alone
     assert (path / "report.html").read_text(encoding="utf-8") == page

@@ -54,8 +54,8 @@ def test_who_has_gone_waits_no_longer(engine: Engine) -> None:
     going, staying = request_of(worker, 3, "a"), request_of(worker, 2, "a")
     queue.add(going)
     queue.add(staying)
-    going.cancelled = True
-    assert [request for request, _ in queue.drop(lambda request: request.cancelled)] == [going] * 3
+    going.canceled = True
+    assert [request for request, _ in queue.drop(lambda request: request.canceled)] == [going] * 3
     assert [queue.next()[0] for _ in range(queue.length)] == [staying] * 2
 
 

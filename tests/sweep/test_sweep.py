@@ -117,7 +117,7 @@ def test_what_is_wrong_is_told_together(text: Path) -> None:
         "--trials 0: must be from 1 to 1000",
     ):
         assert line in str(caught.value)
-    with pytest.raises(UsageError, match="name what to vary: --over lr"):
+    with pytest.raises(UsageError, match="vary: --over lr"):
         SweepRequest(TrainSettings(("x",)), "").check()
     with pytest.raises(UsageError, match="-: a pipe can be read only once"):
         SweepRequest(TrainSettings(("-",)), "lr").check()
@@ -303,7 +303,7 @@ def test_time_is_kept(swept: dict[str, Any]) -> None:
 
 
 def test_a_finished_sweep_is_not_written_over(swept: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"no unfinished sweep with these settings.* --out"):
+    with pytest.raises(DataError, match=r"nanolm sweep` to resume with these settings.* --out"):
         sweep(swept["asked"], swept["folder"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from nanolm.errors import DataError
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import documents
-from nanolm.text.labelled import LabelReading, read_labelled
+from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.source import TextSource
 from nanolm.text.sources import find_sources
 
@@ -57,7 +57,7 @@ def test_it_is_refused(name: str, encoding: str, tmp_path: Path) -> None:
         list(documents(TextSource(str(file), file), Reading(encoding=encoding)))
     assert "latin-1" not in str(caught.value)
     with pytest.raises(DataError, match=message):
-        read_labelled([str(file)], LabelReading(encoding=encoding), lambda *how_far: None)
+        read_labeled([str(file)], LabelReading(encoding=encoding), lambda *how_far: None)
 
 
 def test_in_a_folder_it_is_skipped(tmp_path: Path) -> None:

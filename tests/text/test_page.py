@@ -92,7 +92,7 @@ def test_surprise_is_shown_in_running_text(kind: str) -> None:
         assert [line[:4] for line in together.split("\n")] == [r"\xe6", r"\x97", r"\xa5"]
 
 
-def test_colours_follow_the_bits() -> None:
+def test_colors_follow_the_bits() -> None:
     tokenizer = train_tokenizer([], "byte")
     bits = [0, 0.5, 0.6, 2, 4, 4.1, 8, 12, 12.1, 1e9, float("nan")]
     page = surprise_page(tokenizer, [(97, value, 1) for value in bits], {}, "text")

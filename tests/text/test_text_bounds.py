@@ -22,7 +22,7 @@ from nanolm.text import bounds
 from nanolm.text.bounds import VARIABLE, ExpansionLimit
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
-from nanolm.text.labelled import LabelReading, read_labelled
+from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.sources import find_sources
 
 SMALL = 20_000  # bytes that are always allowed in these tests
@@ -81,12 +81,12 @@ def test_a_packed_text_may_not_unfold_without_end(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])
-def test_labelled_texts_may_not_either(ending: str, tmp_path: Path, small: None) -> None:
+def test_labeled_texts_may_not_either(ending: str, tmp_path: Path, small: None) -> None:
     for name, row in {"a.csv": b"good,1\nbad,0\n", "b.txt": b"__label__x fine\n"}.items():
         file = tmp_path / (name + ending)
         file.write_bytes(PACKED[ending](row * 10_000))
         with pytest.raises(DataError, match="expands to more than"):
-            read_labelled([str(file)], LabelReading(), quiet)
+            read_labeled([str(file)], LabelReading(), quiet)
 
 
 def test_many_small_bombs_are_one_large_one(
@@ -171,7 +171,7 @@ def test_long_values_that_parquet_keeps_once(
     with pytest.raises(DataError, match="expands to more than"):
         read(file)
     with pytest.raises(DataError, match="expands to more than"):
-        read_labelled([str(file)], LabelReading(), quiet)
+        read_labeled([str(file)], LabelReading(), quiet)
 
 
 def test_a_list_in_parquet_that_has_no_end(tmp_path: Path, small: None) -> None:
@@ -283,7 +283,7 @@ def test_deep_arrow(tmp_path: Path) -> None:
         kind, value = pa.struct([("a", kind)]), {"a": value}  # type: ignore[assignment]
     table = pa.table({"deep": pa.array([value] * 20, kind), "label": ["x", "y"] * 10})
     parquet.write_table(table, tmp_path / "deep.parquet")
-    read_labelled([str(tmp_path / "deep.parquet")], LabelReading(), quiet)
+    read_labeled([str(tmp_path / "deep.parquet")], LabelReading(), quiet)
 
 
 def hostile_tables(folder: Path) -> dict[str, list[str]]:

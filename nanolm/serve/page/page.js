@@ -358,7 +358,7 @@ const choose = name => {
   find("facts").textContent = `${model.kind} · ${number(model.parameters)} parameters · `
     + `context ${number(model.context)} · vocabulary ${number(model.vocabulary)}`;
   const writes = model.kind === "language model";
-  const hidden = {writing: !writes, labelling: writes, inside: true, why: !model.attention,
+  const hidden = {writing: !writes, labeling: writes, inside: true, why: !model.attention,
     legend: true, hint: false};
   for (const [id, value] of Object.entries(hidden)) find(id).hidden = value;
   find("texts").replaceChildren();

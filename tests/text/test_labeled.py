@@ -1,4 +1,4 @@
-"""Labelled text in every form, with the pitfalls of real files in small copies.
+"""Labeled text in every form, with the pitfalls of real files in small copies.
 
 Set NANOLM_TEST_DATA to a folder with real files in `cls` to test those as well.
 """
@@ -20,7 +20,7 @@ from pyarrow import ipc, parquet
 
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text import tables
-from nanolm.text.labelled import Labelled, LabelReading, read_labelled, read_texts
+from nanolm.text.labeled import Labeled, LabelReading, read_labeled, read_texts
 from nanolm.text.sources import embedded_file
 
 Pairs = list[tuple[str, str]]
@@ -52,13 +52,13 @@ def written(folder: Path, name: str, data: bytes | str) -> Path:
     return file
 
 
-def read(*files: Path, **how: str) -> Labelled:
-    return read_labelled([str(file) for file in files], LabelReading(**how), quiet)
+def read(*files: Path, **how: str) -> Labeled:
+    return read_labeled([str(file) for file in files], LabelReading(**how), quiet)
 
 
 def first(count: int, *files: Path) -> list[str]:
     """The labels of the first rows."""
-    return read_labelled([str(file) for file in files], LabelReading(), quiet, count).labels
+    return read_labeled([str(file) for file in files], LabelReading(), quiet, count).labels
 
 
 def pairs(*files: Path, **how: str) -> Pairs:
@@ -264,10 +264,10 @@ def test_another_encoding_is_named_and_reads_it(odd: str, tmp_path: Path) -> Non
 
 
 def test_a_file_without_labels_says_so_and_can_be_classified(tmp_path: Path) -> None:
-    unlabelled = written(tmp_path, "a.tsv", table(FILMS, "{2}\t{0}\n", "index\tsentence\n"))
+    unlabeled = written(tmp_path, "a.tsv", table(FILMS, "{2}\t{0}\n", "index\tsentence\n"))
     plain = written(tmp_path, "a.txt", table(FILMS, "{0}\n"))
     single = written(tmp_path, "b.csv", table(FILMS, '"{0}"\n', "text\n"))
-    for file in (unlabelled, plain, single):
+    for file in (unlabeled, plain, single):
         with pytest.raises(UsageError, match=r"no labels.*nanolm classify --file"):
             read(file)
         assert texts(file) == [text for text, _ in FILMS]
@@ -276,7 +276,7 @@ def test_a_file_without_labels_says_so_and_can_be_classified(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "form", ["{0}\t{1}\n", "{1} {0}\n", "__label__{1} {0}\n", "{0}@{1}\n", "{1}\t{2}\t{0}\n"]
 )
-def test_texts_of_labelled_files(form: str, tmp_path: Path) -> None:
+def test_texts_of_labeled_files(form: str, tmp_path: Path) -> None:
     rows = FILMS * 3
     assert texts(written(tmp_path, "a.txt", table(rows, form))) == [text for text, _ in rows]
 
@@ -401,7 +401,7 @@ def test_texts_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_embedded_reviews() -> None:
-    found = read_labelled(["embedded:reviews"], LabelReading(), quiet)
+    found = read_labeled(["embedded:reviews"], LabelReading(), quiet)
     assert found.how == "tsv with a header; text is 'text', label is 'label'"
     assert Counter(found.labels) == {"positive": 4800, "negative": 4800}
 

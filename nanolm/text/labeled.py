@@ -1,6 +1,6 @@
 """Read labeled text to train a classifier on, in any of the usual forms.
 
-    >>> data = read_labelled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
+    >>> data = read_labeled(["embedded:reviews"], LabelReading(), lambda what, done, total: None)
 
 Tables have a text and a label column, found by name or else by content. Lines may begin with their
 label (`__label__x` as in fastText, or a repeating word or number) or end with `@label`. Labels may
@@ -29,7 +29,7 @@ from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.tables import read_table
 
 SPLIT_NAMES = {"train", "test", "dev", "val", "valid", "validation"}
-UNLABELLED = "unsup"  # the folder of unlabeled reviews in aclImdb
+UNLABELED = "unsup"  # the folder of unlabeled reviews in aclImdb
 
 LONGEST_LABEL = 1_000  # characters
 MOST_LABELS = 5_000  # the confusion matrix has all pairs of them
@@ -52,7 +52,7 @@ class LabelReading:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     texts: list[str]
     labels: list[str]
     how: str  # one line on how they were read
@@ -60,20 +60,41 @@ class Labelled:
 
 
 @dataclass
-class _Log:
+class ReadLog:
+    """What was found while reading files."""
+
     how: dict[str, str] = field(default_factory=dict)  # by file
     invalid: Counter[str] = field(default_factory=Counter)  # characters, by file
     notes: list[str] = field(default_factory=list)
 
+    def add_files(self, sources: Sources) -> None:
+        self.notes += sources.notes
+        if sources.skipped.total():
+            self.notes.append(skipped_files(sources.skipped))
 
-def read_labelled(
+    def all_notes(self) -> list[str]:
+        if not self.invalid:
+            return list(self.notes)
+        name, *others = self.invalid
+        where = f"{name} and {counted(len(others), 'more file')}" if others else name
+        characters = counted(self.invalid.total(), "invalid UTF-8 character")
+        return [*self.notes, f"{characters} replaced by U+FFFD in {where}"]
+
+    def summary(self) -> str:
+        parts = [f"{name}: {how}" for name, how in self.how.items()]
+        how = " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
+        kinds = set(self.how.values())
+        return kinds.pop() if len(kinds) == 1 else how
+
+
+def read_labeled(
     names: Sequence[str], reading: LabelReading, report: Report, limit: int | None = None
-) -> Labelled:
+) -> Labeled:
     """Every row, or the first `limit`, of the files that `names` refers to."""
-    log, skipped = _Log(), Counter[str]()
+    log, skipped = ReadLog(), Counter[str]()
     texts: list[str] = []
     labels: list[str] = []
-    for text, label in islice(_labelled_rows(names, reading, report, log), limit):
+    for text, label in islice(_labeled_rows(names, reading, report, log), limit):
         if not text.strip() or not label.strip():
             skipped["a label" if text.strip() else "text"] += 1
         else:
@@ -87,17 +108,9 @@ def read_labelled(
     if (kinds_of_label := len(set(labels))) > MOST_LABELS:
         many = f"{kinds_of_label:,} different labels; the limit is {MOST_LABELS:,}"
         raise DataError(f"{listed(names, 5)}: {many}; {RIGHT_COLUMN}")
-    notes = list(log.notes)
-    if log.invalid:
-        name, *others = log.invalid
-        where = f"{name} and {counted(len(others), 'more file')}" if others else name
-        characters = counted(log.invalid.total(), "invalid UTF-8 character")
-        notes.append(f"{characters} replaced by U+FFFD in {where}")
+    notes = log.all_notes()
     notes += [f"{counted(n, 'row')} without {what} skipped" for what, n in skipped.items()]
-    parts = [f"{name}: {how}" for name, how in log.how.items()]
-    how = " | ".join(parts[:5]) + (f" | ... ({len(parts):,} files)" if parts[5:] else "")
-    kinds = set(log.how.values())
-    return Labelled(texts, labels, kinds.pop() if len(kinds) == 1 else how, notes)
+    return Labeled(texts, labels, log.summary(), notes)
 
 
 def read_texts(
@@ -110,7 +123,7 @@ def read_texts(
     cells, so that results line up with the rows; else one text per line. Labels are in the column
     that `reading` names, or in one with the name of a label column whose values `are_labels`."""
     files = find_sources(names, cache_folder(), report, reading.encoding).files
-    for source, stream, text_lines in _opened(files, reading, report, _Log()):
+    for source, stream, text_lines in open_each(files, reading.encoding, report, ReadLog()):
         table = read_table(source, stream, text_lines, bool(reading.text_column), cautious=True)
         if not table.sample:
             continue
@@ -123,8 +136,8 @@ def read_texts(
             yield row[text].strip(), None if label is None else label_value(row[label])
 
 
-def _labelled_rows(
-    names: Sequence[str], reading: LabelReading, report: Report, log: _Log
+def _labeled_rows(
+    names: Sequence[str], reading: LabelReading, report: Report, log: ReadLog
 ) -> Iterator[tuple[str, str]]:
     sources = find_sources(names, cache_folder(), report, reading.encoding)
     limit = ExpansionLimit(listed(names, 5), sources.size())
@@ -134,11 +147,9 @@ def _labelled_rows(
 
 
 def _rows_of(
-    sources: Sources, names: Sequence[str], reading: LabelReading, report: Report, log: _Log
+    sources: Sources, names: Sequence[str], reading: LabelReading, report: Report, log: ReadLog
 ) -> Iterator[tuple[str, str]]:
-    log.notes += sources.notes
-    if sources.skipped.total():
-        log.notes.append(skipped_files(sources.skipped))
+    log.add_files(sources)
     if reading.label_file:
         yield from _side_by_side(sources.files, reading, report, log)
         return
@@ -149,7 +160,7 @@ def _rows_of(
             classes |= inside
     files = _by_turns(sources.files, classes, log) if classes else sources.files
     asked = (reading.text_column, reading.label_column)
-    for source, stream, text_lines in _opened(files, reading, report, log):
+    for source, stream, text_lines in open_each(files, reading.encoding, report, log):
         if source.path in classes:
             yield "\n".join(text_lines), classes[source.path]
             continue
@@ -160,30 +171,30 @@ def _rows_of(
             yield from ((cells[text], cells[label]) for cells in table.rows([text, label]))
 
 
-def _opened(
-    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
+def open_each(
+    files: list[TextSource], encoding: str, report: Report, log: ReadLog
 ) -> Iterator[tuple[TextSource, IO[bytes], Iterator[str]]]:
     """The files one by one, each open and as lines; reports progress."""
     done, total = 0, sum(source.size() for source in files)
     for source in files:
         replaced = partial(log.invalid.__setitem__, source.name)
         with blamed_on(source.name), source.open() as stream:
-            yield source, stream, lines(decoded(source, stream, reading.encoding, replaced))
+            yield source, stream, lines(decoded(source, stream, encoding, replaced))
         done += source.size()
         report("reading", done, total)
 
 
 def _side_by_side(
-    files: list[TextSource], reading: LabelReading, report: Report, log: _Log
+    files: list[TextSource], reading: LabelReading, report: Report, log: ReadLog
 ) -> Iterator[tuple[str, str]]:
     """Lines of the files, each with the same line of the label file."""
     name = str(reading.label_file)
     log.how[name] = f"one text per line, labels in {name}"
     label_files = find_sources([name], cache_folder(), report, reading.encoding).files
-    opened = _opened(label_files, reading, lambda *_: None, log)
+    opened = open_each(label_files, reading.encoding, lambda *_: None, log)
     labels = [label for _, _, text_lines in opened for label in text_lines]
     count = 0
-    for _, _, text_lines in _opened(files, reading, report, log):
+    for _, _, text_lines in open_each(files, reading.encoding, report, log):
         for line in text_lines:
             yield line, labels[count] if count < len(labels) else ""
             count += 1
@@ -205,12 +216,12 @@ def _folder_classes(folder: Path, files: list[TextSource]) -> dict[Path, str]:
         cure = f"pass the one to read, for example {folder / tops[-1]}"
         raise UsageError(f"the folders in {folder} ({listed(tops)}) are not classes; {cure}")
     return {
-        path: steps[0] if len(steps) == 2 and steps[0] != UNLABELLED else ""
+        path: steps[0] if len(steps) == 2 and steps[0] != UNLABELED else ""
         for path, steps in parts.items()
     }
 
 
-def _by_turns(files: list[TextSource], classes: dict[Path, str], log: _Log) -> list[TextSource]:
+def _by_turns(files: list[TextSource], classes: dict[Path, str], log: ReadLog) -> list[TextSource]:
     """Files of each class in turn, so that the first few cover all classes; then the others."""
     turns: Counter[str] = Counter()
     order: list[tuple[int, TextSource]] = []
