@@ -184,7 +184,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     shown = cli(*journey.words("run", steps=10, evaluations=1), "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout).keys() >= RESULT | {"val"}
-    assert "the plan" in shown.stderr and "source is column" in shown.stderr
+    assert "the plan" in shown.stderr and "source is 'source'" in shown.stderr
     missing = cli("train-pairs")
     assert missing.returncode == 2 and "nanolm train-pairs train.de train.en" in missing.stderr
     again = cli(*journey.words("run", steps=10, evaluations=1))
