@@ -35,7 +35,7 @@ def test_the_kind_of_data(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 2
     assert re.search("--label-column, --test: .*novel.txt .*--as labels", shown.stderr)
     shown = cli("compare", "novel.txt", "--only", "bag")
-    assert re.search("--only bag: .*ngram, rnn, lstm, transformer", shown.stderr)
+    assert re.search("--only bag: .*ngram, convolution, rnn, lstm, transformer", shown.stderr)
     shown = cli("compare", "--from", "none")
     assert "--from none: omit it" in shown.stderr
     shown = cli("compare", "nothing.tsv")

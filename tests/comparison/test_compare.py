@@ -115,7 +115,13 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     settings = TrainSettings((str(corpus),), device="cpu", threads=1)
     outcome = compare(CompareRequest(settings, minutes=0.15), tmp_path / "run")
     assert outcome.finished
-    assert [row.name for row in outcome.rows] == ["ngram", "rnn", "lstm", "transformer"]
+    assert [row.name for row in outcome.rows] == [
+        "ngram",
+        "convolution",
+        "rnn",
+        "lstm",
+        "transformer",
+    ]
     for row in outcome.rows:
         assert 0 < row.means["bits_per_byte"] < 8
         assert row.results[0]["curve"]
