@@ -15,6 +15,7 @@ from typing import Any
 
 from nanolm.comparison.training import ModelKind, train_in_run
 from nanolm.pairs.data import PairSplit, split_pairs
+from nanolm.pairs.recipe import MOST_SYMBOLS
 from nanolm.pairs.settings import PairSettings
 from nanolm.pairs.train import train_pairs
 from nanolm.pretraining.begin import reports
@@ -22,7 +23,6 @@ from nanolm.runs.info import describe
 from nanolm.training.events import Notify
 
 SENTENCE_WORDS = 4  # words of a typical target, from which BLEU means something
-MOST_SYMBOLS = 100  # different words: with fewer, they are phonemes, digits or the like
 RECURRENT = "seq2seq-gru"
 
 

@@ -172,7 +172,7 @@ def test_sentences_are_measured_by_bleu(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     settings = PairSettings(pairs=(str(tmp_path / "pairs.tsv"),))
     assert PairComparison(settings, print).measure == "exact"  # few words, as in phonemes
-    rows = [f"{n} x\tthe {n}th of many is here" for n in range(200)]
+    rows = [f"{n} x\tthe {n}th of many is here" for n in range(300)]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     assert PairComparison(settings, print).measure == "bleu"
 
