@@ -11,7 +11,16 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import LABELED, MACHINE, Command, Option, Table, json_option, options_of
+from nanolm.cli.options import (
+    LABELED,
+    MACHINE,
+    PAIR_COLUMNS,
+    Command,
+    Option,
+    Table,
+    json_option,
+    options_of,
+)
 from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
@@ -41,14 +50,7 @@ TABLE: Table = {
         "seed": "First random seed.",
     },
 }
-PAIR_TABLE: Table = {
-    "Data": {
-        "source_column": ("NAME", "Column or field of the source, for pairs.  [default: detected]"),
-        "target_column": ("NAME", "Column or field of the target, for pairs.  [default: detected]"),
-        "reverse": "Swap source and target.",
-    }
-}
-OF_PAIRS, OF_LABELS = tuple(PAIR_TABLE["Data"]), ("label_column", "label_file", "start_from")
+OF_PAIRS, OF_LABELS = tuple(PAIR_COLUMNS), ("label_column", "label_file", "start_from")
 KINDS = {"labels": "labeled texts", "pairs": "pairs of texts", "text": "plain text"}
 UNUSED = {  # options that each kind of data has no use for
     "labels": OF_PAIRS,
@@ -91,7 +93,7 @@ COLUMNS = {  # of the table, where they are measured
 @own_option("--out", metavar="FOLDER", help="Output folder.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print the full results as JSON.")
 @options_of(FinetuneSettings, TABLE)
-@options_of(PairSettings, PAIR_TABLE)
+@options_of(PairSettings, {"Data": PAIR_COLUMNS})
 def command(
     data: tuple[str, ...],
     only: str,
