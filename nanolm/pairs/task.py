@@ -21,7 +21,7 @@ from nanolm.model.huggingface import load_seq2seq, save_seq2seq, snapshot
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.pairs.data import EncodedPairs, PairBatches, PairSplit
 from nanolm.pairs.evaluation import pair_loss
-from nanolm.pairs.metrics import PairScores, score_pairs
+from nanolm.pairs.metrics import LengthScores, PairScores, by_length, score_pairs
 from nanolm.pairs.settings import RECURRENT, PairSettings
 from nanolm.pairs.translator import TranslateParams, Translator
 from nanolm.planning import recipe
@@ -190,8 +190,10 @@ class PairTask(Task):
             found = translator.translate(sources, TranslateParams(beams=beams, max_tokens=most))
         return [translation.text for translation in found]
 
-    def measure(self, pairs: Pairs, beams: int) -> PairScores:
-        return score_pairs(self.translate(pairs.sources, beams), pairs.targets, pairs.sources)
+    def measure(self, pairs: Pairs, beams: int) -> tuple[PairScores, list[LengthScores]]:
+        """The scores of these pairs, and those by the length of the source in characters."""
+        rows = (self.translate(pairs.sources, beams), pairs.targets, pairs.sources)
+        return score_pairs(*rows), by_length(*rows)
 
     def score(self, tokens: int | None = None) -> float:
         """The loss per target token of the validation pairs, or of the first `tokens` tokens. All

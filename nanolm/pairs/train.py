@@ -26,7 +26,7 @@ from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
 from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
-from nanolm.pairs.metrics import PairScores
+from nanolm.pairs.metrics import LengthScores, PairScores
 from nanolm.pairs.settings import TOKENIZERS, PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
@@ -62,6 +62,7 @@ class PairResult:
     setup_seconds: float = 0.0  # before the first step
     val: PairScores | None = None
     test: PairScores | None = None
+    by_length: list[LengthScores] | None = None  # of the validation pairs
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -249,14 +250,17 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
         state = trainer.state
         if stopped == "minutes" and state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
-        loss, scores = state.scores.get("val_loss"), {}
+        loss, scores = state.scores.get("val_loss"), dict[str, Any]()
         if stopped != "interrupted":
             trainer.checkpointer.load_best()
             if not (task.evaluated_all and state.best_step == state.step):
                 loss = task.score()
             split = job.data.split
             parts = {"val": split.val, "test": split.test} if world.first else {}
-            scores = {n: task.measure(part, FINAL_BEAMS) for n, part in parts.items() if part}
+            for name, part in parts.items():
+                if part:
+                    scores[name], groups = task.measure(part, FINAL_BEAMS)
+                    scores.setdefault("by_length", groups)  # of the first: the validation pairs
             trainer.budget.tick()
         return PairResult(
             run=str(job.run.path),
