@@ -1,9 +1,12 @@
-"""Generate the three small data sets that ship with nanolm. All text is original to this file.
+"""Generate the five small data sets that ship with nanolm. All text is original to this file.
 
 tiny.txt     about 5 kB of sentences with a vocabulary of a dozen words. The grammar is known
              exactly (GRAMMAR below), so a model's probabilities can be checked against it.
 stories.txt  about 1 MB of short children's stories to train a small language model.
 reviews.tsv  9,600 labelled reviews to fine-tune a classifier. Only word order reveals the label.
+dates.tsv    10,000 spellings of 5,000 dates, each with the date as 1998-05-03.
+veltish.tsv  12,000 English sentences with their translation into a made-up language. A program
+             (translate_to_veltish below) says which translation is right.
 
 `python data/generate.py` writes them next to this file, or to `--out DIR`. The bytes are the same
 on every platform. With `--check`, it only compares the existing files and writes nothing.
@@ -14,7 +17,8 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -1693,6 +1697,420 @@ def make_reviews(pairs: int = 4_800) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
+# dates.tsv
+# ---------------------------------------------------------------------------------------------
+
+MONTHS = "January February March April May June July August September October November December"
+ROMAN = "I II III IV V VI VII VIII IX X XI XII"
+WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
+ORDINALS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first "
+    "twenty-second twenty-third twenty-fourth twenty-fifth twenty-sixth twenty-seventh "
+    "twenty-eighth twenty-ninth thirtieth thirty-first"
+)
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+# No spelling has two meanings: with dots the day comes first, with slashes the month (or a year of
+# four digits), and a year of two digits is between 1930 and 2029.
+SPELLINGS = (
+    "{d} {month} {y}",
+    "{nth} {month} {y}",
+    "the {nth} of {month} {y}",
+    "the {ordinal} of {month} {y}",
+    "the {ordinal} of {month}, {year}",
+    "the {ordinal} day of the {ordinal_month} month of {y}",
+    "{month} {d}, {y}",
+    "{month} {nth}, {y}",
+    "{month} the {ordinal}, {y}",
+    "{mon} {d} {y}",
+    "{d}-{mon}-{y}",
+    "{weekday}, {d} {month} {y}",
+    "{weekday} the {nth} of {month} {y}",
+    "{wd} {d} {mon} {y}",
+    "{weekday}, {month} {d}, {y}",
+    "{d} {roman} {y}",
+    "{d}.{m}.{y}",
+    "{m:02}/{d:02}/{y}",
+    "{y}/{m}/{d}",
+    "{y}, {month} {d}",
+    "{y}{m:02}{d:02}",
+    "{d} {month} '{yy:02}",
+    "{d}.{m}.{yy:02}",
+)
+
+
+def year_in_words(year: int) -> str:
+    """1998 as "nineteen ninety-eight", 1905 as "nineteen oh five", 2000 as "two thousand"."""
+    ones, tens = ONES.split(), TENS.split()
+    century, rest = divmod(year, 100)
+    last = ones[rest] if rest < 20 else tens[rest // 10 - 2]
+    if rest > 20 and rest % 10:
+        last += "-" + ones[rest % 10]
+    if century == 20 and rest < 10:
+        return "two thousand" + (f" and {last}" if rest else "")
+    first = "twenty" if century == 20 else ones[century]
+    return f"{first} {'hundred' if not rest else 'oh ' * (rest < 10) + last}"
+
+
+def spell_date(day: date, spelling: str) -> str:
+    month, ordinals = MONTHS.split()[day.month - 1], ORDINALS.split()
+    weekday = WEEKDAYS.split()[day.weekday()]
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10 if day.day // 10 != 1 else 0, "th")
+    return spelling.format(
+        d=day.day,
+        m=day.month,
+        y=day.year,
+        yy=day.year % 100,
+        nth=f"{day.day}{ending}",
+        ordinal=ordinals[day.day - 1],
+        ordinal_month=ordinals[day.month - 1],
+        month=month,
+        mon=month[:3],
+        roman=ROMAN.split()[day.month - 1],
+        weekday=weekday,
+        wd=weekday[:3],
+        year=year_in_words(day.year),
+    )
+
+
+def date_pairs(rng: Dice, dates: int, known: Container[str] = ()) -> Iterator[tuple[str, str]]:
+    """Different dates from 1900 to 2099 that are not `known`, each in two spellings."""
+    start, seen = date(1900, 1, 1).toordinal(), set[str]()
+    days = date(2100, 1, 1).toordinal() - start
+    while len(seen) < dates:
+        day = date.fromordinal(start + rng.below(days))
+        iso = day.isoformat()
+        if iso in seen or iso in known:
+            continue
+        seen.add(iso)
+        spellings = [s for s in SPELLINGS if "{yy" not in s or 1930 <= day.year < 2030]
+        rng.shuffle(spellings)
+        yield from ((spell_date(day, spelling), iso) for spelling in spellings[:2])
+
+
+def make_dates(dates: int = 5_000) -> str:
+    rng = Dice(4)
+    return pairs_table(list(date_pairs(rng, dates)), rng)
+
+
+def fresh_dates(dates: int, seed: int) -> list[tuple[str, str]]:
+    """Pairs with dates that are not in the file."""
+    known = {target for _, target in read_pairs_table(make_dates())}
+    return list(date_pairs(Dice(seed), dates, known))
+
+
+def pairs_table(pairs: list[tuple[str, str]], rng: Dice) -> str:
+    rng.shuffle(pairs)
+    return "\n".join(["source\ttarget", *map("\t".join, pairs)]) + "\n"
+
+
+def read_pairs_table(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()[1:]]
+
+
+# ---------------------------------------------------------------------------------------------
+# veltish.tsv
+# ---------------------------------------------------------------------------------------------
+
+
+# Veltish is a made-up language. Its verb comes last, and what belongs to a noun comes before it
+# (relative clauses, genitives, articles) or after it (adjectives, numbers). Nouns end in a (bright)
+# or u (dark). Nouns, adjectives, participles and "this" agree in this vowel, in number and in case:
+#
+#     the king loves the old dog that saw two cats.
+#     al  rega misum dvo sevadantam  al  koram vetam ame.
+#     the king cats  two having-seen the dog   old   loves.
+#
+# A clause with "because" or "when" moves to the front. In English, a phrase such as "in the garden"
+# belongs to the nearest verb before it, and "that" to the nearest noun: no sentence is ambiguous.
+def lexicon(words: str) -> dict[str, str]:
+    """Each English word with its translation."""
+    return dict(pair.split(":") for pair in words.split())
+
+
+PEOPLE = lexicon(
+    "dog:kora cat:misu king:rega queen:solu farmer:tema teacher:lavu doctor:nira baker:pohu "
+    "sailor:yara hunter:gamu singer:vira painter:jolu girl:dina boy:batu child:peka woman:sena "
+    "man:orvu bird:tila horse:hastu fox:ruva wolf:darnu mouse:pilu sister:elma brother:ostu"
+)
+THINGS = lexicon(
+    "apple:fema book:kitu letter:zora lamp:lumu stone:grana flower:bisu ring:onda basket:kestu "
+    "boat:nava chair:seltu key:cleva cup:tassu hat:mopa"
+)
+PLACES = lexicon(
+    "garden:horta forest:silvu house:doma village:vesku river:rena tower:turu market:trega "
+    "school:skolu bridge:ponta field:agru castle:borga hill:holmu"
+)
+NOUNS = PEOPLE | THINGS | PLACES
+IRREGULAR = {
+    "child": "children",
+    "woman": "women",
+    "man": "men",
+    "fox": "foxes",
+    "wolf": "wolves",
+    "mouse": "mice",
+}
+PLURALS = {IRREGULAR.get(noun, noun + "s"): noun for noun in NOUNS}
+# A noun has at most one adjective of each kind; only people and animals have those of LIVELY.
+LIVELY = [lexicon(kind) for kind in ("happy:fel sad:tris", "brave:bron clever:sag hungry:fam")]
+PLAIN = [
+    lexicon(kind)
+    for kind in ("big:bel small:mik", "red:rud green:zel white:alb black:nig", "old:vet new:nov")
+]
+ADJECTIVES = {english: stem for kind in LIVELY + PLAIN for english, stem in kind.items()}
+NUMBERS = lexicon("two:dvo three:tri four:kvar five:pen seven:sep ten:dek")
+ARTICLES = {"the": "al", "a": "", "my": "min", "your": "tin"}
+CASES = {"subject": "", "object": "m", "of": "s", "to": "t", "in": "l", "with": "k", "from": "r"}
+POSTPOSITIONS = {"under": "sub", "near": "pre", "behind": "dor"}  # after the genitive
+TIMES = {"yesterday": "ger", "today": "hoy", "tomorrow": "mar"}
+JOINED = {"because": "da", "when": "vo"}
+# English verb, its past tense, and the Veltish stem.
+WITH_OBJECT = (
+    "see saw sev,love loved am,hear heard aud,find found trov,carry carried port,follow followed "
+    "sek,paint painted pint,watch watched gard,help helped hilf,hold held ten,hide hid kelt,call "
+    "called vok"
+)
+WITHOUT = (
+    "sleep slept dorm,sing sang kant,run ran kur,wait waited vart,laugh laughed rid,dance danced "
+    "salt,work worked labr,swim swam nat"
+)
+GIVING = "give gave dav,send sent mit,show showed mont,bring brought nes,sell sold vend"
+OBJECT_VERBS, PLAIN_VERBS, GIVING_VERBS = (
+    [tuple(verb.split()) for verb in verbs.split(",")] for verbs in (WITH_OBJECT, WITHOUT, GIVING)
+)
+VERBS = OBJECT_VERBS + PLAIN_VERBS + GIVING_VERBS
+TAKES_OBJECT = {verb for verb, _, _ in OBJECT_VERBS + GIVING_VERBS}
+TENSES = {"present": "", "past": "ad", "future": "ir"}
+AUXILIARIES = {"do": "present", "does": "present", "did": "past", "will": "future"}
+
+
+def third_person(verb: str) -> str:
+    if verb.endswith("ry"):
+        return verb[:-1] + "ies"
+    return verb + ("es" if verb.endswith(("ch", "sh", "s")) else "s")
+
+
+# Each form of a verb: its infinitive, its tense and its Veltish stem.
+FORMS = {verb: (verb, "present", stem) for verb, _, stem in VERBS}
+FORMS |= {third_person(verb): (verb, "present", stem) for verb, _, stem in VERBS}
+FORMS |= {past: (verb, "past", stem) for verb, past, stem in VERBS}
+
+
+class Phrase(NamedTuple):
+    """A noun with all that belongs to it."""
+
+    noun: str
+    plural: bool
+    article: str
+    number: str
+    adjectives: list[str]
+    owner: "Phrase | None"
+    clause: "Clause | None"  # that ...
+    object_of: bool  # in the clause, the noun is the object
+
+
+class Clause(NamedTuple):
+    subject: Phrase | None  # None: the noun of a relative clause
+    stem: str
+    tense: str
+    negated: bool
+    thing: Phrase | None
+    phrases: list[tuple[str, Phrase]]  # each with its preposition
+
+
+class English:
+    """Reads the words of an English sentence from left to right."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = [*words, ""]  # the end
+
+    def next_in(self, words: Container[str]) -> str:
+        return self.words.pop(0) if self.words[0] in words else ""
+
+    def phrase(self) -> Phrase:
+        article, number = self.next_in({*ARTICLES, "this", "these"}), self.next_in(NUMBERS)
+        adjectives = []
+        while adjective := self.next_in(ADJECTIVES):
+            adjectives.append(adjective)
+        noun = self.next_in({*NOUNS, *PLURALS})
+        if not noun:
+            raise ValueError(f"{self.words[0]!r} is not a noun")
+        owner = self.phrase() if self.next_in(["of"]) else None
+        clause, object_of = None, False
+        if self.next_in(["that"]):
+            object_of = self.words[0] not in {*FORMS, *AUXILIARIES}
+            clause = self.clause(self.phrase() if object_of else None, object_of)
+        plural, singular = noun in PLURALS, PLURALS.get(noun, noun)
+        return Phrase(singular, plural, article, number, adjectives, owner, clause, object_of)
+
+    def clause(
+        self, subject: Phrase | None, without_object: bool = False, tense: str = ""
+    ) -> Clause:
+        tense = tense or AUXILIARIES.get(self.next_in(AUXILIARIES), "")
+        negated = bool(self.next_in(["not"]))
+        if self.words[0] not in FORMS:
+            raise ValueError(f"{self.words[0]!r} is not a verb")
+        verb, own_tense, stem = FORMS[self.words.pop(0)]
+        thing = self.phrase() if verb in TAKES_OBJECT and not without_object else None
+        phrases = []
+        while preposition := self.next_in({*CASES, *POSTPOSITIONS} - {"of"}):
+            phrases.append((preposition, self.phrase()))
+        return Clause(subject, stem, tense or own_tense, negated, thing, phrases)
+
+
+def veltish_phrase(phrase: Phrase, case: str) -> list[str]:
+    noun = NOUNS[phrase.noun]
+    vowel = noun[-1]
+    # After a number, the singular is used.
+    ending = ("ni" if phrase.plural and not phrase.number else "") + CASES[case]
+    words = []
+    if phrase.clause is not None:
+        words += veltish_clause(phrase.clause, "ot" if phrase.object_of else "ant")
+        words[-1] += vowel + ending
+    words += veltish_phrase(phrase.owner, "of") if phrase.owner else []
+    this = phrase.article in ("this", "these")
+    words += ["h" + vowel + ending] if this else filter(None, [ARTICLES.get(phrase.article)])
+    words.append(noun + ending)
+    words += [ADJECTIVES[adjective] + vowel + ending for adjective in phrase.adjectives]
+    return words + ([NUMBERS[phrase.number]] if phrase.number else [])
+
+
+def veltish_clause(clause: Clause, participle: str = "") -> list[str]:
+    """Subject, phrases, object, verb; in a relative clause, the verb is a participle."""
+    words = []
+    if clause.subject:
+        words += veltish_phrase(clause.subject, "of" if participle else "subject")
+    for preposition, phrase in clause.phrases:
+        after = POSTPOSITIONS.get(preposition)
+        words += veltish_phrase(phrase, "of" if after else preposition) + ([after] if after else [])
+    words += veltish_phrase(clause.thing, "object") if clause.thing else []
+    plural = clause.subject is not None and (clause.subject.plural and not participle)
+    ending = participle or ("en" if plural else "e")
+    verb = clause.stem + TENSES[clause.tense] + ending
+    return [*words, "ne", verb] if clause.negated else [*words, verb]
+
+
+def translate_to_veltish(sentence: str) -> str:
+    """The only right translation of an English sentence; ValueError if it is not one of ours."""
+    mark = sentence[-1:]
+    english = English(sentence.removesuffix(mark).split(" "))
+    time = english.next_in(TIMES)
+    tense = AUXILIARIES.get(english.next_in(AUXILIARIES), "") if mark == "?" else ""
+    words = veltish_clause(english.clause(english.phrase(), tense=tense))
+    if time:
+        words.insert(len(words) - (1 + (words[-2:-1] == ["ne"])), TIMES[time])
+    while joint := english.next_in({*JOINED, "and"}):
+        other = veltish_clause(english.clause(english.phrase()))
+        words = [*words, "i", *other] if joint == "and" else [*other, JOINED[joint] + ",", *words]
+    if english.words != [""] or mark not in (".", "?"):
+        raise ValueError(f"no more words expected before {english.words[0]!r}")
+    return " ".join([*words, "ku"] if mark == "?" else words) + mark
+
+
+def english_phrase(rng: Dice, nouns: Sequence[str], room: int) -> tuple[str, bool]:
+    """A phrase with a noun, and whether it is in the plural; with `room`, more belongs to it."""
+    noun, plural = rng.pick(nouns), rng.chance(0.4)
+    number = rng.pick([*NUMBERS]) if plural and rng.chance(0.4) else ""
+    article = rng.pick(["the", "the", "the", "my", "your", "these" if plural else "this"])
+    if rng.chance(0.3):
+        article = "" if plural else "a"
+    kinds = LIVELY + PLAIN if noun in PEOPLE else [*PLAIN]
+    rng.shuffle(kinds)
+    count = rng.pick([0, 0, 1] if room < 1 else [0, 1, 1, 2])
+    adjectives = [rng.pick([*kind]) for kind in kinds[:count]]
+    plurals = {singular: word for word, singular in PLURALS.items()}
+    words = [article, number, *adjectives, plurals[noun] if plural else noun]
+    if room > 1 and rng.chance(0.25):
+        words += ["of", english_phrase(rng, [*PEOPLE], 0)[0]]
+    elif room > 1 and rng.chance(0.5):
+        words += ["that", english_relative(rng, noun, plural, room - 2)]
+    return " ".join(filter(None, words)), plural
+
+
+def english_relative(rng: Dice, noun: str, plural: bool, room: int) -> str:
+    if noun in PEOPLE and rng.chance(0.6):
+        return english_predicate(rng, plural, room)
+    subject, plural = english_phrase(rng, [*PEOPLE], 0)
+    verb = english_verb(rng, rng.pick(OBJECT_VERBS), plural)
+    return f"{subject} {verb}" + (f" {english_place(rng)}" if rng.chance(0.2) else "")
+
+
+def english_place(rng: Dice) -> str:
+    preposition = rng.pick(["in", "in", "with", "from", *POSTPOSITIONS])
+    nouns = {"with": [*PEOPLE, *THINGS], "near": [*PEOPLE, *PLACES]}.get(preposition, [*PLACES])
+    return f"{preposition} {english_phrase(rng, nouns, 0)[0]}"
+
+
+def english_verb(rng: Dice, verb: tuple[str, ...], plural: bool, tense: str = "") -> str:
+    infinitive, past, _ = verb
+    tense = tense or rng.pick(["present", "present", "past", "past", "future"])
+    negated = "not " if rng.chance(0.15) else ""
+    if tense == "future":
+        return f"will {negated}{infinitive}"
+    if negated:
+        return {"past": "did", "present": "do" if plural else "does"}[tense] + f" not {infinitive}"
+    return past if tense == "past" else infinitive if plural else third_person(infinitive)
+
+
+def english_predicate(
+    rng: Dice, plural: bool, room: int, tense: str = "", infinitive: bool = False
+) -> str:
+    """A verb and what belongs to it."""
+    kind = rng.pick([PLAIN_VERBS, OBJECT_VERBS, OBJECT_VERBS, GIVING_VERBS][: 4 if room > 1 else 3])
+    verb = rng.pick(kind)
+    words = [verb[0] if infinitive else english_verb(rng, verb, plural, tense)]
+    if kind is GIVING_VERBS:
+        words.append(english_phrase(rng, [*THINGS], 0)[0])
+        words.append("to " + english_phrase(rng, [*PEOPLE], 0)[0])
+    elif kind is OBJECT_VERBS:
+        words.append(english_phrase(rng, [*PEOPLE, *PEOPLE, *THINGS], room)[0])
+    if room > 0 and rng.chance(0.4):
+        words.append(english_place(rng))
+    return " ".join(words)
+
+
+def english_sentence(rng: Dice, room: int) -> str:
+    """A sentence; the more `room` the longer."""
+    subject, plural = english_phrase(rng, [*PEOPLE], room - rng.below(2))
+    tense = rng.pick(["present", "past", "future"])
+    if rng.chance(0.12):
+        auxiliary = {"past": "did", "future": "will"}.get(tense, "do" if plural else "does")
+        return f"{auxiliary} {subject} {english_predicate(rng, plural, room, tense, True)}?"
+    time = {"past": "yesterday", "present": "today", "future": "tomorrow"}[tense]
+    words = [time] if rng.chance(0.15) else []
+    words += [subject, english_predicate(rng, plural, room, tense)]
+    if room > 0 and rng.chance(0.3):
+        subject, plural = english_phrase(rng, [*PEOPLE], 0)
+        words += [rng.pick(["and", *JOINED]), subject, english_predicate(rng, plural, 1)]
+    return " ".join(words) + "."
+
+
+def veltish_pairs(rng: Dice, count: int, known: Container[str] = ()) -> Iterator[tuple[str, str]]:
+    """Different sentences of 3 to 25 words that are not `known`, each with its translation."""
+    seen: set[str] = set()
+    while len(seen) < count:
+        sentence = english_sentence(rng, rng.below(5))
+        if sentence not in seen and sentence not in known and 2 < sentence.count(" ") + 1 < 26:
+            seen.add(sentence)
+            yield sentence, translate_to_veltish(sentence)
+
+
+def make_veltish(pairs: int = 12_000) -> str:
+    rng = Dice(5)
+    return pairs_table(list(veltish_pairs(rng, pairs)), rng)
+
+
+def fresh_veltish(pairs: int, seed: int) -> list[tuple[str, str]]:
+    """Pairs with sentences that are not in the file."""
+    known = {source for source, _ in read_pairs_table(make_veltish())}
+    return list(veltish_pairs(Dice(seed), pairs, known))
+
+
+# ---------------------------------------------------------------------------------------------
 # Command line
 # ---------------------------------------------------------------------------------------------
 
@@ -1700,6 +2118,8 @@ FILES: dict[str, Callable[[], str]] = {
     "tiny.txt": make_tiny,
     "stories.txt": make_stories,
     "reviews.tsv": make_reviews,
+    "dates.tsv": make_dates,
+    "veltish.tsv": make_veltish,
 }
 
 

@@ -18,7 +18,8 @@ WATCHED = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalle
 
 
 class Browser:
-    """Opens pages one after the other; `complaints` and `requests` are those of all of them."""
+    """Opens pages one after the other; `complaints` and `requests` are those of all of them since
+    `fresh_page`."""
 
     def __init__(self, profile: Path, width: int = 1200, height: int = 900) -> None:
         assert CHROMIUM
@@ -44,10 +45,19 @@ class Browser:
         os.close(to_read)
         os.close(to_write)
         self.numbers, self.rest = itertools.count(1), b""
+        self.context, self.session = "", ""
+        self.fresh_page()
+
+    def fresh_page(self) -> None:
+        """An empty page, of a browser that remembers nothing."""
+        self.session = ""
+        if self.context:
+            self.tell("Target.disposeBrowserContext", browserContextId=self.context)
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.session: str | None = None
-        target = self.tell("Target.createTarget", url="about:blank")["targetId"]
+        self.context = self.tell("Target.createBrowserContext")["browserContextId"]
+        where = {"url": "about:blank", "browserContextId": self.context}
+        target = self.tell("Target.createTarget", **where)["targetId"]
         attached = self.tell("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):

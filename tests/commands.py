@@ -107,18 +107,21 @@ class Commands:
     def start(
         self,
         *arguments: object,
-        stdin: str = "",
+        stdin: str | bytes = "",
         environment: dict[str, str] | None = None,
         privileged: bool = True,
         streams: dict[str, str] | None = None,
         file_bytes: int | None = None,
+        open_files: int | None = None,
         ignored: tuple[int, ...] = (),
     ) -> Command:
         """`streams` are files or devices to use in place of those that are kept; no file may grow
-        beyond `file_bytes`; signals can be `ignored` from the start, as by nohup."""
+        beyond `file_bytes`, and at most `open_files` can be open; signals can be `ignored` from the
+        start, as by nohup."""
         place = self.loaded.place()
         for name in STREAMS:
-            (place / name).write_bytes(stdin.encode() if name == "stdin" else b"")
+            (place / name).touch()
+        (place / "stdin").write_bytes(stdin.encode() if isinstance(stdin, str) else stdin)
         pid = self.loaded.ask(
             arguments=[str(argument) for argument in arguments],
             folder=str(self.folder),
@@ -126,6 +129,7 @@ class Commands:
             streams=[(streams or {}).get(name, str(place / name)) for name in STREAMS],
             privileged=privileged,
             file_bytes=file_bytes,
+            open_files=open_files,
             ignored=ignored,
         )
         self.running.add(pid)
@@ -166,6 +170,7 @@ def become(
     privileged: bool,
     file_bytes: int | None,
     ignored: list[int],
+    open_files: int | None = None,
 ) -> None:
     """The command itself; it does not come back."""
     from nanolm.cli.main import main
@@ -181,6 +186,9 @@ def become(
         ctypes.CDLL(None).capset(version, nothing)
     if file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+    if open_files is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU):
         # Whatever the tests were started by, such as nohup.
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)

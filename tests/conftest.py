@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,16 @@ from loopback import Server
 import nanolm
 from nanolm import download
 from nanolm.files import commit
+from nanolm.pairs import task
 from nanolm.pretraining import language
 from nanolm.text.corpus import Corpus
 from nanolm.text.words import MARK
 
 torch.set_num_threads(1)
 
-# The same examples every time; `make test-slow` draws new ones.
-settings.register_profile("same", derandomize=True)
+# The same examples every time; `make test-slow` draws new ones. On a busy machine, any of them can
+# take long.
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 # Prepared texts go where they vanish with the tests.
@@ -46,6 +49,7 @@ os.environ["NANOLM_CACHE"] = _cache.name
 
 # Runs as small as these would spend most of their time on writing samples.
 language.SAMPLE_TOKENS = 8
+task.MOST_TRANSLATED = 3
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,7 +93,7 @@ def cli(commands: Commands) -> Cli:
     """Run `nanolm ARGUMENTS` in an empty folder, with nothing on stdin."""
 
     def run(
-        *arguments: object, stdin: str = "", environment: dict[str, str] | None = None
+        *arguments: object, stdin: str | bytes = "", environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         command = commands.start(*arguments, stdin=stdin, environment=environment)
         code = command.wait()
@@ -100,23 +104,38 @@ def cli(commands: Commands) -> Cli:
     return run
 
 
-def on_a_terminal(command: list[str], stream: str, cwd: Path, **environment: str) -> str:
-    """What a command shows whose `stream` ("stdout" or "stderr") is a terminal."""
-    master, slave = os.openpty()
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-        **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: slave},  # type: ignore[call-overload]
-    )
-    os.close(slave)
+Terminal = Callable[..., str]
+
+
+@pytest.fixture
+def terminal(commands: Commands) -> Terminal:
+    """Run `nanolm ARGUMENTS` with one stream on a terminal, and return what that shows."""
+
+    def run(*arguments: object, stream: str = "stdout", **environment: str) -> str:
+        master, slave = os.openpty()
+        command = commands.start(
+            *arguments,
+            streams={stream: os.ttyname(slave)},
+            environment={"TERM": "xterm-256color", **environment},
+        )
+        with ThreadPoolExecutor(1) as pool:
+            shown = pool.submit(shown_on, master)
+            try:
+                assert command.wait() == 0, command.said()
+            finally:
+                os.close(slave)
+            return shown.result()
+
+    return run
+
+
+def shown_on(master: int) -> str:
+    """What is written to a terminal until nobody has it open."""
     shown = b""
     with contextlib.suppress(OSError):  # how Linux says that the other end is closed
         while part := os.read(master, 65536):
             shown += part
     os.close(master)
-    assert process.wait() == 0
     return shown.decode()
 
 
@@ -163,7 +182,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-KINDS = ("training", "fine-tuning")
+KINDS = ("training", "fine-tuning", "pairs")
 
 
 @pytest.fixture(params=KINDS)

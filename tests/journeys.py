@@ -1,4 +1,4 @@
-"""The two long things a user can do, each as small as it can be: training and fine-tuning."""
+"""The long things a user can do, each as small as it can be: training, fine-tuning, pairs."""
 
 import hashlib
 import json
@@ -13,6 +13,7 @@ import nanolm
 from nanolm.classification import finetune
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.classification.task import ClassifierTask
+from nanolm.pairs.task import PairTask
 from nanolm.pretraining.language import NextToken
 from nanolm.training.events import Event
 from nanolm.training.task import Task
@@ -22,6 +23,8 @@ SETTINGS |= {"dropout": 0.1, "threads": 1, "steps": 30, "device": "cpu"}
 LABELS: dict[str, Any] = {"start_from": "none", "preset": "nano", "tokenizer": "byte", "batch": 4}
 LABELS |= {"dropout": 0.1, "threads": 1, "steps": 30, "evaluations": 10, "patience": 99}
 LABELS |= {"device": "cpu"}
+PAIRS: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "batch": 160, "tokenizer": "char"}
+PAIRS |= {"dropout": 0.1, "threads": 1, "steps": 30, "val_fraction": 0.1, "device": "cpu"}
 TIMED = ("seconds", "tokens_per_second")
 
 
@@ -40,8 +43,9 @@ class Journey:
     ) -> Any:
         """From the beginning, or on from where it was."""
         settings = {**self.settings, **more}
-        if self.task is NextToken:
-            return nanolm.train(self.text, out=out, notify=notify, **settings)
+        if self.task is not ClassifierTask:
+            train = nanolm.train if self.task is NextToken else nanolm.train_pairs
+            return train(self.text, out=out, notify=notify, **settings)
         asked = FinetuneSettings(data=(self.text,), **settings)
         return finetune.finetune(asked, out, notify=notify)
 
@@ -66,9 +70,13 @@ def journeys(folder: Path) -> dict[str, Journey]:
         for word in ("good", "bad")
     ]
     labeled.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    pairs = folder / "pairs.tsv"
+    counted = [f"{thing} {n}\t{n} {thing[::-1]}" for n in range(20) for thing in things]
+    pairs.write_text("source\ttarget\n" + "\n".join(counted) + "\n", encoding="utf-8")
     return {
         "training": Journey("training", "train", "embedded:tiny", NextToken, SETTINGS),
         "fine-tuning": Journey("fine-tuning", "finetune", str(labeled), ClassifierTask, LABELS),
+        "pairs": Journey("pairs", "train-pairs", str(pairs), PairTask, PAIRS),
     }
 
 

@@ -116,6 +116,7 @@ def arm(orders: str) -> None:
 
     from nanolm import files
     from nanolm.comparison import step_times
+    from nanolm.pairs import task
     from nanolm.planning import tuning
     from nanolm.pretraining import language
     from nanolm.text import store
@@ -123,6 +124,7 @@ def arm(orders: str) -> None:
 
     order = json.loads(orders)
     language.SAMPLE_TOKENS = 8
+    task.MOST_TRANSLATED = 3
     step_times.SEQUENCE_LENGTHS = (8,)  # type: ignore[assignment]
     if order.pop("naive"):
         files.write_atomically = Path.write_text  # type: ignore[assignment]

@@ -1,15 +1,18 @@
 """A server with small models, as a user starts it."""
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 import pytest
 import torch
+from commands import Command, Commands, Loaded
 from models import lively
 
 from nanolm.model.classifier import Classifier
@@ -24,12 +27,21 @@ SHAPE = {"layers": 2, "heads": 2, "dim": 16, "context": 32}
 TEXT = "the cat sat on the mat. the dog ran after the cat, and the cat ran up a tree. " * 8
 
 
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
 @dataclass(frozen=True)
 class Served:
     """A server that runs, and where its models are."""
 
     url: str  # without a slash at its end
-    process: "subprocess.Popen[str]"
+    process: Process
     folder: Path
 
     @property
@@ -66,26 +78,61 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Forked:
+    """A command that is a fork of the loaded process, to be used like a Popen."""
+
+    def __init__(self, command: Command) -> None:
+        self.command, self.pid, self.code = command, command.pid, None
+
+    code: int | None
+
+    def terminate(self) -> None:
+        if self.code is None:
+            self.command.send(signal.SIGTERM)
+
+    def wait(self, timeout: float) -> int:
+        if self.code is None:
+            self.code = self.command.wait()
+        return self.code
+
+
 Start = Callable[..., Served]
 
 
 @pytest.fixture(scope="session")
-def start(models: Path) -> Iterator[Start]:
-    """Starts servers; all of them end with the tests, as they should."""
-    running: list[subprocess.Popen[str]] = []
+def start(models: Path, loaded: Loaded) -> Iterator[Start]:
+    """Starts servers; all of them end with the tests, as they should. With `fork`, one starts
+    faster."""
+    running: list[Process] = []
+    outputs: list[IO[str]] = []  # kept open
+    commands = Commands(loaded, models)
 
-    def begin(*arguments: object, names: tuple[str, ...] = ("writer", "other", "labels")) -> Served:
-        folders = [models / name for name in names]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nanolm", "serve", *folders, "--port=0", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def begin(
+        *arguments: object,
+        names: tuple[str, ...] = ("writer", "other", "labels"),
+        fork: bool = True,
+    ) -> Served:
+        words = ["serve", *(models / name for name in names), "--port=0", *arguments]
+        process: Process
+        if fork:
+            address = commands.folder / f"address-{len(running)}"
+            os.mkfifo(address)
+            command = commands.start(
+                *words,
+                streams={"stdout": str(address), "stderr": f"/proc/{os.getpid()}/fd/2"},
+                open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            )
+            process = Forked(command)
+            outputs.append(address.open())
+        else:
+            command_line = [sys.executable, "-m", "nanolm", *map(str, words)]
+            process = popen = subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True)
+            assert popen.stdout
+            outputs.append(popen.stdout)
         running.append(process)
-        assert process.stdout
-        address = process.stdout.readline().partition("#")[0].strip().rstrip("/")
-        assert address.startswith("http://"), process.wait(10)
-        return Served(address, process, models)
+        line = outputs[-1].readline().partition("#")[0].strip().rstrip("/")
+        assert line.startswith("http://"), process.wait(10)
+        return Served(line, process, models)
 
     yield begin
     for process in running:
@@ -96,4 +143,4 @@ def start(models: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def served(start: Start) -> Served:
-    return start()
+    return start(fork=False)

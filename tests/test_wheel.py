@@ -17,9 +17,8 @@ def test_a_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         archive.extractall(installed)
         names = archive.namelist()
-    assert {f"nanolm/data/{name}" for name in ("tiny.txt", "stories.txt", "reviews.tsv")} <= set(
-        names
-    )
+    data = ("tiny.txt", "stories.txt", "reviews.tsv", "dates.tsv", "veltish.tsv")
+    assert {f"nanolm/data/{name}" for name in data} <= set(names)
     assert "nanolm/py.typed" in names  # type checkers then use our annotations
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith(("tests", "data")) for name in names)

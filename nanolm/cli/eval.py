@@ -1,4 +1,4 @@
-"""`nanolm eval`: loss and accuracy of a model on a text."""
+"""`nanolm eval`: loss and accuracy of a model on a text, or on labeled texts or pairs."""
 
 import json
 import math
@@ -15,8 +15,10 @@ from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
+from nanolm.pairs.settings import PairSettings
 from nanolm.text import spelled
 from nanolm.text.labeled import LabelReading
+from nanolm.text.pairs import PairReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
@@ -47,15 +49,19 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
-    "--html", metavar="FILE", help="Write an HTML page with the text colored by surprisal."
+    "--html",
+    metavar="FILE",
+    help="Write an HTML page with the text colored by surprisal or, for pairs, scores by length.",
 )
 @click.option(
-    "--mistakes", metavar="FILE.csv", help="Write all of a classifier's mistakes to a CSV file."
+    "--mistakes", metavar="FILE.csv", help="Write all mistakes on labels or pairs to a CSV file."
 )
+@click.option("--beams", type=int, help="Beams to translate pairs with.  [default: 4]")
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
 @options.options_of(FinetuneSettings, {"Reading labeled text": options.LABEL_COLUMNS})
+@options.options_of(PairSettings, {"Reading pairs": options.PAIR_COLUMNS})
 def command(
     run: str,
     corpus: tuple[str, ...],
@@ -65,10 +71,14 @@ def command(
     per_token: bool,
     html: str | None,
     mistakes: str | None,
+    beams: int | None,
     device: str,
     as_json: bool,
     label_column: str | None,
     label_file: str | None,
+    source_column: str | None,
+    target_column: str | None,
+    reverse: bool,
     **how_to_read: Any,
 ) -> None:
     """Evaluate a model on a text.
@@ -84,6 +94,7 @@ def command(
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
+    nanolm eval runs/de-en test.de test.en --html scores.html    a model trained on pairs
     """
     settings = TrainSettings(corpus=corpus, **how_to_read)
     reading = settings.reading()
@@ -102,9 +113,23 @@ def command(
     from nanolm.evaluation import evaluate_texts
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
-    from nanolm.runs.folder import is_classifier
+    from nanolm.runs.folder import is_classifier, is_seq2seq
 
     where, _ = choose_device(device)
+    if Path(run).exists() and is_seq2seq(Path(run)):
+        if against or per_token or context or stride:
+            raise UsageError(
+                f"{run} was trained on pairs; only language models take --against, --context, "
+                "--stride and --per-token"
+            )
+        from nanolm.cli.eval_pairs import evaluate_translator
+
+        columns = PairReading(settings.encoding, source_column, target_column, reverse)
+        evaluate_translator(run, corpus, columns, beams, device, as_json, html, mistakes)
+        return
+    if beams is not None or source_column or target_column or reverse:
+        flags = "--beams, --source-column, --target-column and --reverse"
+        raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
             others = "--against, --context, --stride, --per-token and --html"
@@ -113,7 +138,7 @@ def command(
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
-        raise UsageError(f"--mistakes needs a classifier; {run} is a language model")
+        raise UsageError(f"--mistakes needs labels or pairs; {run} is a language model")
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]

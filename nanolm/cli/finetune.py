@@ -36,7 +36,7 @@ TABLE: Table = {
         "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
         "long": (
             "|".join(get_args(Long)),
-            "Part to use of texts longer than --context; windows uses all of it.",
+            "Which part of a text longer than --context to use; windows uses the whole text.",
         ),
         "preset": "Model size (from scratch only).  [default: micro]",
         "family": "Architecture (from scratch only).  [default: modern]",

@@ -3,16 +3,19 @@
 Subcommands are imported when needed, and torch only when one does its work: help must be fast.
 """
 
+import atexit
 import contextlib
 import importlib
 import io
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -117,7 +120,17 @@ def main() -> None:
     code = run()
     if process()[0] and code not in (0, INTERRUPTED):  # torchrun kills the others when one exits
         time.sleep(ERROR_GRACE)
-    sys.exit(code)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without destroying every object, which takes 0.5 s once torch is imported."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for other threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def terminate(pid: int, number: int, frame: FrameType | None) -> None:

@@ -46,6 +46,11 @@ LABELED: Rows = {
     **LABEL_COLUMNS,
     **ENCODING,
 }
+PAIR_COLUMNS: Rows = {
+    "source_column": ("NAME", "Column or field of the source.  [default: detected]"),
+    "target_column": ("NAME", "Column or field of the target.  [default: detected]"),
+    "reverse": "Swap source and target.",
+}
 AVERAGE = "Decay of the exponential moving average (EMA) of weights that is evaluated and saved."
 MACHINE: Rows = {
     "device": "Device to train on.",

@@ -142,7 +142,7 @@ def read_ids(source: str, vocab_size: int) -> list[int]:
             ids = value["ids"] if isinstance(value, dict) else value
             numbers += [int(id) for id in (ids or line.replace(",", " ").split())]
         except (ValueError, KeyError, TypeError):
-            cure = "give numbers such as `decode 15496 995`"
+            cure = "give numbers, as in `nanolm tokenizer decode 15496 995`"
             raise UsageError(f"{line[:40]!r} is not a list of ids; {cure}") from None
     wrong = [id for id in numbers if not 0 <= id < vocab_size]
     if wrong:

@@ -15,7 +15,7 @@ from nanolm.cli.tables import show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
-from nanolm.text.sources import EMBEDDED, SCHEME
+from nanolm.text.sources import EMBEDDED, EMBEDDED_PAIRS, SCHEME
 from nanolm.training.settings import ARCHITECTURE, DEFAULT_FAMILY, SIZES, SWITCHES, TrainSettings
 from nanolm.training.trackers import Trackers
 
@@ -107,7 +107,11 @@ OVERRIDES = {
     "tokenizer": ("vocab_size",),
 }
 
-TEXTS = [f"{SCHEME}{name:<9} {what}" for name, (_, _, what) in EMBEDDED.items()]
+TEXTS = [
+    f"{SCHEME}{name:<9} {what}"
+    for name, (_, _, what) in EMBEDDED.items()
+    if name not in EMBEDDED_PAIRS
+]
 NO_CORPUS = "no text to train on. Name a file, or use one that comes with nanolm:"
 NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import AVERAGE, ENCODING, MACHINE, Command, Table, run_options
+from nanolm.cli.options import AVERAGE, ENCODING, MACHINE, PAIR_COLUMNS, Command, Table, run_options
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import SEQ2SEQ_FAMILIES, CrossAttentionKind
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 TABLE: Table = {
     "Pairs": {
-        "source_column": ("NAME", "Column or field of the source.  [default: detected]"),
-        "target_column": ("NAME", "Column or field of the target.  [default: detected]"),
-        "reverse": "Learn to turn targets into sources.",
+        **PAIR_COLUMNS,
         **ENCODING,
         "limit": "Use only the first N pairs, before splitting.",
         "val": "Validation pairs, used instead of a held-out part; twice for two files.",

@@ -19,7 +19,7 @@ from nanolm.inspect.heads import MIXED, HeadPattern
 from nanolm.inspect.inspection import Floats, Inspection, Predictions
 from nanolm.inspect.vectors import Occurrences, mean_similarities, similarities
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
-from nanolm.text.page import SURPRISE_STYLE, legend, named, shade
+from nanolm.text.page import SURPRISE_STYLE, legend, marked, named, shade
 from nanolm.text.tokenizer import Tokenizer
 
 ATTENTION_LEVELS = (63, 31, 15, 7)  # the most that fit; more would not be visible
@@ -40,17 +40,14 @@ def inspection_page(
     """Tokens, attention, and the predictions of each layer or the attribution of a label. The head
     `first` is enlarged initially."""
     tokens = [named(tokenizer, id) for id in inspection.ids]
-    levels, packed = packed_attention(inspection)
-    columns = len(heads[0])
-    shown = 0 if first is None else 2 + first[0] * (columns + 1) + first[1]  # after the averages
-    sizes = {"time": len(tokens), "heads": columns, "levels": levels}
+    triangles = inspection.attention[:, :, *np.tril_indices(len(tokens))]
     body = attribution_section(*attribution, tokens) if attribution else ""
     body += filled(
         "attention",
-        tokens="".join(f"<button>{token}</button>" for token in tokens),
-        grid=head_grid(heads),
+        tokens=buttons(tokens),
+        grid=head_grid([[(head.words, head.kind) for head in row] for row in heads]),
         patterns=pattern_table(heads),
-        data=json.dumps({**sizes, "packed": packed, "first": shown}),
+        data=attention_data(triangles, len(tokens), None, first),
     )
     if inspection.layers:
         scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "lower")
@@ -66,14 +63,48 @@ def filled(template: str, **parts: str) -> str:
     return Template(webpage.beside(__file__, f"templates/{template}.html")).substitute(parts)
 
 
-def packed_attention(inspection: Inspection) -> tuple[int, str]:
-    """The lower triangles, quantized. Square roots are stored, since most shares are small."""
-    roots = np.sqrt(inspection.attention[:, :, *np.tril_indices(len(inspection.ids))])
+def alignment_page(
+    weights: Floats,
+    source_tokens: list[str],
+    target_tokens: list[str],
+    facts: dict[str, str],
+    first: tuple[int, int] | None = None,
+) -> str:
+    """Cross-attention from each target token to the source: `weights` are (layers, heads, target,
+    source)."""
+    sources, targets = (
+        [marked(token) for token in side] for side in (source_tokens, target_tokens)
+    )
+    layers, heads = weights.shape[:2]
+    body = filled(
+        "alignment",
+        source="".join(f"<span>{token}</span>" for token in sources),
+        target=buttons(targets),
+        columns="".join(f"<span>{token}</span>" for token in sources),
+        rows="".join(f"<span>{token}</span>" for token in targets),
+        grid=head_grid([[("", "")] * heads] * layers),
+        data=attention_data(weights, len(targets), len(sources), first),
+    )
+    return webpage.page("Alignment", facts, body, STYLE_SHEET, SCRIPT)
+
+
+def buttons(tokens: list[str]) -> str:
+    return "".join(f"<button>{token}</button>" for token in tokens)
+
+
+def attention_data(
+    weights: Floats, time: int, source: int | None, first: tuple[int, int] | None
+) -> str:
+    """What the script needs: the weights of (layers, heads), quantized. Square roots are stored,
+    since most shares are small."""
+    heads, roots = weights.shape[1], np.sqrt(weights)
     for levels in ATTENTION_LEVELS:
-        text = compressed(np.rint(levels * roots).astype(np.uint8))
-        if len(text) <= MAX_ATTENTION_BYTES:
+        packed = compressed(np.rint(levels * roots).astype(np.uint8))
+        if len(packed) <= MAX_ATTENTION_BYTES:
             break
-    return levels, text
+    shown = 0 if first is None else 2 + first[0] * (heads + 1) + first[1]  # after the averages
+    sizes = {"time": time, "source": source, "heads": heads, "levels": levels}
+    return json.dumps({**sizes, "packed": packed, "first": shown})
 
 
 def compressed(array: np.ndarray) -> str:
@@ -106,14 +137,15 @@ def tint(value: float) -> str:
     return f"{'pos' if value > 0 else 'neg'} w{min(TINTS, level)}"
 
 
-def head_grid(heads: list[list[HeadPattern]]) -> str:
-    """A map for each head, one row per layer, with the averages first."""
+def head_grid(heads: list[list[tuple[str, str]]]) -> str:
+    """A map for each head, one row per layer, with the averages first. Of each head, the pattern in
+    a sentence and in a word."""
     rows = [f"<th>all</th>{head_button(-1, -1, 'Average of all heads', 'average')}"]
     for layer, row in enumerate(heads):
         cells = head_button(layer, -1, f"Layer {layer + 1}, average of its heads", "average")
-        for number, head in enumerate(row):
-            title = f"Head {layer + 1}.{number + 1} {head.words}"
-            cells += head_button(layer, number, title, f"{number + 1} {head.kind}")
+        for number, (words, kind) in enumerate(row):
+            title = f"Head {layer + 1}.{number + 1} {words}".strip()
+            cells += head_button(layer, number, title, f"{number + 1} {kind}")
         rows.append(f"<th>layer {layer + 1}</th>{cells}")
     return webpage.table([], rows, "grid")
 

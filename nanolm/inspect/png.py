@@ -24,15 +24,16 @@ def attention_png(file: Path, inspection: Inspection, heads: list[list[HeadPatte
     picture.savefig(file, format="png")
 
 
-def head_png(file: Path, weights: Floats, title: str, names: list[str]) -> None:
-    """The attention of one head, from each token (a row) to earlier ones."""
+def head_png(file: Path, weights: Floats, title: str, rows: list[str], columns: list[str]) -> None:
+    """The attention of one head, from each token of `rows` to those of `columns`."""
     picture = figure(6, 6)
     axis = picture.subplots()
     picture.colorbar(axis.imshow(weights, vmax=1, **BLUES), shrink=0.7)
     axis.set_title(title, fontsize=10)
-    if len(names) <= MAX_LABELS:
-        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
-        axis.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
+    if max(len(rows), len(columns)) <= MAX_LABELS:
+        small = {"fontsize": 7, "parse_math": False}
+        axis.set_xticks(range(len(columns)), columns, rotation=90, **small)
+        axis.set_yticks(range(len(rows)), rows, **small)
     picture.savefig(file, format="png")
 
 

@@ -39,7 +39,7 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
     if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bfloat16", "this GPU supports it"
     if device == "cuda" and torch.cuda.get_device_capability() >= (7, 0):
-        return "float16", "this GPU is fast with it and does not support bfloat16"
+        return "float16", "fast on this GPU, which does not support bfloat16"
     return "float32", f"the safe choice on {device}"
 
 

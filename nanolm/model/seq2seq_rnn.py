@@ -28,7 +28,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         self.encoder = nn.ModuleList(
             Bidirectional(cell(dim), cell(dim), dim) for _ in range(config.encoder_layers)
         )
-        self.bridge = nn.Linear(2 * dim, cell.parts * config.layers * dim)
+        self.bridge = nn.Linear(dim, cell.parts * config.layers * dim)
         self.decoder = nn.ModuleList(cell(dim) for _ in range(config.layers))
         if config.attention != "none":
             self.attention = {"additive": AdditiveScores, "dot": DotScores}[config.attention](dim)
@@ -39,9 +39,9 @@ class RecurrentSeq2Seq(Seq2Seq):
     def encode(self, source: Tensor, mask: Tensor) -> Memory:
         x = self.scaled(self.embed_source(source))
         for number, layer in enumerate(self.encoder):
-            y, ends = layer(x, mask)
+            y, last = layer(x, mask)
             x = x + self.dropout(y) if number else self.dropout(y)
-        first = torch.tanh(self.bridge(ends)).unflatten(1, (-1, self.config.layers, x.shape[2]))
+        first = torch.tanh(self.bridge(last)).unflatten(1, (-1, self.config.layers, x.shape[2]))
         return Memory(x, mask, first.unbind(dim=1))  # (batch, layers, dim) each
 
     def decode(
@@ -75,8 +75,8 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def scaled(self, x: Tensor) -> Tensor:
         """Embeddings of unit size, as the recurrent layers need; a tied head needs small ones."""
-        x = self.dropout(x * math.sqrt(self.config.dim))
-        return x
+        y: Tensor = self.dropout(x * math.sqrt(self.config.dim))
+        return y
 
     def init_weights(self) -> None:
         for module in self.modules():
@@ -109,7 +109,7 @@ class Bidirectional(nn.Module):
         self.out = nn.Linear(2 * dim, dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The states (batch, source, dim), and the last of both directions (batch, 2 * dim)."""
+        """The states (batch, source, dim), and the last of both directions (batch, dim)."""
         lengths = mask.sum(dim=1, keepdim=True)  # (batch, 1)
         positions = torch.arange(x.shape[1], device=x.device)
         # Reverses the tokens of a row in place; padding stays on the right, where it comes last.
@@ -119,7 +119,7 @@ class Bidirectional(nn.Module):
         left, _ = self.leftward(reorder(x, order), start)
         ends = [reorder(states, lengths - 1)[:, 0] for states in (right, left)]
         both = torch.cat([right, reorder(left, order)], dim=-1)  # (batch, source, 2 * dim)
-        return self.out(both), torch.cat(ends, dim=-1)
+        return self.out(both), self.out(torch.cat(ends, dim=-1))
 
 
 def reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def seq2seq_shapes(config: Seq2SeqConfig) -> dict[str, Shape]:
                 shapes |= cell_shapes(f"encoder.{n}.{way}", config.cell, dim)
             shapes |= {f"encoder.{n}.{name}": shape for name, shape in out.items()}
         rows = (2 if config.cell == "lstm" else 1) * config.layers * dim
-        shapes |= {"bridge.weight": (rows, 2 * dim), "bridge.bias": (rows,)}
+        shapes |= {"bridge.weight": (rows, dim), "bridge.bias": (rows,)}
         for n in layers:
             shapes |= cell_shapes(f"decoder.{n}", config.cell, dim)
         if config.attention == "additive":

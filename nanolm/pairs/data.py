@@ -1,15 +1,14 @@
 """Prepare pairs of texts for a model: split them, encode them and make batches.
 
 >>> split = split_pairs(settings, report)
->>> encoded = encode_pairs(split.train, tokenizer, context=256, multiple=1, report=report)
+>>> encoded = encode_pairs(split.train, tokenizer, tokenizer, 256, multiple=1, report=report)
 >>> source, target = encoded.rows(PairBatches(encoded, tokens=4096, seed=1)[0])
 """
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +17,13 @@ from nanolm.choice import Report
 from nanolm.classification.data import Ints, packed, rounded
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
-from nanolm.text.pairs import PairReading, Pairs, read_pairs, two_sides
+from nanolm.pairs.settings import PairSettings
+from nanolm.text.pairs import PairReading, Pairs, read_pairs
 from nanolm.text.tokenizer import Tokenizer
 
 VAL_FRACTION, LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 100, 2_000  # pairs
 LARGEST_GROUP = 0.02  # of all pairs; larger ones are not kept together by their target
 BUCKET = 4  # tokens; where padding is exact, pairs with lengths this similar are shuffled together
-
-
-class PairNames(Protocol):
-    """The settings that say where the pairs are."""
-
-    @property
-    def pairs(self) -> tuple[str, ...]: ...
-    @property
-    def val(self) -> str | None: ...
-    @property
-    def test(self) -> str | None: ...
-    @property
-    def val_fraction(self) -> float | None: ...
-    @property
-    def limit(self) -> int | None: ...
-    def reading(self) -> PairReading: ...
 
 
 @dataclass(frozen=True)
@@ -54,21 +38,19 @@ class PairSplit:
     notes: list[str]
 
 
-def split_pairs(settings: PairNames, report: Report) -> PairSplit:
+def split_pairs(settings: PairSettings, report: Report) -> PairSplit:
     """Read all pairs; hold some out for validation unless there is a file of them."""
-    train = read_pairs(settings.pairs, settings.reading(), report, settings.limit)
-    notes, others = list(train.notes), dict[str, Pairs | None]()
-    for option in ("val", "test"):
-        name: str | None = getattr(settings, option)
-        others[option] = None
-        if name is not None:
-            try:
-                other = read_pairs(two_sides(name, settings.pairs), settings.reading(), report)
-            except UsageError as error:
-                raise UsageError(f"--{option} {name}: {error}") from None
-            notes += [f"--{option} {name}: {note}" for note in other.notes]
-            others[option] = other
-    val, test = others["val"], others["test"]
+    columns = settings.source_column, settings.target_column
+    reading = PairReading(settings.encoding, *columns, settings.reverse)
+    train = read_pairs(settings.pairs, reading, report, settings.limit)
+    notes, others = list(train.notes), list[Pairs | None]()
+    for option, names in (("--val", settings.val), ("--test", settings.test)):
+        try:
+            others.append(read_pairs(names, reading, report) if names else None)
+        except UsageError as error:
+            raise UsageError(f"{option} {' '.join(names)}: {error}") from None
+        notes += [f"{option}: {note}" for note in others[-1].notes] if others[-1] else []
+    val, test = others
     how, examples = train.how, train.examples
     if val is None:
         train, val = hold_out(train, settings.val_fraction)
@@ -161,9 +143,26 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.source.lengths)
 
+    @property
+    def source_lengths(self) -> Ints:
+        return self.source.lengths
+
+    @property
+    def target_lengths(self) -> Ints:
+        """The number of tokens to predict in each target."""
+        return self.target.lengths - 1
+
+    def first(self, count: int) -> "EncodedPairs":
+        """The first `count` pairs."""
+        source, target = (
+            replace(side, starts=side.starts[:count], lengths=side.lengths[:count])
+            for side in (self.source, self.target)
+        )
+        return EncodedPairs(source, target, self.multiple)
+
     def shape(self, which: Ints) -> tuple[int, int]:
         """The lengths of source and decoder input to which these pairs are padded."""
-        source, target = self.source.lengths[which].max(), self.target.lengths[which].max() - 1
+        source, target = self.source_lengths[which].max(), self.target_lengths[which].max()
         return rounded(int(source), self.multiple), rounded(int(target), self.multiple)
 
     def rows(self, which: Ints) -> tuple[Ints, Ints]:
@@ -174,19 +173,18 @@ class EncodedPairs:
 
     def tokens(self, which: Ints) -> int:
         """The number of source and target tokens, without padding."""
-        return int((self.source.lengths[which] + self.target.lengths[which] - 1).sum())
+        return int((self.source_lengths[which] + self.target_lengths[which]).sum())
 
 
 def encode_pairs(
     pairs: Pairs,
     tokenizer: Tokenizer,
+    source_tokenizer: Tokenizer,
     context: int,
     multiple: int,
     report: Report,
-    source_tokenizer: Tokenizer | None = None,
 ) -> EncodedPairs:
     """Encode pairs; a source or target longer than `context` is cut off at its end."""
-    source_tokenizer = source_tokenizer or tokenizer
     sources, targets, truncated = list[list[int]](), list[list[int]](), 0
     for number, (source, target) in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
         ids, end = source_tokenizer.encode(source), source_tokenizer.end_of_text
@@ -211,7 +209,7 @@ class PairBatches:
 
     def __init__(self, encoded: EncodedPairs, tokens: int, seed: int) -> None:
         self.encoded, self.limit, self.seed = encoded, tokens, seed
-        lengths = np.stack([encoded.target.lengths - 1, encoded.source.lengths], axis=1)
+        lengths = np.stack([encoded.target_lengths, encoded.source_lengths], axis=1)
         step = encoded.multiple if encoded.multiple > 1 else BUCKET
         shapes = np.array([rounded(n, step) for n in range(lengths.max() + 1)])[lengths]
         # The source lengths go up and down by turns, so neighbors in this order are similar.

@@ -1,17 +1,17 @@
 """Choose the settings of `nanolm train-pairs` that were not given, each with its reason."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nanolm.choice import Choice, Chosen
 from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.config import Seq2SeqConfig, complete_shape, configure
 from nanolm.model.device import choose_device, choose_dtype
-from nanolm.pairs.interim import Pairs
 from nanolm.pairs.settings import DEFAULT_FAMILY, RECURRENT, PairSettings
 from nanolm.planning import recipe
 from nanolm.planning.tuning import NARROW_DIM
 from nanolm.text import TRAINABLE
+from nanolm.text.pairs import Pairs
 
 LEAST_VOCAB, MOST_VOCAB = 1_000, 32_000
 REFERENCE_VOCAB, REFERENCE_BYTES = 8_000, 4_000_000  # twice the tokens for four times the text
@@ -22,15 +22,6 @@ BATCH_TOKENS = {"cpu": 4_096, "cuda": 8_192, "mps": 4_096}
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
-
-
-@dataclass(frozen=True)
-class PairStats:
-    """The training pairs, in tokens."""
-
-    count: int
-    tokens: int  # source and target
-    longest: int  # of any source or target
 
 
 def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings, list[Choice]]:
@@ -61,25 +52,26 @@ def spaced(text: str) -> bool:
 
 
 def choose_settings(
-    settings: PairSettings, base: Seq2SeqConfig | None, stats: PairStats
+    settings: PairSettings, base: Seq2SeqConfig | None, count: int, longest: int
 ) -> tuple[PairSettings, list[Choice]]:
-    """Choose what depends on the pairs and the machine. `base` is the config of the model to start
-    from, or None if training from scratch."""
+    """Choose what depends on the machine and the training pairs: there are `count`, and the longest
+    text has `longest` tokens. `base` is the config of the model to start from, if any."""
     chosen = Chosen(settings)
     choose, fill = chosen.choose, chosen.fill
     choose("device", *choose_device(settings.device))
     device = chosen.settings.device
-    choose("dtype", *choose_dtype(settings.dtype, device))
-    many = stats.count >= MANY_PAIRS
+    if device != "cpu":  # on a CPU, both are measured later
+        choose("dtype", *choose_dtype(settings.dtype, device))
+        fill(threads=available_threads())
+    many = count >= MANY_PAIRS
     if base is None:
         choose("family", DEFAULT_FAMILY, "learns more per minute than the Transformer of 2017")
         choose_shape(chosen, device, many)
-        most = min(MOST_CONTEXT, max(LEAST_CONTEXT, 1 << (stats.longest - 1).bit_length()))
-        choose("context", most, f"the longest text has {stats.longest:,} tokens")
+        most = min(MOST_CONTEXT, max(LEAST_CONTEXT, 1 << (longest - 1).bit_length()))
+        choose("context", most, f"the longest text has {longest:,} tokens")
     dim = base.dim if base else chosen.settings.dim or 1
-    threads = 1 if dim < NARROW_DIM else available_threads()
-    few = "small models gain little from more"
-    choose("threads", threads, few if threads == 1 else "all threads that this process may use")
+    if dim < NARROW_DIM:
+        choose("threads", 1, "small models gain little from more")
     choose("batch", BATCH_TOKENS[device], "tokens of source and target, including padding")
     recurrent = chosen.settings.family in RECURRENT
     if base is None and not recurrent:
@@ -90,7 +82,7 @@ def choose_settings(
     rate = rate if base is None else float(f"{recipe.CONTINUED_RATE * rate:.2g}")
     choose("lr", rate, f"for width {dim} with {chosen.settings.optimizer}")
     dropout = 0.3 if device == "cuda" and not many else 0.1
-    choose("dropout", dropout, f"{counted(stats.count, 'training pair')}")
+    choose("dropout", dropout, f"{counted(count, 'training pair')}")
     if not (settings.steps or settings.epochs or settings.minutes):
         change = "change with --minutes, --epochs or --steps"
         choose("minutes", MINUTES[device], f"in all, for training on {device}; {change}")

@@ -15,7 +15,7 @@ DEFAULT_FAMILY = "modern-encoder-decoder"
 RECURRENT = tuple(name for name, switches in SEQ2SEQ_FAMILIES.items() if "cell" in switches)
 TRANSFORMER_ONLY = ("heads", "hidden", "norm_place")
 SHAPE = ("attention", "layers", "encoder_layers", "dim", *TRANSFORMER_ONLY)
-FROM_SCRATCH = ("family", *SHAPE, "tokenizer", "vocab_size", "separate_vocabularies", "context")
+FROM_SCRATCH = ("family", *SHAPE, "tokenizer", "vocab_size", "separate_vocabularies")
 LIMITS = {
     "val_fraction": (0.001, 0.5),
     "label_smoothing": (0, 0.9),

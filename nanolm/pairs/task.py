@@ -6,41 +6,32 @@ and the target's tokens before it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanolm.errors import ModelError
 from nanolm.formats import printable
+from nanolm.model.huggingface import load_seq2seq, save_seq2seq, snapshot
 from nanolm.model.seq2seq import Seq2Seq
-from nanolm.pairs.interim import (
-    EncodedPairs,
-    Ints,
-    PairBatches,
-    Pairs,
-    PairScores,
-    PairSplit,
-    TranslateParams,
-    Translator,
-    load_seq2seq,
-    save_seq2seq,
-    score_pairs,
-    snapshot,
-)
+from nanolm.pairs.data import EncodedPairs, PairBatches, PairSplit
+from nanolm.pairs.evaluation import pair_loss
+from nanolm.pairs.metrics import PairScores, score_pairs
 from nanolm.pairs.settings import RECURRENT, PairSettings
+from nanolm.pairs.translator import TranslateParams, Translator
 from nanolm.planning import recipe
 from nanolm.runs.folder import Run, append
+from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training import distributed
 from nanolm.training.distributed import ALONE, World
 from nanolm.training.events import Notify, Started, Wrote
-from nanolm.training.loss import smoothed_losses
+from nanolm.training.loss import next_token_loss, smoothing_loss
 from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
 from nanolm.training.task import Task
@@ -48,7 +39,6 @@ from nanolm.training.task import Task
 EVALUATION_SHARE = 0.03  # of the budget, to score validation pairs
 EVALUATION_SPEEDUP = 3  # how many times faster scoring is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
-SCORED_TOKENS = {"cpu": 4_096, "cuda": 65_536, "mps": 16_384}  # per batch
 TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 200  # of the validation pairs that are scored
 SAMPLES = 3  # in samples.md, each time
 BEAM_COST = 3.0  # times the time of greedy decoding
@@ -87,7 +77,6 @@ class PairTask(Task):
         self.world, self.slowdown = world, slowdown
         self.network = self.model = job.model.to(settings.device)
         self.batches = self.batches_for(data, settings)
-        self.padding = (data.source_tokenizer or data.tokenizer).padding
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         self.batch_tokens = 0  # of the last batch, in all processes
         self.evaluated_all = False  # the last evaluation used all validation pairs
@@ -123,8 +112,11 @@ class PairTask(Task):
         if not len(mine):  # more processes than pairs
             mine = rows[:1]
         source, target = map(torch.from_numpy, train.rows(mine))
-        real = target[:, 1:] != self.data.tokenizer.padding
-        return source, target, real * share
+        lengths, targets = (
+            torch.from_numpy(side[mine]) for side in (train.source_lengths, train.target_lengths)
+        )
+        real = torch.arange(target.shape[1] - 1) < targets[:, None]  # (batch, target)
+        return source, lengths, target, real * share
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         return self.batch_tokens
@@ -133,15 +125,17 @@ class PairTask(Task):
         return batches / self.batches.in_epoch
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        source, target, weights = batch  # (batch, source), (batch, target + 1), (batch, target)
-        memory = self.network.encode(source, source != self.padding)
+        # (batch, source), (batch,), (batch, target + 1), (batch, target)
+        source, lengths, target, weights = batch
+        mask = torch.arange(source.shape[1], device=source.device) < lengths[:, None]
+        memory = self.network.encode(source, mask)
         x = self.network.decode(target[:, :-1], memory)  # (batch, target, dim)
-        smoothing = self.settings.label_smoothing or 0.0
-        nats, smoothed = smoothed_losses(self.network.head, x, target[:, 1:], smoothing)
-        # Without smoothing, to be comparable with the validation loss.
-        return (smoothed * weights).sum() / len(source), {
-            "loss": (nats.detach() * weights).sum() / len(source)
-        }
+        what = (self.network.head, x, target[:, 1:], weights / len(source))
+        loss = next_token_loss(*what)
+        metrics = {"loss": loss}  # without smoothing, to be comparable with the validation loss
+        if smoothing := self.settings.label_smoothing:
+            loss = loss + smoothing * smoothing_loss(*what)
+        return loss, metrics
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         """Score validation pairs, and translate some of them greedily."""
@@ -158,8 +152,8 @@ class PairTask(Task):
         self.seconds_per_token = (time.monotonic() - start) / state.evaluated_tokens
         metrics = {"val_loss": loss}
         if self.world.first:
-            scored = np.searchsorted(np.cumsum(val.target_lengths), state.evaluated_tokens) + 1
-            count = min(MOST_TRANSLATED, max(SAMPLES, int(TRANSLATED_SHARE * scored)))
+            some = int(TRANSLATED_SHARE * self.pairs_for(state.evaluated_tokens))
+            count = min(MOST_TRANSLATED, max(SAMPLES, some))
             metrics |= self.write(state.step, count)
         return [loss], metrics
 
@@ -173,7 +167,7 @@ class PairTask(Task):
         except ModelError as error:  # the weights may recover
             written = [f"({error})"] * len(sources)
         self.seconds_per_source = (time.monotonic() - start) / len(sources)
-        scores = score_pairs(written, targets)
+        scores = score_pairs(written, targets, sources)
         text = f"## Step {step:,}: BLEU {scores.bleu:.1f}, {scores.exact:.1%} exact\n\n"
         for source, target, translation in list(zip(sources, targets, written, strict=True))[
             :SAMPLES
@@ -195,40 +189,20 @@ class PairTask(Task):
         return [translation.text for translation in found]
 
     def measure(self, pairs: Pairs, beams: int) -> PairScores:
-        return score_pairs(self.translate(pairs.sources, beams), pairs.targets)
+        return score_pairs(self.translate(pairs.sources, beams), pairs.targets, pairs.sources)
 
-    @torch.inference_mode()
     def score(self, tokens: int | None = None) -> float:
-        """The loss per target token of the validation pairs, or of about `tokens` tokens."""
-        val, padding = self.data.val, self.data.tokenizer.padding
-        sums = torch.zeros(2, dtype=torch.float64)
-        with self.network.eval_mode(), self.autocast():
-            for number, rows in enumerate(self.scored_batches(val, tokens)):
-                if number % self.world.size != self.world.rank:
-                    continue
-                both = (torch.from_numpy(part).to(self.network.device) for part in val.rows(rows))
-                source, target = both
-                logits = self.network(source, source != self.padding, target[:, :-1]).float()
-                labels = target[:, 1:].flatten()
-                nats = F.cross_entropy(
-                    logits.flatten(0, 1), labels, ignore_index=padding, reduction="sum"
-                )
-                sums += torch.stack([nats, (labels != padding).sum()]).double().cpu()
-        self.world.all_reduce_sum(sums)
-        return float(sums[0] / sums[1])
+        """The loss per target token of the validation pairs, or of the first `tokens` tokens. All
+        processes return that of the first, to agree on the best step."""
+        val = self.data.val if tokens is None else self.data.val.first(self.pairs_for(tokens))
+        with self.autocast():
+            loss = pair_loss(self.network, val)
+        return float(self.world.agree(loss)[0])
 
-    def scored_batches(self, val: EncodedPairs, tokens: int | None) -> Iterator[Ints]:
-        """The first validation pairs, those of similar lengths together."""
-        count = len(val.target_lengths)
-        if tokens is not None:
-            count = int(np.searchsorted(np.cumsum(val.target_lengths), tokens)) + 1
-        sizes = (val.source_lengths + val.target_lengths)[:count]
-        order = np.argsort(sizes, kind="stable")[::-1]
-        done = 0
-        while done < len(order):
-            fits = max(1, SCORED_TOKENS[self.settings.device] // int(sizes[order[done]]))
-            yield order[done : done + fits]
-            done += fits
+    def pairs_for(self, tokens: int) -> int:
+        """The number of validation pairs with about so many target tokens."""
+        ends = np.cumsum(self.data.val.target_lengths)
+        return min(len(ends), int(np.searchsorted(ends, tokens)) + 1)
 
     def autocast(self) -> Any:
         device = self.settings.device

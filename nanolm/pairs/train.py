@@ -14,26 +14,23 @@ from typing import Any
 
 import torch
 
-from nanolm.choice import Choice
+from nanolm.choice import Choice, Chosen, Report
 from nanolm.errors import DataError, TooLittleTime
+from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.build import build_seq2seq
 from nanolm.model.config import Seq2SeqConfig
 from nanolm.model.device import choose_device
+from nanolm.model.huggingface import load_seq2seq, weights_fingerprint
 from nanolm.model.seq2seq import Seq2Seq
+from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
-from nanolm.pairs.interim import (
-    PairScores,
-    PairSplit,
-    encode_pairs,
-    load_seq2seq,
-    model_tokenizers,
-    split_pairs,
-)
+from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
+from nanolm.pairs.metrics import PairScores
 from nanolm.pairs.settings import PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
-from nanolm.pretraining.begin import RunStart, reports
+from nanolm.pretraining.begin import RunStart, check_context, reports
 from nanolm.pretraining.train import MOST_SLOWDOWN, stopwatch
 from nanolm.runs import folder as runs
 from nanolm.runs.folder import Run
@@ -126,7 +123,8 @@ def follow() -> PairResult:
         settings = PairSettings.from_dict(values["settings"])
         base, folder = (values[name] and Path(values[name]) for name in ("base", "checkpoint"))
         text = read_text(settings, base, lambda event: None)
-        data, run = encoded(text, settings, base), Run(Path(values["run"]))
+        progress = reports(lambda event: None)[1]
+        data, run = encoded(text, settings, progress), Run(Path(values["run"]))
         job = PairJob(settings, run, data, build(settings, base, folder, text), folder)
         with tuning.deterministic_algorithms(settings.deterministic), run.held():
             return learn(job, world, stopwatch(None), lambda event: None)
@@ -137,7 +135,8 @@ def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text
     note, progress = reports(notify)
     split = split_pairs(settings, progress)
     if base is not None:
-        return Text(split, settings, [], *model_tokenizers(base))
+        target, source = runs.model_tokenizers(base)
+        return Text(split, settings, [], target, None if source is target else source)
     settings, choices = recipe.choose_tokenizer(settings, split.train)
     kind, size = settings.tokenizer or "bpe", settings.vocab_size
     train, source_tokenizer = split.train, None
@@ -153,52 +152,71 @@ def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text
 
 def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> PairJob:
     """Choose the open settings and build the model, or resume both."""
-    fingerprints = text.fingerprints()
+    progress, fingerprints = reports(start.notify)[1], text.fingerprints()
+    if base:
+        fingerprints["model to start from"] = weights_fingerprint(base)
     folder = start.checkpoint(fingerprints)
-    config = load_seq2seq(base).config if base else None
-    settings = replace(start.settings, **chosen_tokenizer(text.settings))
-    context = config.context if config else settings.context or recipe.MOST_CONTEXT
-    lengths = encoded(text, replace(settings, context=context), base).train
-    stats = recipe.PairStats(
-        count=len(text.split.train),
-        tokens=int(lengths.source_lengths.sum() + lengths.target_lengths.sum()),
-        longest=int(max(lengths.source_lengths.max(), lengths.target_lengths.max())),
-    )
-    settings, choices = recipe.choose_settings(settings, config, stats)
-    data = encoded(text, replace(settings, context=settings.context or context), base)
+    config = load_seq2seq_config(base) if base else None
+    names = ("tokenizer", "vocab_size", "separate_vocabularies")
+    known = {name: getattr(text.settings, name) for name in names}
+    if config:
+        check_context(start.settings, config.context)
+    longest_allowed = config.context if config else recipe.MOST_CONTEXT
+    context = start.settings.context or longest_allowed
+    settings = replace(start.settings, **known, context=context)
+    data = encoded(text, settings, progress)
+    lengths = (data.train.source_lengths, data.train.target_lengths)
+    longest = max(int(side.max()) for side in lengths)
+    if not config and start.settings.context is None:
+        settings = replace(settings, context=None)
+    settings, choices = recipe.choose_settings(settings, config, len(text.split.train), longest)
     if settings.epochs:
-        batches = PairTask.batches_for(data, settings).in_epoch
+        batches = PairBatches(data.train, settings.batch or 1, settings.seed).in_epoch
         steps = max(1, round(settings.epochs * batches))
-        reason = f"{settings.epochs:g} passes over {batches:,} batches"
-        choices.append(Choice("steps", steps, reason))
+        choices.append(Choice("steps", steps, f"{settings.epochs:g} times {batches:,} batches"))
         settings = replace(settings, steps=steps, epochs=None)
     model = build(settings, base, folder, text)
     if folder and model.config != wanted_config(settings, base, text):
         raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
-    split = text.split
-    for line in (split.how, *split.examples, *split.notes) if start.fresh else ():
+    job = PairJob(settings, start.run, data, model, folder)
+    settings, measured = fit_to_machine(job)
+    split, truncated = text.split, data.train.truncated
+    notes = [split.how, *split.examples, *split.notes]
+    if truncated:
+        cut = f"{counted(truncated, 'training pair')} longer than {settings.context} tokens"
+        notes.append(f"{cut}: the rest is cut off")
+    for line in notes if start.fresh else ():
         start.notify(Note(line))  # only once the settings are known to be valid
-    start.record(settings, text.choices + choices, fingerprints, model)
-    return PairJob(settings, start.run, data, model, folder)
+    start.record(settings, text.choices + choices + measured, fingerprints, model)
+    return replace(job, settings=settings)
 
 
-def chosen_tokenizer(settings: PairSettings) -> dict[str, Any]:
-    names = ("tokenizer", "vocab_size", "separate_vocabularies")
-    return {name: getattr(settings, name) for name in names}
+def fit_to_machine(job: PairJob) -> tuple[PairSettings, list[Choice]]:
+    """On a CPU, choose threads and dtype by timing a few steps."""
+    chosen = Chosen(job.settings)
+    if not (chosen.open("threads") or chosen.open("dtype")):
+        return job.settings, []
+    task = PairTask(job, lambda event: None)
+    probe = tuning.SpeedProbe(job.model, task.parameters(), task.loss, task.batch(0))
+    if chosen.open("threads"):
+        chosen.choose("threads", *tuning.best_thread_count(job.settings, probe))
+    if chosen.open("dtype"):
+        chosen.choose("dtype", *tuning.best_dtype(chosen.settings, probe))
+    return chosen.settings, chosen.choices
 
 
-def encoded(text: Text, settings: PairSettings, base: Path | None) -> PairData:
+def encoded(text: Text, settings: PairSettings, progress: Report) -> PairData:
     split, tokenizer, source = text.split, text.tokenizer, text.source_tokenizer
-    device = choose_device(settings.device)[0]
+    multiple = LENGTH_MULTIPLE[choose_device(settings.device)[0]]
     assert settings.context
-    how = (tokenizer, source or tokenizer, settings.context, LENGTH_MULTIPLE[device])
+    how = (tokenizer, source or tokenizer, settings.context, multiple, progress)
     both = (encode_pairs(part, *how) for part in (split.train, split.val))
     return PairData(split, tokenizer, source, *both)
 
 
 def wanted_config(settings: PairSettings, base: Path | None, text: Text) -> Seq2SeqConfig:
     if base is not None:
-        return replace(load_seq2seq(base).config, dropout=settings.dropout or 0.0)
+        return replace(load_seq2seq_config(base), dropout=settings.dropout or 0.0)
     source = text.source_tokenizer.vocab_size if text.source_tokenizer else None
     return recipe.fresh_config(settings, text.tokenizer.vocab_size, source)
 

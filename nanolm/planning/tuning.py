@@ -24,8 +24,8 @@ from nanolm.choice import Choice, Chosen
 from nanolm.errors import UsageError
 from nanolm.formats import counted, readable
 from nanolm.machine import available_threads, cache_folder, is_busy, keep_memory
-from nanolm.model.base import Model
-from nanolm.model.config import GPTConfig, unsupported
+from nanolm.model.base import Model, Network
+from nanolm.model.config import GPTConfig, TransformerConfig, unsupported
 from nanolm.model.fast.training import FUSED_BLOCKS, speed_up, training_kernels
 from nanolm.training.events import Note, Notify
 from nanolm.training.loss import next_token_loss
@@ -49,7 +49,7 @@ Fitted = tuple[TrainSettings, list[Choice]]
 
 
 class SpeedProbe(NamedTuple):
-    model: Model
+    model: Network
     parameters: dict[str, nn.Parameter]
     loss: Loss
     batch: Batch
@@ -106,12 +106,22 @@ def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")
 
 
+def best_thread_count(settings: Settings, probe: SpeedProbe) -> tuple[int, str]:
+    """One thread, or all that are available if that is faster, without workers; and the reason."""
+    most = available_threads()
+    if most == 1:
+        return 1, "all cores available to this process"
+    one, all_ = step_seconds([replace(settings, threads=n) for n in (1, most)], probe, math.inf)
+    reason = in_words({"1": one, f"{most}": all_}, "ms per step")
+    return most if all_ < FASTER * one else 1, reason
+
+
 def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:
     """The faster precision for matrix multiplications on a CPU, and the reason."""
     config = probe.model.config
     if seconds <= 0:
         return "float32", "no time to measure others"
-    if not isinstance(config, GPTConfig) or config.dim < NARROW_DIM:
+    if not isinstance(config, TransformerConfig) or config.dim < NARROW_DIM:
         return "float32", "the safe choice on a CPU"
     ways = [replace(settings, dtype=dtype) for dtype in ("float32", "bfloat16")]
     exact, low = step_seconds(ways, probe, seconds)
@@ -161,10 +171,11 @@ def step_seconds(ways: Sequence[Settings], probe: SpeedProbe, seconds: float) ->
     return [statistics.median(column) for column in zip(*(rounds or [first]), strict=True)]
 
 
-def use_attention(model: Model, settings: Settings) -> None:
+def use_attention(model: Network, settings: Settings) -> None:
     """On a CPU, use explicit matrix products if requested, or for bfloat16, where SDPA is slow."""
     asked = getattr(settings, "attention", None) == "math" or settings.dtype == "bfloat16"
-    speed_up(model, math_attention=asked and settings.device == "cpu")
+    if isinstance(model, Model):
+        speed_up(model, math_attention=asked and settings.device == "cpu")
 
 
 def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, float]:

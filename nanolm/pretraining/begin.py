@@ -194,7 +194,9 @@ def choose_folder(
         resumable = fits(folder)
         if resumable or (resumable is None and Run(folder).free()):
             return folder
-    raise DataError(f"{out} has no unfinished {what} with these settings; choose another --out")
+    raise DataError(
+        f"{out} has no `nanolm {what}` to resume with these settings; choose another --out"
+    )
 
 
 def choose_run(settings: Settings, out: Path | None, notify: Notify) -> Run:
@@ -253,9 +255,9 @@ def refuse_other_settings(run: Run, settings: Settings) -> None:
     if same_settings(run, settings):
         return
     before, now = run.facts()["request"], settings.to_dict()
-    text = f"{run.path} is unfinished and has different settings; use those, or another --out:"
+    text = f"{run.path} is unfinished and has different settings:"
     for name in before | now:
         if before.get(name) != now.get(name):
             then = before.get(name, "automatic")
             text += f"\n  {option(name)}: {then} in that run, {now.get(name, 'automatic')} now"
-    raise DataError(text)
+    raise DataError(f"{text}\nUse its settings, or choose another --out")

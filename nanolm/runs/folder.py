@@ -276,7 +276,7 @@ def parse_facts(file: Path, text: str) -> dict[str, Any]:
         raise ValueError("not written by nanolm")
     for name in ("steps", "best_step", "seconds"):
         if not isinstance(value := result.get(name, 0), int | float):
-            raise ValueError(f"{name} in its result is {value!r:.80}")
+            raise ValueError(f"result.{name} is {value!r:.80}, not a number")
     return facts
 
 

@@ -56,10 +56,14 @@ def _choose(name: str, paths: list[str]) -> list[str]:
         weights = [INDEX, *shards]
     else:
         others = [path for path in sorted(paths) if OTHER_WEIGHTS.fullmatch(path)]
-        listed = ", ".join(others[:5]) or "no weights"
+        if not others:
+            raise ModelError(
+                f"{name} has no weights: neither {WEIGHTS} nor {INDEX} with its shards"
+            )
+        instead = f"instead of {WEIGHTS} (or {INDEX} with its shards)"
         raise ModelError(
-            f"{name} has {listed} instead of {WEIGHTS} (or {INDEX} with its shards); "
-            "nanolm reads only .safetensors, because other formats can run code when loaded"
+            f"{name} has {', '.join(others[:5])} {instead}; nanolm reads only .safetensors, "
+            "because other formats can run code when loaded"
         )
     if CONFIG not in paths:
         raise ModelError(f"{name} has no {CONFIG}, which describes the model")

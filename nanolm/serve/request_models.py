@@ -135,7 +135,9 @@ class RequestModels:
             "stop": optional(stops, help="Stop before this text, or before any text in a list."),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
-            "user": optional(text(200), help="End user. Users take turns in the queue."),
+            "user": optional(
+                text(200), help="Identifier of the end user. Users take turns in the queue."
+            ),
         }
         user = common["user"]
         prompts = one_of(

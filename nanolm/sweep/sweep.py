@@ -275,7 +275,7 @@ class Sweep(Ledger[SweepState]):
         best, name = trials[0], run_name(self.asked.corpus[0])
         if best.error is not None:
             why = "\n".join(dict.fromkeys(f"  {trial.error}" for trial in trials))
-            raise UsageError(f"no trial finished; try other values with --over:\n{why}")
+            raise UsageError(f"no trial finished:\n{why}\nTry other values with --over")
         if self.folder_of(best).exists():
             if state.run is None or Path(state.run).exists():  # the name was taken meanwhile
                 free = (path for path in numbered(name) if not path.exists())

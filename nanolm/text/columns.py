@@ -251,8 +251,9 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
 def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
-    names = " and ".join(repr(abridged(column.name)) for column in columns[:5])
-    cure = "choose with --text-column and --label-column. The columns are"
+    *others, last = [repr(abridged(column.name)) for column in columns[:5]]
+    names = f"{', '.join(others)} and {last}"
+    cure = f"choose one with --{what}-column. The columns are"
     both = f"{names} could each be the {what}; {cure} {listed_columns(table.columns())}"
     raise UsageError(f"{table.source.name} ({table.kind}): {both}")
 

@@ -178,7 +178,7 @@ def read_with_problems(
                 problems.append(error)
             elif problem := files.disk_problem(error):
                 cure = f"{problem.cure}, or set NANOLM_CACHE to another folder."
-                message = f"{problem.what}: no space for a copy of the text in {folder}. {cure}"
+                message = f"{problem.what}: cannot write a copy of the text to {folder}. {cure}"
                 raise DiskFull(message) from None
             else:
                 missing = isinstance(error, FileNotFoundError)

@@ -33,9 +33,9 @@ def _choose(name: str, inside: str, paths: list[str]) -> list[str]:
     chosen = [path for path in chosen if not ABOUT.match(PurePosixPath(path).name)] or chosen
     chosen = [path for path in chosen if TRAIN.search(path)] or chosen
     if not chosen:
-        suffixes = Counter(_suffix(path) or "no suffix" for path in paths).most_common()
+        suffixes = Counter(_suffix(path) or "others" for path in paths).most_common()
         files = ", ".join(f"{suffix} ({count})" for suffix, count in suffixes) or "no files at all"
-        wanted = f"{', '.join(DATA_SUFFIXES)} file {f'under {inside}' if inside else 'in it'}"
+        wanted = f"{', '.join(DATA_SUFFIXES)} files {f'under {inside}' if inside else 'in it'}"
         raise DataError(f"{name}: no {wanted}; the dataset has {files}")
     return chosen
 

@@ -10,9 +10,8 @@ can be the first word and the target the rest, as in pronunciation dictionaries.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
-from pathlib import Path
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, UsageError
@@ -69,8 +68,8 @@ class Pairs:
     sources: list[str]
     targets: list[str]
     how: str = ""  # one line on how they were read
-    examples: list[str] = ()  # type: ignore[assignment]  # the first rows, for display
-    notes: list[str] = ()  # type: ignore[assignment]
+    examples: list[str] = field(default_factory=list)  # the first rows, for display
+    notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -121,7 +120,8 @@ def _rows(
     sources: Sources, reading: PairReading, report: Report, log: ReadLog, skipped: Counter[str]
 ) -> Iterator[tuple[str, str]]:
     asked = (reading.source_column, reading.target_column)
-    if line_files(sources.files) and not any(asked):
+    tables = any(file.suffix in (*TABLES, ".json") for file in sources.files)
+    if len(sources.files) == 2 and not tables and not any(asked):
         yield from _side_by_side(sources.files, reading, report, log)
         return
     for source, stream, lines in open_each(sources.files, reading.encoding, report, log):
@@ -140,11 +140,6 @@ def _rows(
         yield from ((cells[numbers[0]], cells[numbers[1]]) for cells in table.rows(numbers))
 
 
-def line_files(files: Sequence[TextSource]) -> bool:
-    """Whether these are two files of lines, rather than tables."""
-    return len(files) == 2 and not any(file.suffix in (*TABLES, ".json") for file in files)
-
-
 def _side_by_side(
     files: list[TextSource], reading: PairReading, report: Report, log: ReadLog
 ) -> Iterator[tuple[str, str]]:
@@ -161,14 +156,14 @@ def _side_by_side(
         if source is not None and target is not None:
             count += 1
             yield source, target
-        elif source or target or extra:  # an empty line at the end of only one file is harmless
+        elif (source or target or "").strip():  # empty lines at the end are harmless
             extra += 1
             longer, shorter = names_of if target is None else names_of[::-1]
     if extra:
         raise DataError(
-            f"{shorter} ends after line {count:,}, but {longer} has {extra:,} more. Line n of one "
-            "file must belong to line n of the other; if each file has pairs in columns, pass "
-            f"{FIRST_WORD}"
+            f"{shorter} ends after line {count:,}, but {longer} has {counted(extra, 'more line')}. "
+            "Line n of one file must belong to line n of the other; if each file has pairs in "
+            f"columns, pass {FIRST_WORD}"
         )
 
 
@@ -276,19 +271,3 @@ def _summary(table: TextTable, both: tuple[Column, ...]) -> str:
     others = [abridged(c.name) for c in table.columns() if c not in both and c.filled and named]
     unused = f" (not used: {listed(others, 5)})" if others else ""
     return f"{table.kind}; source is {shown[0]}, target is {shown[1]}{unused}"
-
-
-def two_sides(name: str, training: Sequence[str]) -> list[str]:
-    """The files that one name of other pairs refers to. If the training pairs are two files of
-    lines, `val.de` stands for `val.de` and `val.en`, and `a,b` for any two files."""
-    if "," in name and not Path(name).exists():
-        return name.split(",")
-    sides = [TextSource(each, Path(each)) for each in training]
-    suffix = TextSource(name, Path(name)).suffix
-    if not line_files(sides) or suffix not in (both := [side.suffix for side in sides]):
-        return [name]
-    if both[0] == both[1]:
-        return [name]
-    head, _, tail = name.lower().rpartition(suffix)
-    start, end = name[: len(head)], name[len(name) - len(tail) :] if tail else ""
-    return [f"{start}{each}{end}" for each in both]

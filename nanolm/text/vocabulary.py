@@ -47,7 +47,9 @@ def make_tokenizer(
     choices = []
     if kind is None:
         kind = "bpe"
-        choices.append(Choice("tokenizer", kind, "learns more per minute than characters"))
+        choices.append(
+            Choice("tokenizer", kind, "a model learns more per minute than with characters")
+        )
     if kind == "byte":
         return ByteLevel([]), choices
     if kind == "char":
@@ -74,7 +76,8 @@ def choose_vocabulary(
     `measured` is the number of bytes there is time to measure; with 0, a default size is used."""
     size = corpus.length
     if size < TINY_CORPUS:
-        reason = f"under {TINY_CORPUS // 1000} kB of text, merges continue until words are tokens"
+        tiny = f"{TINY_CORPUS // 1000} kB"
+        reason = f"under {tiny} of text, merging continues until every word is a single token"
         return Choice("vocabulary", "all words", reason), None
     if not measured:
         reason = "suits a megabyte of text; no time to measure other sizes"

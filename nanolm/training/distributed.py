@@ -140,7 +140,9 @@ def join_world() -> Iterator[World]:
         store, rank, size = next(rendezvous("env://", timeout=STARTUP_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         problem = f"RANK and WORLD_SIZE are set, but no other process answers ({error})"
-        raise UsageError(f"{problem}; start all with torchrun, or unset both") from None
+        raise UsageError(
+            f"{problem}; start all processes with torchrun, or unset both variables"
+        ) from None
     # A launcher may reuse the store when it restarts the processes; ignore its old contents.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:

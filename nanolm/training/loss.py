@@ -22,30 +22,34 @@ MAX_KEPT_LOGITS = 1 << 19  # up to here, plain cross-entropy is simpler and as f
 CPU_CHUNK_LOGITS = 1 << 21  # per chunk on a CPU, to fit into its cache
 
 
-def next_token_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all positions: `x` is (batch, time, dim), `targets` (batch, time)."""
+def next_token_loss(
+    head: nn.Linear, x: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy over all positions, or its sum with `weights`: `x` is (batch, time, dim),
+    `targets` and `weights` are (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
+    weights = None if weights is None else weights.flatten()
     kernels = training_kernels() if x.is_cuda else None
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
     if not torch.is_grad_enabled() or (few and not kernels):
-        return F.cross_entropy(head(x), targets)
+        if weights is None:
+            return F.cross_entropy(head(x), targets)
+        return F.cross_entropy(head(x), targets, reduction="none") @ weights
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     turn = kernels.cross_entropy_ if kernels else cross_entropy_
     scores: Any = partial(LogitProducts, turn=turn)
     if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
-    return ChunkedCrossEntropy.apply(x, head.weight, targets, scores)  # type: ignore[no-any-return, no-untyped-call]
+    return ChunkedCrossEntropy.apply(x, head.weight, targets, scores, weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def smoothed_losses(
-    head: nn.Linear, x: Tensor, targets: Tensor, smoothing: float
-) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of each target token, (batch, time), without and with label smoothing: the
-    given share of the probability is spread over the whole vocabulary."""
-    logs = head(x).float().log_softmax(dim=2)  # (batch, time, vocabulary)
-    nats = -logs.gather(2, targets[..., None])[..., 0]
-    return nats, (1 - smoothing) * nats - smoothing * logs.mean(dim=2)
+def smoothing_loss(head: nn.Linear, x: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """What label smoothing adds to the loss, for all probability spread over the vocabulary: the
+    logit of the target minus the mean of all logits."""
+    mean = head.weight.mean(dim=0)  # (dim,)
+    apart = F.embedding(targets, head.weight) - mean  # (batch, time, dim)
+    return ((x * apart).sum(dim=2) * weights).sum()
 
 
 class LogitProducts:
@@ -69,7 +73,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """Cross-entropy of x @ weight.T: the gradients are computed in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, scores: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, scores: Any, weights: Tensor | None
+    ) -> Tensor:
         count, columns = len(x), len(weight)
         products = scores(x, weight)
         most = SCORES if x.is_cuda else CPU_CHUNK_LOGITS
@@ -80,13 +86,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for first in range(0, count, size):
             part = slice(first, first + size)
             logits = products.of(part)  # (positions, vocabulary)
-            losses.append(products.turn(logits, targets[part], columns).sum())
+            each, inputs = products.turn(logits, targets[part], columns), x[part]
             products.back(logits, to_x[part])
-            to_weight = plus_product(to_weight, logits.T, x[part], weight.dtype)
+            if weights is not None:
+                each, inputs = each * weights[part], inputs * weights[part, None].to(x.dtype)
+                to_x[part] *= weights[part, None]
+            losses.append(each.sum())
+            to_weight = plus_product(to_weight, logits.T, inputs, weight.dtype)
             del logits  # before the next chunk is allocated
         assert to_weight is not None
         ctx.save_for_backward(to_x, to_weight[:columns])
-        ctx.count = count
+        ctx.count = count = count if weights is None else 1
         return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()) / count
 
     @staticmethod
@@ -95,7 +105,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         share = gradient / ctx.count  # only now: earlier, it would underflow in float16
         kernels = training_kernels() if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
-        return to_x, to_weight.mul_(share), None, None
+        return to_x, to_weight.mul_(share), None, None, None
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:

@@ -44,6 +44,7 @@ SWITCHES = (
 ARCHITECTURE = ("preset", "family", *SIZES, *SWITCHES)  # fixed by a model to start from
 ATTENTION = {"heads", "kv_heads", "hidden", *SWITCHES} - {"tied"}  # only for Transformers
 
+KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 RANGES = {  # possible values, sensible or not
     "max_bytes": (1_000, 10**15),
     **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
@@ -107,7 +108,7 @@ class Settings:
             elif name in lists:
                 continue
             elif not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
-                problems.append(f"{name} = {value!r}: must be {kinds[0].__name__}")
+                problems.append(f"{name} = {value!r}: must be {KINDS[kinds[0]]}")
         refuse(problems)
         return cls(**{**values, **lists})
 
@@ -144,12 +145,12 @@ class Settings:
             problem = f"omit it with --tokenizer {self.tokenizer}"
             problems.append(f"--vocab-size applies only to --tokenizer bpe; {problem}")
         if self.vocab_size is not None and not 258 <= self.vocab_size <= 1 << 20:
-            bounds = "must be at least 258 (all bytes and two special tokens), at most 1048576"
+            bounds = "must be at least 258 (all bytes and two special tokens) and at most 1048576"
             problems.append(f"--vocab-size {self.vocab_size}: {bounds}")
         # Minutes can be combined with the others: whichever is used up first ends the run.
         budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"use only one of {' and '.join(budgets)}")
+            problems.append(f"use only one of {', '.join(budgets)}")
         if self.deterministic and self.minutes:
             problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems

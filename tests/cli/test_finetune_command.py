@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import Commands
-from conftest import Cli, on_a_terminal, program
+from conftest import Cli, Terminal, program
 from faults import wait_for_step
 
 from nanolm.classification.finetune import finetune
@@ -258,9 +258,9 @@ def test_many_texts_keep_their_order(run: Path, cli: Cli, tmp_path: Path) -> Non
     assert alone["probability"] == pytest.approx(rows[700]["probability"], abs=1e-5)
 
 
-def test_classify_on_a_terminal_is_safe_and_fits(run: Path, tmp_path: Path) -> None:
+def test_classify_on_a_terminal_is_safe_and_fits(run: Path, terminal: Terminal) -> None:
     text = "the \x1b[31m set [/x] was good " * 9
-    shown = on_a_terminal(program("classify", run, text), "stdout", tmp_path, COLUMNS="60")
+    shown = terminal("classify", run, text, COLUMNS="60")
     assert "\x1b[31m" not in shown
     assert "[/x]" in shown
 

@@ -1,5 +1,6 @@
 """The program from outside: help, errors, exit codes."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -31,18 +32,33 @@ def test_help_is_fast() -> None:
     assert ours < max(0.3, 5 * least), pairs  # or relative to importing click, on a slow machine
 
 
-@pytest.mark.parametrize("verb", [[], *([verb] for verb in main.VERBS)])
-def test_help_needs_no_torch(verb: list[str]) -> None:
-    code = (
-        "import sys; from nanolm.cli.main import cli\n"
-        f"try: cli.main({[*verb, '-h']!r}, 'nanolm')\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+HELP = """
+import contextlib, io, json, sys
+from nanolm.cli.main import VERBS, cli
+shown = {}
+for verb in ["", *VERBS]:
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        cli.main([*verb.split(), "-h"], "nanolm")
+    shown[verb] = text.getvalue(), sorted({"torch", "numpy", "rich"} & {*sys.modules})
+print(json.dumps(shown))
+"""
+
+
+@pytest.fixture(scope="module")
+def helped() -> dict[str, tuple[str, list[str]]]:
+    """The help of each command in turn, and which large packages were imported by then."""
+    shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, encoding="utf-8")
     assert shown.returncode == 0, shown.stderr
-    assert "Usage: nanolm" in shown.stdout
-    assert all(len(line) <= 100 for line in shown.stdout.splitlines())
+    found: dict[str, tuple[str, list[str]]] = json.loads(shown.stdout)
+    return found
+
+
+@pytest.mark.parametrize("verb", ["", *main.VERBS])
+def test_help_needs_no_torch(verb: str, helped: dict[str, tuple[str, list[str]]]) -> None:
+    text, imported = helped[verb]
+    assert not imported
+    assert "Usage: nanolm" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_version(cli: Cli) -> None:
@@ -101,8 +117,11 @@ def test_all_mistakes_at_once(cli: Cli) -> None:
         assert option in shown.stderr
 
 
+TRAIN = "train embedded:tiny --steps 1 --evaluations 1 --layers 1 --heads 2 --dim 12 --batch 2"
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
-@pytest.mark.parametrize("verb", ["--help", "train embedded:tiny --steps 1 --dim 12"])
+@pytest.mark.parametrize("verb", ["--help", TRAIN])
 def test_closed_streams(closed: str, verb: str, tmp_path: Path) -> None:
     command = f"{subprocess.list2cmdline(program())} {verb} {closed}"
     shown = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True)

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import Cli, on_a_terminal, program
+from conftest import Cli, Terminal
 
 
 @pytest.fixture
@@ -104,10 +104,8 @@ def test_reports(runs: Path, cli: Cli, tmp_path: Path) -> None:
     assert "run.json" in broken.stderr
 
 
-def test_in_the_terminal(runs: Path, cli: Cli, tmp_path: Path) -> None:
-    shown = on_a_terminal(
-        program("report", "runs/one", "--terminal"), "stdout", tmp_path, COLUMNS="50"
-    )
+def test_in_the_terminal(runs: Path, terminal: Terminal) -> None:
+    shown = terminal("report", "runs/one", "--terminal", COLUMNS="50")
     lines = shown.splitlines()
     assert lines[0] == "runs/one: loss by step"
     assert max(map(len, lines)) <= 50

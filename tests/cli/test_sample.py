@@ -7,14 +7,18 @@ import select
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cli, on_a_terminal, program
+from commands import Commands
+from conftest import Cli, Terminal, program
 from models import small_vocabulary
 
 import nanolm
+
+NOT_UNICODE = "\udcff"  # the byte 0xff, in arguments as Python gives them
 
 
 def test_json(cli: Cli, trained: Path) -> None:
@@ -52,12 +56,10 @@ def test_unseen_characters(cli: Cli, trained: Path) -> None:
     assert shown.stdout.startswith("Ünsëen 日本 👍\x1b")  # unchanged in a pipe
 
 
-def test_a_prompt_that_is_not_unicode(trained: Path) -> None:
-    shown = subprocess.run(
-        [*program("sample", trained, "--prompt"), b"\xff"], capture_output=True, check=False
-    )
+def test_a_prompt_that_is_not_unicode(cli: Cli, trained: Path) -> None:
+    shown = cli("sample", trained, "--prompt", NOT_UNICODE)
     assert shown.returncode == 3
-    assert b"not valid Unicode" in shown.stderr
+    assert "not valid Unicode" in shown.stderr
 
 
 def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
@@ -73,10 +75,10 @@ def test_a_closed_pipe_ends_quietly(trained: Path) -> None:
     assert shown.stdout.count("\n") == 1
 
 
-def test_stdin_that_is_not_text(trained: Path) -> None:
-    shown = subprocess.run(program("sample", trained), input=b"a\xff", capture_output=True)
+def test_stdin_that_is_not_text(cli: Cli, trained: Path) -> None:
+    shown = cli("sample", trained, stdin=b"a\xff")
     assert shown.returncode == 3
-    assert b"stdin is not UTF-8" in shown.stderr and b"offset 1" in shown.stderr
+    assert "stdin is not UTF-8" in shown.stderr and "offset 1" in shown.stderr
 
 
 def test_the_newest_usable_run(cli: Cli, trained: Path, tmp_path: Path) -> None:
@@ -101,9 +103,8 @@ def test_the_newest_run_is_found_and_named(cli: Cli, trained: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("prompt", ["a\x1b[31mred", "\x07\x9b0m", "plain"])
-def test_no_escape_code_reaches_a_terminal(prompt: str, trained: Path) -> None:
-    command = program("sample", trained, "--prompt", prompt, "--tokens", 3, "--greedy")
-    text = on_a_terminal(command, "stdout", trained)
+def test_no_escape_code_reaches_a_terminal(prompt: str, trained: Path, terminal: Terminal) -> None:
+    text = terminal("sample", trained, "--prompt", prompt, "--tokens", 3, "--greedy")
     for own in ("\x1b[1m", "\x1b[0m"):  # the prompt in bold is ours
         text = text.replace(own, "")
     assert not set(text) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n\t")
@@ -211,16 +212,17 @@ def test_words_as_json_table_csv_and_page(cli: Cli, trained: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("columns", [30, 80])
 @pytest.mark.parametrize("show", ["probs", "top=6", "words", "words=6"])
-def test_output_fits_the_terminal(show: str, columns: int, trained: Path) -> None:
-    command = program("sample", trained, "--prompt", "the", "--tokens", 12, "--seed", 1)
-    command += ["--show", show]
-    text = on_a_terminal(command, "stdout", trained, COLUMNS=str(columns))
+def test_output_fits_the_terminal(
+    show: str, columns: int, trained: Path, terminal: Terminal
+) -> None:
+    words = ("sample", trained, "--prompt", "the", "--tokens", 12, "--seed", 1, "--show", show)
+    text = terminal(*words, COLUMNS=str(columns))
     assert "\x1b[48;5;" in text
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "").splitlines():
         assert len(line.rstrip()) <= columns
 
 
-def test_hostile_tokens_are_harmless(tmp_path: Path, cli: Cli) -> None:
+def test_hostile_tokens_are_harmless(tmp_path: Path, cli: Cli, terminal: Terminal) -> None:
     text = "<script>alert(1)</script>\x1b[31m&amp;\x07" * 30
     (tmp_path / "evil.txt").write_text(text)
     shape: dict[str, Any] = {"layers": 1, "heads": 1, "dim": 8, "context": 16, "batch": 2}
@@ -234,8 +236,8 @@ def test_hostile_tokens_are_harmless(tmp_path: Path, cli: Cli) -> None:
     assert "<script" not in page
     assert "\x1b" not in page
     for show in ("probs", "words=3"):
-        command = program("sample", "run", "--prompt", "\x1b]0;x\x07", "--tokens", 60)
-        seen = on_a_terminal([*command, "--show", show], "stdout", tmp_path)
+        words = ("sample", "run", "--prompt", "\x1b]0;x\x07", "--tokens", 60)
+        seen = terminal(*words, "--show", show)
         seen = re.sub(r"\x1b\[[0-9;]*m", "", seen)  # our own colors
         assert not set(seen) & {chr(code) for code in [*range(32), *range(127, 160)]} - set("\r\n")
 
@@ -334,34 +336,25 @@ def test_line_ends_and_byte_order_marks_are_not_part_of_a_prompt(
     ]
 
 
-def test_ctrl_c_shows_the_text_so_far(trained: Path, tmp_path: Path) -> None:
+def test_ctrl_c_shows_the_text_so_far(commands: Commands, trained: Path, tmp_path: Path) -> None:
     words = ["--json", "--html", "page.html", "--tokens", 1_000_000, "--min-tokens", 1_000_000]
-    with subprocess.Popen(
-        program("sample", trained, "--prompt", "the", *words),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    ) as process:
-        assert process.stderr
-        assert "seed" in process.stderr.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=2)
-        process.send_signal(signal.SIGINT)
-        shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    line = json.loads(shown)
+    command = commands.start("sample", trained, "--prompt", "the", *words)
+    deadline = time.monotonic() + 60
+    while "seed" not in command.stream("stderr"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(1)  # some tokens are generated
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    line = json.loads(command.stream("stdout"))
     assert line["stopped"] == "interrupt"
     assert len(line["tokens"]) == len(line["logprobs"]) > 0
     assert (tmp_path / "page.html").exists()
 
 
 def test_invalid_values(cli: Cli, trained: Path) -> None:
-    shown = subprocess.run(
-        [*program("sample", trained, "--prompt", "a", "--ban"), b"\xff"], capture_output=True
-    )
-    assert (shown.returncode, b"not valid Unicode" in shown.stderr) == (2, True)
+    shown = cli("sample", trained, "--prompt", "a", "--ban", NOT_UNICODE)
+    assert (shown.returncode, "not valid Unicode" in shown.stderr) == (2, True)
     for words in (
         ["--show", "top=\u00b2"],
         ["--show", "words=0"],
@@ -371,10 +364,10 @@ def test_invalid_values(cli: Cli, trained: Path) -> None:
         assert cli("sample", trained, "--prompt", "a", *words).returncode == 2
 
 
-def test_no_colors_if_not_wanted(trained: Path) -> None:
-    command = program("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
+def test_no_colors_if_not_wanted(trained: Path, terminal: Terminal) -> None:
+    words = ("sample", trained, "--prompt", "a", "--tokens", 3, "--show", "probs")
     for names in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert "\x1b" not in on_a_terminal(command, "stdout", trained, **names)
+        assert "\x1b" not in terminal(*words, **names)
 
 
 @pytest.mark.parametrize("size", [1, 7])

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Cli, on_a_terminal, program
+from conftest import Cli, Terminal
 
 import nanolm
 
@@ -78,13 +78,13 @@ def test_mistakes(arguments: list[str], code: int, message: str, cli: Cli, made:
     assert "Traceback" not in shown.stderr
 
 
-def test_show(cli: Cli, made: Path) -> None:
+def test_show(cli: Cli, terminal: Terminal, made: Path) -> None:
     shown = cli("tokenizer", "show", "--tokenizer", made, "the cat\n")
     rows = [line.split("\t") for line in shown.stdout.splitlines()]
     assert "".join(json.loads(token) for _, token in rows) == "the cat\n"
-    command = program("tokenizer", "show", "--tokenizer", made, "the cat \x1b[31m sleeps 日本 " * 5)
+    words = ("tokenizer", "show", "--tokenizer", made, "the cat \x1b[31m sleeps 日本 " * 5)
     for width in (24, 100):
-        seen = on_a_terminal(command, "stdout", made.parent, COLUMNS=str(width))
+        seen = terminal(*words, COLUMNS=str(width))
         assert "\x1b[31m" not in seen
         assert "␛" in seen
         assert "\x1b[48;5;24m" in seen

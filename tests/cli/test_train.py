@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import Commands
-from conftest import TINY_MODEL, Cli, on_a_terminal, program
+from conftest import TINY_MODEL, Cli, Terminal, program
 from faults import wait_for_step
 from loopback import Server, content, hub
 
@@ -100,7 +100,7 @@ def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path
 
 
 def test_a_closed_output_does_not_stop_the_run(corpus: Path, tmp_path: Path) -> None:
-    command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 200))
+    command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 60))
     subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
     assert "result" in json.loads((tmp_path / "runs/mine/run.json").read_text())
 
@@ -186,9 +186,8 @@ def test_one_size_is_enough(options: list[object], cli: Cli, corpus: Path) -> No
     assert shown.returncode == 0, shown.stderr
 
 
-def test_the_live_line_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:
-    command = program("train", corpus, *SMALL, "--steps", 40)
-    shown = on_a_terminal(command, "stderr", tmp_path, COLUMNS="40")
+def test_the_live_line_on_a_narrow_terminal(corpus: Path, terminal: Terminal) -> None:
+    shown = terminal("train", corpus, *SMALL, "--steps", 40, stream="stderr", COLUMNS="40")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     live = [line for line in re.split(r"[\r\n]+", text) if "% " in line]
     assert any("remaining" in line for line in live)

@@ -73,7 +73,7 @@ def test_it_goes_on_with_the_row_it_was_at(labeled: FinetuneSettings, tmp_path: 
     with pytest.raises(DataError, match=r"the data has changed since .*run.*--out"):
         compare(request, tmp_path / "run")
     other = CompareRequest(labeled, minutes=0.3, only=QUICK, seeds=2)
-    with pytest.raises(DataError, match="no unfinished compare with these settings"):
+    with pytest.raises(DataError, match="nanolm compare` to resume with these settings"):
         compare(other, tmp_path / "run")
 
 

@@ -7,22 +7,22 @@ import torch
 from models import of_family
 from torch import Tensor, nn
 
-from nanolm.model.rnn import LSTM, Cell, Elman, Recurrent
+from nanolm.model.rnn import GRU, LSTM, Cell, Elman, Recurrent
 
 DIM, TIME, BATCH = 12, 20, 3
 
 
-def theirs(cell: Cell) -> nn.RNN | nn.LSTM:
+def theirs(cell: Cell) -> nn.RNN | nn.LSTM | nn.GRU:
     """torch's layer with the same weights."""
-    kind = nn.LSTM if isinstance(cell, LSTM) else nn.RNN
-    layer = kind(DIM, DIM, batch_first=True)
+    kinds: dict[type[Cell], Any] = {Elman: nn.RNN, LSTM: nn.LSTM, GRU: nn.GRU}
+    layer: nn.RNN | nn.LSTM | nn.GRU = kinds[type(cell)](DIM, DIM, batch_first=True)
     values = (cell.input_weight, cell.state_weight, cell.bias, torch.zeros_like(cell.bias))
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     layer.load_state_dict(dict(zip(names, values, strict=True)))
     return layer
 
 
-@pytest.mark.parametrize("kind", [Elman, LSTM])
+@pytest.mark.parametrize("kind", [Elman, LSTM, GRU])
 @pytest.mark.parametrize("way", ["forward", "written_out"])
 def test_a_layer_is_that_of_torch(kind: type[Cell], way: str) -> None:
     torch.manual_seed(0)

@@ -33,6 +33,9 @@ TRAIN = f"train text.txt {TINY} --steps 12 --evaluations 3 --save-every 3 --out 
 LABELS = "labeled.tsv --device cpu --threads 1"
 FRESH = "--from none --preset nano --tokenizer byte --batch 4 --steps 6 --evaluations 2"
 FINETUNE = f"finetune {LABELS} {FRESH} --save-every 2 --out run"
+PAIRS = "train-pairs pairs.tsv --layers 1 --heads 2 --dim 16 --batch 160 --tokenizer char"
+PAIRS += " --threads 1 --device cpu --val-fraction 0.1 --steps 12 --evaluations 3 --save-every 3"
+PAIRS += " --out run"
 SAMPLE = "sample run --tokens 4 --seed 1 --html s.html --csv s.csv --show"
 # What depends on the clock; and what tells about a run, or is compared by what it is about.
 CLOCK = (*TIMED, "setup_seconds", "started", "forecast", "choices", "long_seconds")
@@ -64,6 +67,8 @@ CASES = {
     "train, resumed": Case(TRAIN, killed=200),
     "train --extend": Case("train --extend run --steps 8", (TRAIN,), again=to_extend),
     "finetune": Case(FINETUNE),
+    "train-pairs": Case(PAIRS),
+    "train-pairs, resumed": Case(PAIRS, killed=150),
     "finetune --seeds": Case(f"{FINETUNE} --seeds 2"),
     "sweep": Case(
         f"sweep text.txt {TINY} --over lr=0.0001:0.001:0.02 --trials 3 --minutes 0.15 --out swept",
@@ -116,7 +121,7 @@ class Trial:
         text = "".join(f"The {n} cats sat on {n * 7 % 13} mats.\n" for n in range(200))
         (work / "text.txt").write_text(text)
         (work / "few.txt").write_text(text[:2000])
-        journeys(work)  # labeled.tsv
+        journeys(work)  # labeled.tsv, pairs.tsv
         rows = (work / "labeled.tsv").read_text().splitlines(keepends=True)
         (work / "few.tsv").write_text("".join(rows[:20]))
         for command in case.first:
@@ -186,7 +191,8 @@ class Trial:
         if run.exists():
             commands += [["doctor", "run"], ["report", "run", "--out", "../probe.html"]]
             use = ["sample", "run", "--tokens", "1"]
-            commands += [["classify", "run", "a good day"] if self.classifier else use]
+            if self.case.command != PAIRS:
+                commands += [["classify", "run", "a good day"] if self.classifier else use]
         for words in commands:
             code, said = self.trials.run(*words)
             usable = words[0] in ("sample", "classify") and self.saved and not self.removes

@@ -1,5 +1,6 @@
 """What a model or a text says is shown and never obeyed: on a terminal, and in a browser."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cli, Tally, on_a_terminal, program
+from conftest import Cli, Tally, Terminal, shown_on
 from hostile import MARKUP
 from models import of_family
 
@@ -43,10 +44,13 @@ for first in range(256):
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def test_no_two_bytes_make_a_terminal_do_anything(tmp_path: Path, tally: Tally) -> None:
+def test_no_two_bytes_make_a_terminal_do_anything(tally: Tally) -> None:
     """A pipe gets them as they are."""
     command = [sys.executable, "-c", SHOW]
-    shown = on_a_terminal(command, "stdout", tmp_path).replace("\r\n", "\n")
+    master, slave = os.openpty()
+    with subprocess.Popen(command, stdout=slave):
+        os.close(slave)
+        shown = shown_on(master).replace("\r\n", "\n")
     raw = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode()
     texts = [bytes([a, b]).decode("utf-8", "replace") for a in range(256) for b in range(256)]
     assert raw == "".join(text + "\n" for text in texts)
@@ -55,15 +59,14 @@ def test_no_two_bytes_make_a_terminal_do_anything(tmp_path: Path, tally: Tally) 
     tally("two bytes on a terminal", len(texts), len(texts) - len(OBEYED.findall(shown)))
 
 
-def test_what_a_model_writes_is_not_obeyed(tmp_path: Path) -> None:
+def test_what_a_model_writes_is_not_obeyed(terminal: Terminal, tmp_path: Path) -> None:
     """One that has learned nothing but escape codes."""
     text = tmp_path / "codes.txt"
     text.write_bytes(b"\x1b[31m\x1b]0;owned\x07\xc2\x9b2J\x1b[6n" * 200)
     shape = {"layers": 1, "heads": 2, "dim": 16, "context": 16, "batch": 4}
     nanolm.train(text, out=tmp_path / "run", steps=30, tokenizer="byte", **shape)  # type: ignore[arg-type]
-    command = program("sample", "run", "--prompt", "\x1b[2J", "--tokens", 100, "--seed", 1)
-    shown = on_a_terminal(command, "stdout", tmp_path).replace("\r\n", "\n")
-    ours = re.sub(r"\x1b\[(0|1)m", "", shown)  # the prompt is bold
+    shown = terminal("sample", "run", "--prompt", "\x1b[2J", "--tokens", 100, "--seed", 1)
+    ours = re.sub(r"\x1b\[(0|1)m", "", shown.replace("\r\n", "\n"))  # the prompt is bold
     assert "␛" in ours
     assert not OBEYED.findall(ours)
 

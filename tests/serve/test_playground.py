@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,16 @@ from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path / "profile") as browser:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(running: Browser) -> Browser:
+    running.fresh_page()
+    return running
 
 
 def visit(browser: Browser, server: Served, rest: str = "/") -> None:

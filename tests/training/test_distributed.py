@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Commands, Loaded
+from commands import Command, Commands, Loaded
 from safetensors.torch import load_file
 
 from nanolm import files
@@ -63,15 +63,20 @@ def train(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Train:
             code, said = commands.run(*words)
             assert code == 0, said
             return said
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        told["WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] = str(processes)
-        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-        all_ = [commands.start(*words, environment=told | rank) for rank in ranks]
+        all_ = forked(commands, *words, processes=processes)
         codes, said = [each.wait() for each in all_], "".join(each.said() for each in all_)
         assert not any(codes), said
         return said
 
     return train
+
+
+def forked(commands: Commands, *words: object, processes: int = 2) -> list[Command]:
+    """Start this many processes as a launcher would, which itself takes seconds to start."""
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    told["WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] = str(processes)
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return [commands.start(*words, environment=told | rank) for rank in ranks]
 
 
 def free_port() -> int:
@@ -231,8 +236,35 @@ def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+def test_one_is_killed_or_all_are_asked_to_stop(commands: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("train", *TINY, "--out", out, "--steps", "100000", "--save-every", "50")
+    first, second = forked(commands, *words)
+    until(lambda: steps(out) > 60)
+    second.send(signal.SIGKILL)
+    begin = time.monotonic()
+    assert first.wait() != 0
+    assert time.monotonic() - begin < SOON
+    second.wait()
+    assert "another of the 2 processes" in first.said()
+    assert "Traceback" not in first.said()
+    killed = max(checkpoint.list_checkpoints(out / "checkpoints"))
+    files.verify(killed)
+    both = forked(commands, *words)
+    until(lambda: f"resuming {out} at step {int(killed.name[5:]):,}" in both[0].said())
+    until(lambda: steps(out) > int(killed.name[5:]) + 60)
+    for each in both:
+        each.send(signal.SIGTERM)
+    assert [each.wait() for each in both] == [75, 75]
+    assert "saved at step" in both[0].said()
+    saved = max(checkpoint.list_checkpoints(out / "checkpoints"))
+    files.verify(saved)
+    assert saved > killed
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-def test_one_is_killed_or_all_are_asked_to_stop(tmp_path: Path) -> None:
+def test_one_is_killed_or_all_are_asked_to_stop_by_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     log = tmp_path / "run.log"
     options = ("--steps", "100000", "--save-every", "50")
@@ -285,15 +317,37 @@ def test_two_launchers_train_together(alone: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run.log").read_text().count(f"training {out}") == 1
 
 
+MISTAKES = {
+    "too few rows": (
+        ["train", *TINY, "--batch", "1", "--steps", "5"],
+        "--batch 1 is shared by 2 processes",
+    ),
+    "an unknown option": (["train", *TINY, "--stepz", "5"], "--steps"),
+    "another command": (["sample", "--prompt", "x"], "sample runs in one process"),
+}
+
+
+@pytest.mark.parametrize("name", ["an unknown option", "another command"])
+def test_a_mistake_is_reported_once(name: str, commands: Commands) -> None:
+    words, told = MISTAKES[name]
+    both = forked(commands, *words)
+    codes = [each.wait() for each in both]
+    assert all(codes)
+    errors = "".join(each.stream("stderr") for each in both)
+    assert errors.count("error: ") == 1
+    assert told in errors
+
+
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "name",
     [
-        (["train", *TINY, "--batch", "1", "--steps", "5"], "--batch 1 is shared by 2 processes"),
-        (["train", *TINY, "--stepz", "5"], "--steps"),
-        (["sample", "--prompt", "x"], "sample runs in one process"),
+        "too few rows",
+        pytest.param("an unknown option", marks=pytest.mark.slow),
+        pytest.param("another command", marks=pytest.mark.slow),
     ],
 )
-def test_a_mistake_is_reported_once(words: list[str], told: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_by_torchrun(name: str, tmp_path: Path) -> None:
+    words, told = MISTAKES[name]
     done = subprocess.run(
         [*launcher(2), "-m", "nanolm", *words],
         capture_output=True,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanolm.model.fast.training import speed_up
 from nanolm.model.gpt import GPT
 from nanolm.training import loss as losses
-from nanolm.training.loss import next_token_loss
+from nanolm.training.loss import next_token_loss, smoothing_loss
 from nanolm.training.optim import Optimizers, split_evenly
 from nanolm.training.step import LossScale, Step
 
@@ -192,4 +192,23 @@ def test_the_loss_in_pieces(pieces: int, monkeypatch: pytest.MonkeyPatch) -> Non
     found = next_token_loss(head, x, targets)
     assert found.item() == pytest.approx(plain.item(), abs=1e-6)
     for a, b in zip(torch.autograd.grad(3 * found, [x, head.weight]), wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("most_kept", [1, 1 << 19])
+def test_weights_and_label_smoothing(most_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch has it, with a weight for each position; 0 for padding."""
+    monkeypatch.setattr(losses, "MAX_KEPT_LOGITS", most_kept)
+    monkeypatch.setattr(losses, "CPU_CHUNK_LOGITS", 77 * 4)
+    head = nn.Linear(16, 77, bias=False)
+    x = torch.randn(3, 5, 16, requires_grad=True)
+    targets, weights = torch.randint(77, (3, 5)), torch.rand(3, 5) * (torch.arange(5) < 4)
+    logits = head(x).flatten(0, 1)
+    each = F.cross_entropy(logits, targets.flatten(), reduction="none", label_smoothing=0.1)
+    wanted = each @ weights.flatten()
+    what = (head, x, targets, weights)
+    found = next_token_loss(*what) + 0.1 * smoothing_loss(*what)
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
+    ours, theirs = (torch.autograd.grad(2 * loss, [x, head.weight]) for loss in (found, wanted))
+    for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
