@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanolm.classification.classifier import TextClassifier
     from nanolm.classification.finetune import FinetuneResult
-    from nanolm.generation.language_model import LanguageModel
     from nanolm.pairs.train import PairResult
     from nanolm.pretraining.train import TrainResult
     from nanolm.text.tokenizer import Tokenizer
@@ -95,14 +94,22 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 
-def load(path: str | Path) -> "LanguageModel":
-    """Load the model of a run or model folder, with `.model`, `.tokenizer` and `.generate()`.
+def load(path: str | Path) -> Any:
+    """Load the model of a run or model folder: a `LanguageModel` with `.model`, `.tokenizer` and
+    `.generate()`, or, if it was trained on pairs, a `Translator` with `.translate()`.
 
     Warns about a damaged checkpoint and loads another one.
     """
     from nanolm.generation import language_model
+    from nanolm.model.config import Seq2SeqConfig
+    from nanolm.model.stored import load_any_config
+    from nanolm.pairs.translator import Translator
+    from nanolm.runs.folder import find_named
 
-    return language_model.load(path, warnings.warn)
+    folder = find_named(path, warnings.warn, lambda *how_far: None)
+    if isinstance(load_any_config(folder), Seq2SeqConfig):
+        return Translator.load_folder(folder)
+    return language_model.load_folder(folder)
 
 
 def load_classifier(path: str | Path) -> "TextClassifier":

@@ -1,10 +1,12 @@
 """Every model that the switches can make, small enough to try them all."""
 
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+import torch.nn.functional as F
 
 from nanolm.model.base import Model
 from nanolm.model.build import build_model, build_seq2seq
@@ -21,7 +23,8 @@ from nanolm.model.config import (
 )
 from nanolm.model.huggingface import save_model
 from nanolm.model.seq2seq import Seq2Seq
-from nanolm.text.tokenizer import END_OF_TEXT
+from nanolm.pairs.translator import Translator
+from nanolm.text.tokenizer import END_OF_TEXT, train_tokenizer
 from nanolm.text.tokenizer_files import read_json
 
 SHAPE = {"vocab_size": 40, "layers": 2, "heads": 4, "dim": 16, "context": 8}
@@ -96,3 +99,28 @@ def lively_seq2seq(family: str, std: float = 0.15, **changes: Any) -> Seq2Seq:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=std)
     return model.eval()
+
+
+@cache
+def copyist(family: str, **changes: Any) -> Translator:
+    """A model that has learned a little to copy letters: it ends after different numbers of tokens,
+    and is unsure enough that the beams differ."""
+    tokenizer = train_tokenizer([], "byte")
+    shape = {"layers": 1, "heads": 2, "dim": 32, "context": 64, **changes}
+    config = configure(family, vocab_size=tokenizer.vocab_size, **shape)
+    assert isinstance(config, Seq2SeqConfig)
+    torch.manual_seed(0)
+    model = build_seq2seq(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    end, padding = tokenizer.end_of_text, tokenizer.padding
+    for _ in range(60):
+        lengths = torch.randint(1, 13, (32, 1))
+        places, letters = torch.arange(13), torch.randint(97, 105, (32, 13))
+        ids = letters.where(places < lengths, end).where(places <= lengths, padding)
+        target = torch.cat([torch.full((32, 1), end), ids[:, :-1]], dim=1)
+        logits = model(ids, places <= lengths, target)
+        loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=padding)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return Translator(model.eval(), tokenizer)

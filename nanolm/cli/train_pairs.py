@@ -12,6 +12,7 @@ from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import SEQ2SEQ_FAMILIES, CrossAttentionKind
 from nanolm.pairs.settings import DEFAULT_FAMILY, PairSettings
+from nanolm.text import TRAINABLE
 from nanolm.training.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ TABLE: Table = {
         "[default: bpe, or char if a side has no spaces]",
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
         "separate_vocabularies": "Separate tokenizers and embeddings for source and target.",
+        "source_tokenizer": (
+            "|".join(TRAINABLE),
+            "Kind of a separate source tokenizer.  [default: that of the target]",
+        ),
     },
     "Model": {
         "family": (

@@ -54,10 +54,8 @@ def beam_search(
     for step in range(params.tokens):
         search.extend(step)
         report("searching", step + 1, params.tokens)
-        last, done = (
-            step == params.tokens - 1,
-            search.done.tolist(),
-        )  # one device sync for each step
+        last = step == params.tokens - 1
+        done: list[bool] = search.done.tolist()  # the only device sync of a step
         if last or 2 * sum(done) >= len(done):
             ready = [n for n, ended in enumerate(done) if ended or last]
             yield list(search.results(ready, best))

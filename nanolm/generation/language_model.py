@@ -191,7 +191,10 @@ def load(
     path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
 ) -> LanguageModel:
     """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME."""
-    folder = find_named(path, note, progress)
+    return load_folder(find_named(path, note, progress))
+
+
+def load_folder(folder: Path) -> LanguageModel:
     tokenizer = model_tokenizer(folder)  # first, since its errors are found sooner
     tokenizer.unseen = suppressed_tokens(folder, tokenizer.vocab_size)
     return LanguageModel(load_model(folder), tokenizer)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from nanolm.choice import Choice, Chosen
-from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.model.config import Seq2SeqConfig, complete_shape, configure
 from nanolm.model.device import choose_device, choose_dtype
@@ -16,9 +15,10 @@ from nanolm.text.pairs import Pairs
 LEAST_VOCAB, MOST_VOCAB = 1_000, 32_000
 REFERENCE_VOCAB, REFERENCE_BYTES = 8_000, 4_000_000  # twice the tokens for four times the text
 SPACED = 0.5  # of the texts on a side have a space: it consists of words
-MANY_PAIRS = 100_000  # from here on, a wider model learns more, and dropout less
+MOST_SYMBOLS = 200  # different words on the target side, such as phonemes: each is one token
+MANY_TOKENS = 20_000_000  # in the training pairs; from here on, a larger model learns more
 MINUTES = {"cpu": 10.0, "cuda": 3.0, "mps": 5.0}
-BATCH_TOKENS = {"cpu": 4_096, "cuda": 8_192, "mps": 4_096}
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192, "mps": 4_096}
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
@@ -31,12 +31,19 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
     unspaced = [
         name for name, texts in sides.items() if sum(map(spaced, texts)) < SPACED * len(texts)
     ]
-    if unspaced:
+    symbols = len({word for text in train.targets for word in text.split()})
+    spelled = unspaced == ["source"] and symbols <= MOST_SYMBOLS
+    if spelled and chosen.open("tokenizer") and chosen.open("separate_vocabularies"):
+        chosen.set("tokenizer", "bpe", f"each of the {symbols} symbols of the target is one token")
+        chosen.set("separate_vocabularies", True, "the source is spelled in characters", "yes")
+        chosen.fill(source_tokenizer="char")
+    elif unspaced:
         reason = f"the {' and the '.join(unspaced)} has no spaces between words"
         chosen.choose("tokenizer", "char", reason)
     chosen.choose("tokenizer", "bpe", "both sides consist of words")
-    chosen.fill(separate_vocabularies=False)
-    if chosen.settings.tokenizer == "bpe":
+    chosen.fill(separate_vocabularies=False, source_tokenizer=chosen.settings.tokenizer)
+    by_symbol = spelled and chosen.settings.source_tokenizer == "char"
+    if chosen.settings.tokenizer == "bpe" and not by_symbol:
         size = sum(len(text.encode()) for texts in sides.values() for text in texts)
         if chosen.settings.separate_vocabularies:
             size //= 2
@@ -52,10 +59,10 @@ def spaced(text: str) -> bool:
 
 
 def choose_settings(
-    settings: PairSettings, base: Seq2SeqConfig | None, count: int, longest: int
+    settings: PairSettings, base: Seq2SeqConfig | None, tokens: int, longest: int
 ) -> tuple[PairSettings, list[Choice]]:
-    """Choose what depends on the machine and the training pairs: there are `count`, and the longest
-    text has `longest` tokens. `base` is the config of the model to start from, if any."""
+    """Choose what depends on the machine and the training pairs, which have `tokens` tokens; the
+    longest text has `longest`. `base` is the config of the model to start from, if any."""
     chosen = Chosen(settings)
     choose, fill = chosen.choose, chosen.fill
     choose("device", *choose_device(settings.device))
@@ -63,7 +70,7 @@ def choose_settings(
     if device != "cpu":  # on a CPU, both are measured later
         choose("dtype", *choose_dtype(settings.dtype, device))
         fill(threads=available_threads())
-    many = count >= MANY_PAIRS
+    many = tokens >= MANY_TOKENS
     if base is None:
         choose("family", DEFAULT_FAMILY, "learns more per minute than the Transformer of 2017")
         choose_shape(chosen, device, many)
@@ -76,13 +83,15 @@ def choose_settings(
     recurrent = chosen.settings.family in RECURRENT
     if base is None and not recurrent:
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
+    repeated = device == "cuda" and not many  # a GPU reads few pairs many times
+    decay = 1.0 if repeated and chosen.settings.optimizer == "muon" else 0.1
+    choose("weight_decay", decay, f"{tokens:,} training tokens")
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device], label_smoothing=0.1)
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
     rate = rate if base is None else float(f"{recipe.CONTINUED_RATE * rate:.2g}")
     choose("lr", rate, f"for width {dim} with {chosen.settings.optimizer}")
-    dropout = 0.3 if device == "cuda" and not many else 0.1
-    choose("dropout", dropout, f"{counted(count, 'training pair')}")
+    choose("dropout", 0.3 if repeated else 0.1, f"{tokens:,} training tokens")
     if not (settings.steps or settings.epochs or settings.minutes):
         change = "change with --minutes, --epochs or --steps"
         choose("minutes", MINUTES[device], f"in all, for training on {device}; {change}")
@@ -92,10 +101,11 @@ def choose_settings(
 
 def choose_shape(chosen: Chosen[PairSettings], device: str, many: bool) -> None:
     given = chosen.settings
-    wide, layers = (512, 6) if many else (256, 3)
+    wide, layers = (512, 6) if many else (384, 4)
+    width = 64  # of a head
     if device == "cpu":
-        wide, layers = 128, 3
-    heads, dim = complete_shape(wide // 32, wide, given.heads, given.dim)
+        wide, layers, width = 128, 3, 32
+    heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
     chosen.choose("dim", dim, f"for training on {device}")
     if given.family not in RECURRENT:
         chosen.fill(heads=heads)

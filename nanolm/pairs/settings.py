@@ -9,13 +9,15 @@ from typing import Any, ClassVar, get_args
 
 from nanolm.model import config
 from nanolm.model.config import SEQ2SEQ_FAMILIES
+from nanolm.text import TRAINABLE
 from nanolm.training.settings import CHOICES, Settings, option
 
 DEFAULT_FAMILY = "modern-encoder-decoder"
 RECURRENT = tuple(name for name, switches in SEQ2SEQ_FAMILIES.items() if "cell" in switches)
 TRANSFORMER_ONLY = ("heads", "hidden", "norm_place")
 SHAPE = ("attention", "layers", "encoder_layers", "dim", *TRANSFORMER_ONLY)
-FROM_SCRATCH = ("family", *SHAPE, "tokenizer", "vocab_size", "separate_vocabularies")
+TOKENIZERS = ("tokenizer", "source_tokenizer", "vocab_size", "separate_vocabularies")
+FROM_SCRATCH = ("family", *SHAPE, *TOKENIZERS)
 LIMITS = {
     "val_fraction": (0.001, 0.5),
     "label_smoothing": (0, 0.9),
@@ -34,6 +36,7 @@ class PairSettings(Settings):
         **CHOICES,
         "family": tuple(SEQ2SEQ_FAMILIES),
         "attention": get_args(config.CrossAttentionKind),
+        "source_tokenizer": TRAINABLE,
     }
 
     pairs: tuple[str, ...]
@@ -45,6 +48,7 @@ class PairSettings(Settings):
     test: tuple[str, ...] = ()
     limit: int | None = None
     separate_vocabularies: bool | None = None
+    source_tokenizer: str | None = None  # of separate vocabularies
     attention: str | None = None
     layers: int | None = None
     encoder_layers: int | None = None

@@ -27,7 +27,7 @@ from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
 from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
 from nanolm.pairs.metrics import PairScores
-from nanolm.pairs.settings import PairSettings
+from nanolm.pairs.settings import TOKENIZERS, PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
 from nanolm.pretraining.begin import RunStart, check_context, reports
@@ -144,7 +144,7 @@ def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text
         tokenizer = runs.find_tokenizer(kind, note)
     elif settings.separate_vocabularies:
         tokenizer = train_tokenizer(train.targets, kind, size)
-        source_tokenizer = train_tokenizer(train.sources, kind, size)
+        source_tokenizer = train_tokenizer(train.sources, settings.source_tokenizer or kind, size)
     else:
         tokenizer = train_tokenizer([*train.sources, *train.targets], kind, size)
     return Text(split, settings, choices, tokenizer, source_tokenizer)
@@ -157,8 +157,7 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> Pa
         fingerprints["model to start from"] = weights_fingerprint(base)
     folder = start.checkpoint(fingerprints)
     config = load_seq2seq_config(base) if base else None
-    names = ("tokenizer", "vocab_size", "separate_vocabularies")
-    known = {name: getattr(text.settings, name) for name in names}
+    known = {name: getattr(text.settings, name) for name in TOKENIZERS}
     if config:
         check_context(start.settings, config.context)
     longest_allowed = config.context if config else recipe.MOST_CONTEXT
@@ -166,10 +165,10 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> Pa
     settings = replace(start.settings, **known, context=context)
     data = encoded(text, settings, progress)
     lengths = (data.train.source_lengths, data.train.target_lengths)
-    longest = max(int(side.max()) for side in lengths)
+    longest, tokens = max(int(side.max()) for side in lengths), sum(int(n.sum()) for n in lengths)
     if not config and start.settings.context is None:
         settings = replace(settings, context=None)
-    settings, choices = recipe.choose_settings(settings, config, len(text.split.train), longest)
+    settings, choices = recipe.choose_settings(settings, config, tokens, longest)
     if settings.epochs:
         batches = PairBatches(data.train, settings.batch or 1, settings.seed).in_epoch
         steps = max(1, round(settings.epochs * batches))

@@ -25,7 +25,7 @@ from nanolm.generation.language_model import max_rows
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import token_name
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
-from nanolm.model.huggingface import load_seq2seq
+from nanolm.model.huggingface import load_seq2seq, suppressed_tokens
 from nanolm.model.seq2seq import Memory, Seq2Seq
 from nanolm.runs.folder import find_named, model_tokenizers
 from nanolm.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class TranslateParams:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
-    max_tokens: int | None = None  # the model's context length unless given
+    max_tokens: int | None = None  # the model's context length unless given, and at most that
     batch: int | None = None  # sources that are translated together; by their length unless given
 
     @property
@@ -116,8 +116,12 @@ class Translator:
         cls, path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
     ) -> Self:
         """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME."""
-        folder = find_named(path, note, progress)
+        return cls.load_folder(find_named(path, note, progress))
+
+    @classmethod
+    def load_folder(cls, folder: Path) -> Self:
         target, source = model_tokenizers(folder)
+        target.unseen = suppressed_tokens(folder, target.vocab_size)
         return cls(load_seq2seq(folder), target, source)
 
     def on(self, device: str, dtype: str) -> Self:
@@ -205,10 +209,8 @@ class Translator:
         size = limit = min(len(start), len(self.encoder.decode(ids[:room])))
         while limit:
             ends = [end.end() for end in SENTENCE_END.finditer(text, 0, limit)]
-            ends = (
-                ends or [space.end() for space in regex.finditer(r"\s+", text[:limit])] or [limit]
-            )
-            size = ends[-1]
+            ends = ends or [space.end() for space in regex.finditer(r"\s+", text[:limit])]
+            size = max(ends, default=limit)
             if len(self.encoder.encode(text[:size].rstrip())) <= room:
                 break
             limit = size - 1  # cutting a word may have added tokens
@@ -229,8 +231,8 @@ class Translator:
         """After each step, the best target of each source whose search ended, with its index."""
         ids = [self.source_ids(source) for source in sources]
         order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
-        context, device = self.model.config.context, self.model.device
-        sampling = params.sampling(min(params.max_tokens or context, context))
+        device, most = self.model.device, max(1, self.model.config.context - 1)  # without the start
+        sampling = params.sampling(min(params.max_tokens or most, most))
         start = [self.tokenizer.end_of_text]
         with self.model.eval_mode():
             while order:

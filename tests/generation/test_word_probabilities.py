@@ -68,7 +68,8 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     (out / "cats.txt").write_text("the cat sat. the cats sit. a cat can sing. " * 40)
     shape: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 32, "context": 24, "batch": 16}
     nanolm.train(out / "cats.txt", out=out / "run", steps=60, tokenizer="char", **shape)
-    return nanolm.load(out / "run")
+    model: LanguageModel = nanolm.load(out / "run")
+    return model
 
 
 def sampled(model: LanguageModel, prompt: str, **params: Any) -> Sample:
