@@ -12,11 +12,7 @@ from nanolm.text import TRAINABLE
 from nanolm.text.pairs import Pairs
 
 LEAST_VOCAB, MOST_VOCAB = 500, 32_000
-VOCAB_PER_MB = {
-    "cpu": 750,
-    "cuda": 2_000,
-    "mps": 2_000,
-}  # fewer where there is time for fewer epochs
+VOCAB_PER_MB = {"cpu": 750, "cuda": 2_000, "mps": 2_000}  # less time, fewer tokens to learn
 SPACED = 0.5  # of the texts on a side have a space: it consists of words
 MOST_SYMBOLS = 200  # different words on the target side, such as phonemes: each is one token
 MANY_TOKENS = 20_000_000  # in the training pairs; from here on, a larger model learns more
