@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pickle
 import shutil
@@ -11,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nanolm.model.build import build_model
-from nanolm.model.config import configure
-from nanolm.model.huggingface import save_model
-from nanolm.model.stored import INDEX, WEIGHTS
+from nanolm.model.build import build_model, build_seq2seq
+from nanolm.model.config import Seq2SeqConfig, configure
+from nanolm.model.huggingface import save_model, save_seq2seq
+from nanolm.model.stored import INDEX, SOURCE_TOKENIZER, WEIGHTS
 from nanolm.text.tokenizer import train_tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -26,12 +27,25 @@ GOOD: dict[str, dict[str, Any]] = {  # families, with what to ask `configure` fo
     "transformer": {"family": "modern", "norm_place": "post"},
     "recurrent": {"family": "lstm"},
 }
+GOOD_SEQ2SEQ: dict[str, dict[str, Any]] = {
+    "marian": {"family": "encoder-decoder"},
+    "separate": {"family": "encoder-decoder", "source_vocab_size": 300},  # marian too
+    "pegasus": {"family": "encoder-decoder", "norm_place": "pre", "tied": False},
+    "encoder-decoder": {"family": "modern-encoder-decoder"},
+    "recurrent-seq2seq": {"family": "seq2seq-gru"},
+}
+EVERY = GOOD | GOOD_SEQ2SEQ
 
 
 def save_good(name: str, folder: Path) -> None:
     """A sound folder of a family."""
     shape: dict[str, Any] = {"vocab_size": 258, "layers": 2, "heads": 2, "dim": 16, "context": 32}
-    save_model(build_model(configure(**GOOD[name], **shape)), folder, train_tokenizer([], "byte"))
+    config, tokenizer = configure(**EVERY[name], **shape), train_tokenizer([], "byte")
+    if isinstance(config, Seq2SeqConfig):
+        source = tokenizer if config.source_vocab_size else None
+        save_seq2seq(build_seq2seq(config), folder, tokenizer, source)
+    else:
+        save_model(build_model(config), folder, tokenizer)
 
 
 # Each of these makes a function that does something to a good folder.
@@ -76,6 +90,34 @@ def header(change: Callable[[dict[str, Any]], object]) -> Damage:
         changed = change(values)
         text = (changed if isinstance(changed, str) else json.dumps(values)).encode()
         (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + contents[end:])
+
+    return damage
+
+
+def zero(name: str, shape: list[int]) -> Damage:
+    """Another tensor, of zeros."""
+
+    def damage(folder: Path) -> None:
+        contents = (folder / WEIGHTS).read_bytes()
+        size = len(contents) - 8 - int.from_bytes(contents[:8], "little")
+        offsets = [size, size + 4 * math.prod(shape)]
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+        header(lambda tensors: tensors.update({name: entry}))(folder)
+        with (folder / WEIGHTS).open("ab") as stream:
+            stream.write(bytes(offsets[1] - size))
+
+    return damage
+
+
+def ones(name: str) -> Damage:
+    """Other numbers in a tensor: all ones."""
+
+    def damage(folder: Path) -> None:
+        contents = bytearray((folder / WEIGHTS).read_bytes())
+        end = 8 + int.from_bytes(contents[:8], "little")
+        start, stop = json.loads(contents[8:end])[name]["data_offsets"]
+        contents[end + start : end + stop] = bytes([0, 0, 128, 63]) * ((stop - start) // 4)
+        (folder / WEIGHTS).write_bytes(contents)
 
     return damage
 
@@ -190,6 +232,8 @@ EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 TENFOLD = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10}
 PROCESSOR = '{"type": "Sequence", "processors": ['
 ENDLESS = "x" * 10**6
+TABLE, FINAL_NORM = "model.encoder.embed_positions.weight", "model.encoder.layer_norm.weight"
+MANY_CHARACTERS = train_tokenizer([chr(256 + number) for number in range(48)], "char").to_json()
 A, B = "a.safetensors", "b.safetensors"
 HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     WEIGHTS: {
@@ -283,6 +327,40 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "RoPE in part": (rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
         "RoPE in part, of old": (config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
         "RoPE of two kinds": (config(rope_theta=5e5), "rope_theta contradicts"),
+        "marian for something else": (
+            config(architectures=["MarianForCausalLM"]),
+            "not a sequence-to-sequence model",
+        ),
+        "marian without a scale": (config(scale_embedding=False), "embeddings that are not scaled"),
+        "marian with learned positions": (
+            config(static_position_embeddings=False),
+            "static_position_embeddings is False",
+        ),
+        "marian with norms elsewhere": (config(normalize_before=True), "normalize_before is True"),
+        "marian with other heads": (config(decoder_attention_heads=4), "decoder_attention_heads"),
+        "marian with two sizes": (config(decoder_vocab_size=300), "decoder_vocab_size is 300"),
+        "marian with swish": (config(activation_function="swish"), "activation_function is 'swish"),
+        "marian, a decoder alone": (config(is_encoder_decoder=False), "a decoder alone"),
+        "marian, quantized": (config(quantization_config={"bits": 4}), "quantization_config"),
+        "marian with 10^9 layers": (config(encoder_layers=10**9), "--encoder-layers 1000000000"),
+        "marian with a layer too many": (
+            config(encoder_layers=3),
+            "encoder.layers.2.fc1.weight: missing",
+        ),
+        "marian with layers of nothing": (config(decoder_layers=900), "fewer than 902 layers"),
+        "marian with 10^12 tokens": (
+            config(vocab_size=10**12, decoder_vocab_size=10**12),
+            "implies (1000000000000, 16)",
+        ),
+        "marian with 10^12 positions and a table": (
+            together(config(max_position_embeddings=10**12), zero(TABLE, [16])),
+            "implies (1000000000000, 16)",
+        ),
+        "marian with another tensor": (zero(FINAL_NORM, [16]), "not part of this"),
+        "recurrent-seq2seq with another cell": (config(cell="qrnn"), "must be rnn or lstm or gru"),
+        "recurrent-seq2seq with another attention": (config(attention="hard"), "attention is 'ha"),
+        "recurrent-seq2seq with no source": (config(source_vocab_size=0), "source_vocab_size of 0"),
+        "encoder-decoder with learned positions": (config(positions="learned"), "--positions"),
         "RoPE that overflows": (rope(rope_type="yarn", factor=2, beta_slow=1e-320), "slow=1e-320"),
     },
     TOKENIZER: {
@@ -304,6 +382,13 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
             "Precompiled",
         ),
     },
+    SOURCE_TOKENIZER: {
+        "separate, a pickle as source tokenizer": (pickled(SOURCE_TOKENIZER), "cannot be read"),
+        "separate, a FIFO as source tokenizer": (
+            instead(SOURCE_TOKENIZER, os.mkfifo),
+            "is not a file",
+        ),
+    },
     "tokenizer_config.json": {
         "a FIFO beside a foreign tokenizer": (
             together(tokenizer(), instead("tokenizer_config.json", os.mkfifo)),
@@ -312,6 +397,20 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
     },
     "": {
         "tied to another head": (config(tie_word_embeddings=True), "lm_head.weight differs"),
+        "marian with a bias": (ones("final_logits_bias"), "final_logits_bias is not zero"),
+        "marian tied to another embedding": (
+            zero("model.encoder.embed_tokens.weight", [258, 16]),
+            "encoder.embed_tokens.weight differs",
+        ),
+        "pegasus with other positions": (ones(TABLE), "does not hold sinusoidal positions"),
+        "marian with another start": (
+            config(decoder_start_token_id=3),
+            "decoder_start_token_id is 3: must be 256",
+        ),
+        "separate, with a source tokenizer too large": (
+            lambda folder: (folder / SOURCE_TOKENIZER).write_text(MANY_CHARACTERS),
+            "306 tokens, its model only 300",
+        ),
         "a tokenizer too large": (config(vocab_size=200), "258 tokens, its model only 200"),
         "tokens that double": (doubling, "1,032 tokens, its model only 258"),
     },

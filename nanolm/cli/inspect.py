@@ -89,7 +89,8 @@ def command(
     with TrainingView() as view:
         folder = find_named(run, note, view.report)
     if modes and (is_classifier(folder) or is_seq2seq(folder)):
-        raise UsageError(f"{modes[0]} needs a language model, which {run} is not")
+        kind = "is a classifier" if is_classifier(folder) else "was trained on pairs"
+        raise UsageError(f"{run} {kind}; {modes[0]} needs a language model")
     if file is not None:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = (data.decode("utf-8", "replace").strip(),)

@@ -299,10 +299,8 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
             close = PRECISION if name in stored.POSITIONS else 0.0
             found = read_tensor(tensors[name])
             if not torch.allclose(found, constant(name, config), rtol=0, atol=close):
-                expected = (
-                    "sinusoidal positions" if close else "zero; nanolm supports no bias there"
-                )
-                raise ModelError(f"{folder}: {name} differs from {expected}")
+                wrong = "does not hold sinusoidal positions" if close else "is not zero"
+                raise ModelError(f"{folder}: {name} {wrong}, which nanolm does not support")
         return state, large
 
 

@@ -37,7 +37,7 @@ LENGTH_COLUMNS = ("source tokens", "pairs", "exact", "BLEU", "chrF", "edit dista
 
 
 @dataclass(frozen=True)
-class Mistake:
+class PairMistake:
     source: str
     target: str
     translation: str
@@ -50,7 +50,7 @@ class PairEvaluation:
     loss: float  # nats per target token
     by_length: list[LengthScores]  # of the source, in tokens
     count: int  # pairs
-    mistakes: list[Mistake]  # the worst first
+    mistakes: list[PairMistake]  # the worst first
     notes: list[str]
 
 
@@ -74,7 +74,7 @@ def evaluate_pairs(
     outputs = [found[source] for source in pairs.sources]
     right = set(zip(pairs.sources, pairs.targets, strict=True))
     mistakes = [
-        Mistake(source, target, found[source], edit_distance(found[source], target))
+        PairMistake(source, target, found[source], edit_distance(found[source], target))
         for source, target in dict.fromkeys(zip(pairs.sources, pairs.targets, strict=True))
         if (source, found[source]) not in right
     ]
@@ -121,7 +121,7 @@ def pair_loss(
     return nats / max(1, tokens)
 
 
-def mistakes_csv(mistakes: list[Mistake]) -> str:
+def mistakes_csv(mistakes: list[PairMistake]) -> str:
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["source", "target", "translation", "edit_distance"])

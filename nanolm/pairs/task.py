@@ -41,7 +41,9 @@ EVALUATION_SPEEDUP = 3  # how many times faster scoring is than training, per to
 LEAST_EVALUATED_TOKENS = 4_096
 TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 200  # of the validation pairs that are scored
 SAMPLES = 3  # in samples.md, each time
-BEAM_COST = 3.0  # times the time of greedy decoding
+# Times that of greedy decoding; on a GPU, larger batches take hardly longer.
+BEAM_COST = {"cpu": 3.0, "cuda": 1.0, "mps": 2.0}
+MOST_DECODING = 0.15  # of the time budget, since an untrained model generates long texts
 FINAL_SECONDS = 0.7  # to finish a run
 GREEDY_SECONDS = 0.02  # per source, until it is measured
 
@@ -215,7 +217,9 @@ class PairTask(Task):
         split, val = self.data.split, self.data.val
         tokens = 0 if self.evaluated_all else int(val.target_lengths.sum())
         sources = len(split.val) + (len(split.test) if split.test else 0)
-        decoding = BEAM_COST * self.seconds_per_source * sources
+        decoding = BEAM_COST[self.settings.device] * self.seconds_per_source * sources
+        if self.settings.minutes:
+            decoding = min(decoding, MOST_DECODING * 60 * self.settings.minutes)
         return self.slowdown * FINAL_SECONDS + self.seconds_per_token * tokens + decoding
 
     def snapshot(self) -> Callable[[Path], None]:

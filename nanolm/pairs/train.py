@@ -194,12 +194,14 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> Pa
 def fit_to_machine(job: PairJob) -> tuple[PairSettings, list[Choice]]:
     """On a CPU, choose threads and dtype by timing a few steps."""
     chosen = Chosen(job.settings)
-    if not (chosen.open("threads") or chosen.open("dtype")):
+    if not any(map(chosen.open, ("threads", "workers", "dtype"))):
         return job.settings, []
     task = PairTask(job, lambda event: None)
     probe = tuning.SpeedProbe(job.model, task.parameters(), task.loss, task.batch(0))
-    if chosen.open("threads"):
-        chosen.choose("threads", *tuning.best_thread_count(job.settings, probe))
+    if chosen.open("threads") or chosen.open("workers"):
+        (threads, workers), reason = tuning.best_threads(job.settings, probe)
+        chosen.choose("threads", threads, reason)
+        chosen.fill(workers=workers)
     if chosen.open("dtype"):
         chosen.choose("dtype", *tuning.best_dtype(chosen.settings, probe))
     return chosen.settings, chosen.choices
@@ -233,10 +235,11 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
     """Run all remaining steps of a job."""
     settings = job.settings
     if world.joined:  # threads chosen for one process may be too many for each of several
-        settings = replace(settings, threads=min(settings.threads or 1, available_threads()))
+        threads = min(settings.threads or 1, available_threads())
+        settings = replace(settings, workers=1, threads=threads)
         job = replace(job, settings=settings)
     world.connect(settings.device)
-    with tuning.threads_for(settings.threads), StopRequest() as stop:
+    with tuning.threads_for(settings.threads, settings.workers), StopRequest() as stop:
         tuning.warn_about_threads(settings, notify)
         # On a busy machine, the work after the last step takes longer too.
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))

@@ -348,10 +348,11 @@ def model_tokenizers(folder: Path) -> "tuple[Tokenizer, Tokenizer]":
     from nanolm.text.tokenizer_files import load_tokenizer
 
     config, target = load_seq2seq_config(folder), model_tokenizer(folder)
-    start = read_json(folder / "config.json").get("decoder_start_token_id")
-    if start != target.end_of_text:
-        expected = f"{target.end_of_text}, the end-of-text token"
-        raise ModelError(f"{folder}: decoder_start_token_id is {start!r:.80}: must be {expected}")
+    config_file = folder / "config.json"
+    start = read_json(config_file).get("decoder_start_token_id")
+    if type(start) is not int or start != target.end_of_text:
+        wrong = f"must be {target.end_of_text}, the end-of-text token"
+        raise ModelError(f"{config_file}: decoder_start_token_id is {start!r:.80}: {wrong}")
     file = folder / SOURCE_TOKENIZER
     source = load_tokenizer(file) if file.exists() else target
     return target, fitting(source, config.source_vocab_size or config.vocab_size, folder)

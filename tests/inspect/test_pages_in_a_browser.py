@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from hostile import MARKUP
@@ -12,7 +13,7 @@ from models import of_family
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import inspection_page, positions_page, word_page
+from nanolm.inspect.page import alignment_page, inspection_page, positions_page, word_page
 from nanolm.inspect.vectors import occurrences, position_vectors
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
@@ -25,6 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="the
 READY = "document.body.dataset.ready === 'yes'"
 TEXT = "It was the best of times, it was the worst"
 WIDTHS = (1200, 360)
+ALIGNED = np.zeros((1, 2, 5, 3), np.float32)  # (layers, heads, target, source)
+ALIGNED[0, 0, range(5), [0, 2, 1, 0, 1]] = 1
+ALIGNED[0, 1, :, 2] = 1
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
             (1, 2),
             (what, config.labels),
         ),
+        "alignment": alignment_page(ALIGNED, [*"abc"], [*"xyzw", MARKUP[0]], {"model": "x"}),
         "word": word_page(words, {}),
         "positions": positions_page(kind, vectors, {}),
         "report": report_page(read_run(run)),
@@ -71,7 +76,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
     return {name: folder / f"{name}.html" for name in made}
 
 
-@pytest.mark.parametrize("name", ["language model", "classifier", "positions"])
+@pytest.mark.parametrize("name", ["language model", "classifier", "alignment", "positions"])
 def test_pages_with_a_script(name: str, browser: Browser, pages: dict[str, Path]) -> None:
     opened(browser, pages[name], READY)
     drawn = """[...document.querySelectorAll("canvas")].every(canvas => canvas.getContext("2d")
@@ -135,6 +140,22 @@ def test_what_a_head_looks_at_is_what_was_measured(
             shown = browser.value(f"document.querySelector('{place}').textContent")
             share = rows[20].max()
             assert abs(int(shown.split()[-1].rstrip("%")) - 100 * share) <= 3
+
+
+def test_alignment_under_the_pointer(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.look(1200)
+    browser.open(pages["alignment"], READY)
+    text = 'document.getElementById("about").textContent'
+    browser.point("#tokens button", 1)
+    assert browser.value(text) == "Average of all heads. Selected token: y (2)"
+    darkness = '[...document.querySelectorAll("#source span")].map(s => s.style.cssText)'
+    assert browser.value(darkness) == ["--w: 0;", "--w: 0;", "--w: 100;"]
+    browser.point("#large")  # the middle: the third row, the second column
+    assert browser.value(text) == "Average of all heads. Selected token: z (3), 50% to b"
+    browser.point('.grid button[data-head="1"]', click=True)
+    assert browser.value(text) == "Head 1.2. Selected token: z (3)"
+    looks = browser.value('[...document.querySelectorAll(".looks")].map(s => s.textContent)')
+    assert looks == ["b 50%", "b 50%", "b 100%", "c 100%"]
 
 
 def test_the_first_head_is_the_one_asked_for(browser: Browser, pages: dict[str, Path]) -> None:

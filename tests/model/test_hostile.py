@@ -24,7 +24,18 @@ from typing import Any
 import pytest
 import torch
 from conftest import Cli, Tally
-from hostile import CASES, CONFIG, EVIL, GOOD, HARMLESS, Payload, config, rewrite, save_good
+from hostile import (
+    CASES,
+    CONFIG,
+    EVERY,
+    EVIL,
+    GOOD_SEQ2SEQ,
+    HARMLESS,
+    Payload,
+    config,
+    rewrite,
+    save_good,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,8 +43,9 @@ import nanolm
 from nanolm.errors import ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
-from nanolm.model.huggingface import save_model
+from nanolm.model.huggingface import load_seq2seq, save_model
 from nanolm.model.stored import WEIGHTS
+from nanolm.runs.folder import model_tokenizers
 from nanolm.text.tokenizer import train_tokenizer
 
 SPARE = 64_000_000  # bytes that a load may use besides twice the size on disk, for small JSON
@@ -43,7 +55,7 @@ PATIENCE = 20  # seconds
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {name: tmp_path_factory.mktemp(name) for name in GOOD}
+    folders = {name: tmp_path_factory.mktemp(name) for name in EVERY}
     for name, folder in folders.items():
         save_good(name, folder)
     return folders
@@ -55,9 +67,20 @@ def root(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
     root = tmp_path_factory.mktemp("hostile")
     shutil.copy(good["qwen3"] / WEIGHTS, root / "outside.safetensors")
     for name, damage in [*HARMLESS.items(), *((name, case[0]) for name, case in CASES.items())]:
-        family = name.split()[0]
-        damage(shutil.copytree(good[family if family in GOOD else "qwen3"], root / name))
+        damage(shutil.copytree(good[family_of(name)], root / name))
     return root
+
+
+def family_of(name: str) -> str:
+    """The family that the name of a case begins with."""
+    family = name.split()[0].rstrip(",")
+    return family if family in EVERY else "qwen3"
+
+
+def load(folder: Path, family: str) -> object:
+    if family in GOOD_SEQ2SEQ:
+        return load_seq2seq(folder), model_tokenizers(folder)
+    return nanolm.load(folder)
 
 
 # Watched ------------------------------------------------------------------------------------------
@@ -123,7 +146,7 @@ def watch(root: Path) -> None:
     signal.signal(signal.SIGALRM, hang)
     sys.addaudithook(hook)
     for name in (*HARMLESS, *CASES):
-        watched(name, partial(nanolm.load, root / name))
+        watched(name, partial(load, root / name, family_of(name)))
     forbidden: dict[str, Callable[[], object]] = {
         "unpickle": lambda: pickle.loads(pickle.dumps(Payload(root / "good"))),  # noqa: S301
         "run": lambda: runpy.run_path(str(root / "with code" / f"{EVIL}.py")),
@@ -204,18 +227,23 @@ def scratch(good: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def refusal(folder: Path) -> str:
     """The reason why a folder does not load, or "" if it loads and generates text."""
     try:
-        nanolm.load(folder).generate("a", tokens=2, greedy=True)
+        if folder.name in GOOD_SEQ2SEQ:
+            ids, tokenizers = torch.tensor([[97, 98]]), model_tokenizers(folder)
+            load_seq2seq(folder)(ids, torch.ones(1, 2, dtype=torch.bool), ids)
+            assert all(each.encode("ab") == [97, 98] for each in tokenizers)
+        else:
+            nanolm.load(folder).generate("a", tokens=2, greedy=True)
     except ModelError as error:
         return str(error)
     return ""
 
 
 UNREAD = {"dtype", "attn_pdrop", "embd_pdrop", "attention_dropout"}
-UNREAD |= {"bos_token_id", "eos_token_id", "pad_token_id"}
+UNREAD |= {f"{name}_token_id" for name in ("bos", "eos", "pad", "forced_eos")}
 WRONG = (float("nan"), float("inf"), "1e400", -1, 10**30, "what", {"a": 1})
 
 
-@pytest.mark.parametrize("family", GOOD)
+@pytest.mark.parametrize("family", EVERY)
 def test_no_field_takes_a_wrong_value(
     family: str, good: dict[str, Path], scratch: dict[str, Path]
 ) -> None:
@@ -242,7 +270,7 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(family=st.sampled_from(list(GOOD)), data=st.data())
+@given(family=st.sampled_from(list(EVERY)), data=st.data())
 def test_any_config_loads_or_is_refused(
     family: str, data: st.DataObject, good: dict[str, Path], scratch: dict[str, Path]
 ) -> None:
@@ -288,7 +316,7 @@ def test_any_config_of_a_classifier_loads_or_is_refused(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(family=st.sampled_from(list(GOOD)), data=st.data())
+@given(family=st.sampled_from(list(EVERY)), data=st.data())
 def test_any_weights_load_or_are_refused(
     family: str, data: st.DataObject, good: dict[str, Path], scratch: dict[str, Path]
 ) -> None:
