@@ -79,10 +79,10 @@ def command(
 ) -> None:
     """Serve a playground and an OpenAI-compatible API.
 
-    Each RUN can be anything that `nanolm sample` or `nanolm classify` accepts. The command prints
-    the address of the playground. The API is at /v1 under that address, and its description is at
-    /openapi.json. The server is reachable only from this machine unless you change --host. After
-    Ctrl-C, current requests have up to 20 s to finish.
+    Each RUN can be anything that `nanolm sample`, `classify` or `translate` accepts. The command
+    prints the address of the playground. The API is at /v1 under that address, and its description
+    is at /openapi.json. The server is reachable only from this machine unless you change --host.
+    After Ctrl-C, current requests have up to 20 s to finish.
 
     \b
     nanolm serve runs/novel
@@ -142,8 +142,15 @@ def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[st
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready
-    from nanolm.runs.folder import find_named, is_classifier
-    from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel, names_of
+    from nanolm.pairs.translator import Translator
+    from nanolm.runs.folder import find_named, is_classifier, is_seq2seq
+    from nanolm.serve.models import (
+        ServedClassifier,
+        ServedLanguageModel,
+        ServedModel,
+        ServedTranslator,
+        names_of,
+    )
 
     models: dict[str, ServedModel] = {}
     for run, name in zip(runs, names_of(runs), strict=True):
@@ -153,6 +160,10 @@ def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[st
         if is_classifier(folder):
             found = load_classifier(folder, note).on(device, dtype)
             models[name] = ServedClassifier(name, made, found)
+        elif is_seq2seq(folder):
+            translator = Translator.load(folder, note).on(device, dtype)
+            translator.translate("a", max_tokens=2)  # fails now rather than for the first client
+            models[name] = ServedTranslator(name, made, translator)
         else:
             _, writer = ready(str(folder), device, dtype, int8)
             models[name] = ServedLanguageModel(name, made, writer)

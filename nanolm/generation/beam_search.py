@@ -46,10 +46,10 @@ def beam_search(
     length_penalty: float = 1.0,
     best: int | None = None,
     report: Report = lambda *how_far: None,
-) -> Iterator[tuple[int, list[Beam]]]:
-    """The index of each prompt with its `best` completions, or all of them, the best first; in the
-    order in which the searches end. All prompts have the same length. Beam b of prompt n is row
-    n * beams + b of `decoder`. The `top` most likely tokens are kept at each step."""
+) -> Iterator[list[tuple[int, list[Beam]]]]:
+    """After each step, the prompts whose searches have ended: the index of each with its `best`
+    completions, or all of them, the best first. All prompts have the same length. Beam b of prompt
+    n is row n * beams + b of `decoder`. The `top` most likely tokens are kept at each step."""
     search = BeamSearch(decoder, tokenizer, prompts, params, top, length_penalty)
     for step in range(params.tokens):
         search.extend(step)
@@ -58,11 +58,13 @@ def beam_search(
         done: list[bool] = search.done.tolist()  # the only device sync of a step
         if last or 2 * sum(done) >= len(done):
             ready = [n for n, ended in enumerate(done) if ended or last]
-            yield from search.results(ready, best)
+            yield list(search.results(ready, best))
             running = [n for n, ended in enumerate(done) if not ended and not last]
             if not running:
                 return
             search.keep(running)
+        else:
+            yield []
 
 
 class BeamSearch:

@@ -164,7 +164,8 @@ class LanguageModel:
             if sample.prompt not in known:
                 decoder = path(self.model, row.params.beams, longest([row]))
                 search = (decoder, self.tokenizer, [row.prompt], row.params, row.top)
-                (_, known[sample.prompt]), *_ = beam_search(*search, report=report)
+                for ended in beam_search(*search, report=report):
+                    known |= ((sample.prompt, beams) for _, beams in ended)
             beams = known[sample.prompt]
             builder = TextBuilder(sample, row.params, self.tokenizer)
             for token in beams[min(sample.number, len(beams) - 1)].tokens:

@@ -8,21 +8,21 @@ from nanolm.model.config import Seq2SeqConfig, complete_shape, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.pairs.settings import DEFAULT_FAMILY, RECURRENT, PairSettings
 from nanolm.planning import recipe
-from nanolm.planning.tuning import NARROW_DIM
 from nanolm.text import TRAINABLE
 from nanolm.text.pairs import Pairs
 
-LEAST_VOCAB, MOST_VOCAB = 1_000, 32_000
-REFERENCE_VOCAB, REFERENCE_BYTES = 8_000, 4_000_000  # twice the tokens for four times the text
+LEAST_VOCAB, MOST_VOCAB = 500, 32_000
+VOCAB_PER_MB = {"cpu": 750, "cuda": 2_000, "mps": 2_000}  # less time, fewer tokens to learn
 SPACED = 0.5  # of the texts on a side have a space: it consists of words
 MOST_SYMBOLS = 200  # different words on the target side, such as phonemes: each is one token
 MANY_TOKENS = 20_000_000  # in the training pairs; from here on, a larger model learns more
 MINUTES = {"cpu": 10.0, "cuda": 3.0, "mps": 5.0}
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192, "mps": 4_096}
 CPU_WIDTHS = (192, 128, 96, 64)  # the widest that sees the pairs LEAST_EPOCHS times is used
-LEAST_EPOCHS = 3.7
+LEAST_EPOCHS = 5
 CPU_FLOPS = 25e9  # per core and second
 CPU_LAYERS = 3
+CPU_DIM = 128  # narrower models learn more from more, smaller batches
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
@@ -51,7 +51,7 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
         size = sum(len(text.encode()) for texts in sides.values() for text in texts)
         if chosen.settings.separate_vocabularies:
             size //= 2
-        wanted = REFERENCE_VOCAB * (size / REFERENCE_BYTES) ** 0.5
+        wanted = VOCAB_PER_MB[choose_device(settings.device)[0]] * size / 1e6
         vocabulary = min(MOST_VOCAB, max(LEAST_VOCAB, round(wanted, -2)))
         shared = "" if chosen.settings.separate_vocabularies else ", shared by both sides"
         chosen.choose("vocab_size", int(vocabulary), f"for {size / 1e6:.1f} MB of text{shared}")
@@ -84,7 +84,7 @@ def choose_settings(
         most = min(MOST_CONTEXT, max(LEAST_CONTEXT, 1 << (longest - 1).bit_length()))
         choose("context", most, f"the longest text has {longest:,} tokens")
     dim = base.dim if base else chosen.settings.dim or 1
-    batch = BATCH_TOKENS[device] // (2 if dim < NARROW_DIM else 1)
+    batch = BATCH_TOKENS[device] // (2 if dim < CPU_DIM else 1)
     choose("batch", batch, "tokens of source and target, including padding")
     recurrent = chosen.settings.family in RECURRENT
     if base is None and not recurrent:

@@ -69,7 +69,7 @@ class PairResult:
 
 
 @dataclass(frozen=True)
-class Text:
+class PairText:
     """The pairs as texts, with what turns them into tokens."""
 
     split: PairSplit
@@ -131,13 +131,13 @@ def follow() -> PairResult:
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
-def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text:
+def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> PairText:
     """Read and split the pairs, and train their tokenizers or load those of `base`."""
     note, progress = reports(notify)
     split = split_pairs(settings, progress)
     if base is not None:
         target, source = runs.model_tokenizers(base)
-        return Text(split, settings, [], target, None if source is target else source)
+        return PairText(split, settings, [], target, None if source is target else source)
     settings, choices = recipe.choose_tokenizer(settings, split.train)
     kind, size = settings.tokenizer or "bpe", settings.vocab_size
     train, source_tokenizer = split.train, None
@@ -148,10 +148,10 @@ def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text
         source_tokenizer = train_tokenizer(train.sources, settings.source_tokenizer or kind, size)
     else:
         tokenizer = train_tokenizer([*train.sources, *train.targets], kind, size)
-    return Text(split, settings, choices, tokenizer, source_tokenizer)
+    return PairText(split, settings, choices, tokenizer, source_tokenizer)
 
 
-def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> PairJob:
+def make_job(start: RunStart[PairSettings], base: Path | None, text: PairText) -> PairJob:
     """Choose the open settings and build the model, or resume both."""
     progress, fingerprints = reports(start.notify)[1], text.fingerprints()
     if base:
@@ -207,7 +207,7 @@ def fit_to_machine(job: PairJob) -> tuple[PairSettings, list[Choice]]:
     return chosen.settings, chosen.choices
 
 
-def encoded(text: Text, settings: PairSettings, progress: Report) -> PairData:
+def encoded(text: PairText, settings: PairSettings, progress: Report) -> PairData:
     split, tokenizer, source = text.split, text.tokenizer, text.source_tokenizer
     multiple = LENGTH_MULTIPLE[choose_device(settings.device)[0]]
     assert settings.context
@@ -216,14 +216,16 @@ def encoded(text: Text, settings: PairSettings, progress: Report) -> PairData:
     return PairData(split, tokenizer, source, *both)
 
 
-def wanted_config(settings: PairSettings, base: Path | None, text: Text) -> Seq2SeqConfig:
+def wanted_config(settings: PairSettings, base: Path | None, text: PairText) -> Seq2SeqConfig:
     if base is not None:
         return replace(load_seq2seq_config(base), dropout=settings.dropout or 0.0)
     source = text.source_tokenizer.vocab_size if text.source_tokenizer else None
     return recipe.fresh_config(settings, text.tokenizer.vocab_size, source)
 
 
-def build(settings: PairSettings, base: Path | None, folder: Path | None, text: Text) -> Seq2Seq:
+def build(
+    settings: PairSettings, base: Path | None, folder: Path | None, text: PairText
+) -> Seq2Seq:
     """The model from the checkpoint `folder`, or from `base`, or a new one."""
     if known := folder or base:
         return load_seq2seq(known, settings.dropout)

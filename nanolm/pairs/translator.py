@@ -83,6 +83,7 @@ class Translation:
     score: float  # the log probability divided by a power of the number of tokens; 0 at best
     tokens: list[int]
     notes: list[str] = field(default_factory=list)
+    parts: list[tuple[str, list[int]]] = field(default_factory=list)  # sources with their tokens
 
     def __str__(self) -> str:
         return self.text
@@ -158,28 +159,34 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translations in the order of the sources, each as soon as those before it are ready. The
         sources of a part are sorted by length and batched."""
-        refuse(params.problems())
-        return self._stream(parts, params, report)  # so that invalid parameters raise here
+        refuse(params.problems())  # here, before anything is read
+        return chain.from_iterable(self.steps(parts, params, report))
 
-    def _stream(
-        self, parts: Iterable[list[str]], params: TranslateParams, report: Report
-    ) -> Iterator[Translation]:
+    def steps(
+        self,
+        parts: Iterable[list[str]],
+        params: TranslateParams,
+        report: Report = lambda *how_far: None,
+    ) -> Iterator[list[Translation]]:
+        """The same in steps, of a token for each text of a batch; most yield no translation."""
         for sources in parts:
             cuts = [self.cut(source) for source in sources]
             places = [(n, place) for n, cut in enumerate(cuts) for place in range(len(cut))]
             found: list[list[Beam | None]] = [[None] * len(cut) for cut in cuts]
             done = ready = 0  # parts of sources; whole sources
             texts = [part for cut in cuts for part in cut]
-            for searched in chain([None], self._search(texts, params)):
-                if searched:
-                    n, place = places[searched[0]]
-                    found[n][place] = searched[1]
+            for ended in chain([[]], self._search(texts, params)):
+                for number, beam in ended:
+                    n, place = places[number]
+                    found[n][place] = beam
                     done += 1
                     report("translating", done, len(texts))
+                translations = []
                 while ready < len(sources) and None not in found[ready]:
                     beams = [beam for beam in found[ready] if beam]
-                    yield self._joined(sources[ready], cuts[ready], beams, params)
+                    translations.append(self._joined(sources[ready], cuts[ready], beams, params))
                     ready += 1
+                yield translations
 
     def cut(self, source: str) -> list[str]:
         """A source in parts that fit the context: of whole sentences if possible, else of whole
@@ -218,8 +225,10 @@ class Translator:
         return [*self.encoder.encode(source.strip())[:most], self.encoder.end_of_text]
 
     @torch.inference_mode()
-    def _search(self, sources: list[str], params: TranslateParams) -> Iterator[tuple[int, Beam]]:
-        """The best target of each source, with its index."""
+    def _search(
+        self, sources: list[str], params: TranslateParams
+    ) -> Iterator[list[tuple[int, Beam]]]:
+        """After each step, the best target of each source whose search ended, with its index."""
         ids = [self.source_ids(source) for source in sources]
         order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
         device, most = self.model.device, max(1, self.model.config.context - 1)  # without the start
@@ -236,10 +245,11 @@ class Translator:
                 decoder = Seq2SeqDecoder(self.model, memory.select(rows), sampling.tokens)
                 search = (decoder, self.tokenizer, [start] * len(batch), sampling)
                 penalty = params.length_penalty
-                for n, beams in beam_search(*search, length_penalty=penalty, best=1):
-                    if not beams or any(math.isnan(token.logprob) for token in beams[0].tokens):
-                        raise ModelError(NOT_FINITE)
-                    yield batch[n], beams[0]
+                for ended in beam_search(*search, length_penalty=penalty, best=1):
+                    for _, beams in ended:
+                        if not beams or any(math.isnan(token.logprob) for token in beams[0].tokens):
+                            raise ModelError(NOT_FINITE)
+                    yield [(batch[n], beams[0]) for n, beams in ended]
 
     def _batch(
         self, order: list[int], ids: list[list[int]], sampling: SamplingParams, most: int | None
@@ -274,7 +284,8 @@ class Translator:
             if beam.ids[-1] not in self.tokenizer.stops:
                 notes.append(f"the translation was cut off after {len(beam.ids):,} tokens")
         score = logprob / len(tokens) ** params.length_penalty if tokens else 0.0
-        return Translation(source, text, score, tokens, notes)
+        pairs = [(part, beam.ids) for part, beam in zip(parts, beams, strict=True)]
+        return Translation(source, text, score, tokens, notes, pairs)
 
     @torch.inference_mode()
     def alignment(self, source: str, target: str | Sequence[int]) -> Alignment:

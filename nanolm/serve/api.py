@@ -12,8 +12,9 @@ from typing import Any
 from nanolm.generation.batch import BatchRow
 from nanolm.generation.sampling_params import DECLARATIONS, SamplingParams
 from nanolm.generation.transcript import token_name
+from nanolm.pairs.translator import TranslateParams
 from nanolm.serve.engine import Limits, Tokens
-from nanolm.serve.models import ServedClassifier, ServedLanguageModel
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedTranslator
 from nanolm.serve.request_models import API_NAMES, APIError
 
 CHUNK = 16_384  # characters of a response that are sent at a time, roughly
@@ -212,3 +213,21 @@ def labels_json(model: ServedClassifier, results: Iterable[dict[str, float]]) ->
         for best in [next(iter(each))]  # the first is the most likely
     ]
     return {"object": "list", "model": model.name, "data": data}
+
+
+def translate_params(given: dict[str, Any], limits: Limits) -> TranslateParams:
+    if "temperature" in given and given.get("beams", 1) > 1:
+        raise APIError("use either beams or temperature, not both", param="temperature")
+    names = ("beams", "length_penalty", "temperature", "seed", "max_tokens")
+    values = {name: given[name] for name in names if name in given}
+    values.setdefault("seed", secrets.randbelow(1_000_000))
+    return TranslateParams(**values, batch=limits.rows)
+
+
+def translations_json(model: ServedTranslator, results: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Weights are written row by row: as objects, they would take far more memory."""
+    for each in results:
+        each["score"] = finite(each["score"])
+        for part in each["alignment"] or ():
+            part["weights"] = ([round(weight, 4) for weight in row] for row in part["weights"])
+    return chunks(json_pieces({"object": "list", "model": model.name, "translations": results}))

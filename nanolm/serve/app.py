@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +28,6 @@ from nanolm.serve.engine import (
     Engine,
     GenerationRequest,
     Limits,
-    QueueFull,
     Tokens,
 )
 from nanolm.serve.guard import (
@@ -40,9 +39,10 @@ from nanolm.serve.guard import (
     parse_json,
     read_body,
 )
-from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel, ServedTranslator
 from nanolm.serve.openapi import document
-from nanolm.serve.request_models import APIError, RequestModels, checked
+from nanolm.serve.queues import QueueFull, TookTooLong
+from nanolm.serve.request_models import APIError, RequestModels, advice, checked
 from nanolm.text.page import SURPRISE_STYLE
 from nanolm.webpage import beside
 
@@ -55,6 +55,7 @@ PAGE_FILES = {
 MAX_INSPECTIONS = 8  # pages to keep
 LONG_BODY = 20_000  # bytes from which a request is validated in another thread
 BODY_BYTES = 64 << 20  # of all requests that are being read and validated
+MAX_WEIGHTS, WEIGHT_BYTES = 1 << 22, 8  # of the alignments of a request
 MAX_REQUEST_TOKENS = 1_000_000  # alternatives included, unless the request is for a single text
 
 Kind = TypeVar("Kind", bound=ServedModel)
@@ -71,6 +72,8 @@ class Server:
             for name, model in models.items()
             if isinstance(model, ServedLanguageModel)
         }
+        for model in models.values():
+            model.loaded.model.eval()
         self.requests = RequestModels(models, limits)
         self.document = document(self.requests)
         self.inspections: dict[str, str] = {}
@@ -111,6 +114,7 @@ class Server:
             post("/v1/completions", self.requests.completion, self.write),
             post("/v1/chat/completions", self.requests.chat, self.write),
             post("/v1/classify", self.requests.classification, self.classify),
+            post("/v1/translate", self.requests.translation, self.translate),
             post("/v1/tokenize", self.requests.tokenization, self.tokenize),
             post("/v1/inspect", self.requests.inspection, self.inspect),
         ]
@@ -118,9 +122,7 @@ class Server:
     async def health(self, request: Request) -> Response:
         if not self.engine.thread.is_alive():
             raise APIError("the generation thread has stopped", 503)
-        writing = sum(len(worker.running) for worker in self.workers.values())
-        counts = {"models": len(self.models), "writing": writing, "waiting": self.engine.waiting()}
-        return JSONResponse({"status": "ok", **counts})
+        return JSONResponse({"status": "ok", "models": len(self.models), **self.engine.status()})
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self.document)
@@ -129,12 +131,13 @@ class Server:
         data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    def model(self, given: dict[str, Any], kind: type[Kind], needs_attention: bool = False) -> Kind:
+    def model(self, given: dict[str, Any], kind: type[Kind], inspectable: bool = False) -> Kind:
         for model in self.models.values():
             named = given.get("model") in (None, model.name)
-            if isinstance(model, kind) and named and (model.attention or not needs_attention):
+            if isinstance(model, kind) and named and (model.inspectable or not inspectable):
                 return model
-        raise APIError("no served model supports this request", 404, "model", "model_not_found")
+        problem = f"no {kind.kind} is served that supports this; {advice(self.models.values())}"
+        raise APIError(problem, 404, "model", "model_not_found")
 
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
         writer = self.model(given, ServedLanguageModel)
@@ -147,7 +150,7 @@ class Server:
         if total > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
             wanted = f"{total:,} tokens and alternatives exceed the limit of {most:,} per request"
             raise APIError(f"{wanted}; reduce n, max_tokens or logprobs")
-        client = f"{request.client.host if request.client else ''} {given.get('user', '')}"
+        client = client_of(request, given)
         streamed = given.get("stream", False)
         generation = GenerationRequest(worker, rows, client, self.limits.seconds, streamed)
         return (Stream if streamed else Whole)(self.engine, generation, answer)
@@ -162,7 +165,7 @@ class Server:
     def count(self, model: ServedModel, texts: list[str]) -> list[int]:
         """The ids of all texts, which together must not exceed the limit of one prompt."""
         ids = [id for text in texts for id in model.tokenizer.encode_prompt(text)]
-        if len(ids) > (most := self.limits.longest(model.base.window())):
+        if len(ids) > (most := self.limits.longest(model.window)):
             raise APIError(f"the input has {len(ids):,} tokens; the limit is {most:,}")
         return ids
 
@@ -173,6 +176,19 @@ class Server:
         results = await self.engine.do(lambda: classifier.classify(texts))
         return JSONResponse(api.labels_json(classifier, results))
 
+    async def translate(self, request: Request, given: dict[str, Any]) -> Response:
+        model, texts = self.model(given, ServedTranslator), given["text"]
+        texts = [texts] if isinstance(texts, str) else texts
+        params, aligned = api.translate_params(given, self.limits), given.get("alignment", False)
+        tokens = len(await self.offload(request, self.count, model, texts))
+        weights = aligned * tokens * min(params.max_tokens or model.window, model.window)
+        if weights > MAX_WEIGHTS:
+            wanted = f"the alignment of {tokens:,} source tokens may have {weights:,} weights"
+            raise APIError(f"{wanted}; the limit is {MAX_WEIGHTS:,}; send less text")
+        steps = model.translate(texts, params, aligned)
+        task = partial(self.engine.do_in_steps, steps, len(texts), client_of(request, given))
+        return Translated(self.engine, task, model, size=WEIGHT_BYTES * weights)
+
     async def tokenize(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel)
         ids = await self.offload(request, self.count, model, [given["text"]])
@@ -180,7 +196,7 @@ class Server:
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
-        model = self.model(given, ServedModel, needs_attention=True)
+        model = self.model(given, ServedModel, inspectable=True)
         ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
@@ -217,7 +233,7 @@ class Server:
                 status = error.status_code
                 refusal = APIError(about.get(status, error.detail), status)
                 headers |= error.headers or {}
-            case OutOfMemory():
+            case OutOfMemory() | TookTooLong():
                 refusal = APIError(str(error), 503)
             case NanolmError():
                 refusal = APIError(str(error))
@@ -231,20 +247,23 @@ class Generated(Response):
     """Submits a request to the engine and sends the texts as fast as the client reads them. A byte
     budget limits how much is buffered."""
 
-    def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
-        self.engine, self.generation, self.answer = engine, generation, answer
+    def __init__(self, engine: Engine, size: int, retry_after: int = 1) -> None:
+        self.engine, self.size, self.retry_after = engine, size, retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = self.generation
-        with self.engine.budget.hold(generation.bytes, generation.worker.retry_after()):
-            self.engine.take(generation)
-            with listening(receive, generation) as listener:
-                async for chunk in self.send_start(send):
-                    if listener.done():  # the client has disconnected
-                        return
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    await asyncio.sleep(0)  # let other tasks run
+        held = self.engine.budget.hold(self.size, self.retry_after)
+        with held, listening(receive, self.begin()) as listener:
+            async for chunk in self.send_start(send):
+                if listener.done():  # the client has disconnected
+                    return
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await asyncio.sleep(0)  # let other tasks run
+            if not listener.done():
                 await send({"type": "http.response.body", "body": b""})
+
+    def begin(self) -> Callable[[], object]:
+        """Submit the request. Calling the result cancels it."""
+        raise NotImplementedError
 
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
         """Send status and headers, and yield the chunks of the body."""
@@ -252,25 +271,62 @@ class Generated(Response):
         yield
 
 
-class Whole(Generated):
+class Completed(Generated):
+    def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
+        super().__init__(engine, generation.bytes, generation.worker.retry_after())
+        self.generation, self.answer = generation, answer
+
+    def begin(self) -> Callable[[], object]:
+        self.engine.take(self.generation)
+        return self.generation.cancel
+
+
+class Whole(Completed):
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
         texts: dict[int, Tokens] = {}
         async for fresh in self.generation.events():
             texts = fresh  # everything arrives at once
-        chunks = self.answer.whole(texts)
-        first, rest = next(chunks), next(chunks, None)
-        headers = {"content-type": "application/json"}
-        if rest is None:
-            headers["content-length"] = str(len(first))
-        await send(start(headers))
-        yield first
-        if rest is not None:
-            yield rest
-        for chunk in chunks:
+        async for chunk in send_json(self.answer.whole(texts), send):
             yield chunk
 
 
-class Stream(Generated):
+class Translated(Generated):
+    def __init__(
+        self,
+        engine: Engine,
+        task: Callable[[], Coroutine[Any, Any, list[dict[str, Any]]]],
+        model: ServedTranslator,
+        size: int,
+    ) -> None:
+        super().__init__(engine, size)
+        self.task, self.model = task, model
+
+    def begin(self) -> Callable[[], object]:
+        self.work = asyncio.create_task(self.task())
+        return self.work.cancel
+
+    async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        await asyncio.wait([self.work])
+        if not self.work.cancelled():
+            chunks = api.translations_json(self.model, self.work.result())
+            async for chunk in send_json(chunks, send):
+                yield chunk
+
+
+async def send_json(chunks: Iterator[bytes], send: Send) -> AsyncIterator[bytes]:
+    first, rest = next(chunks), next(chunks, None)
+    headers = {"content-type": "application/json"}
+    if rest is None:
+        headers["content-length"] = str(len(first))
+    await send(start(headers))
+    yield first
+    if rest is not None:
+        yield rest
+    for chunk in chunks:
+        yield chunk
+
+
+class Stream(Completed):
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
         await send(start({"content-type": "text/event-stream; charset=utf-8"}))
         try:
@@ -290,21 +346,24 @@ def start(headers: dict[str, str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def listening(receive: Receive, generation: GenerationRequest) -> Any:
-    """Watch for the client to disconnect, which cancels the generation."""
+def listening(receive: Receive, cancel: Callable[[], object]) -> Any:
+    """Watch for the client to disconnect, which cancels the request."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        generation.canceled = True
-        generation.worker.engine.wake.set()
+        cancel()
 
     listener = asyncio.create_task(listen())
     try:
         yield listener
     finally:
-        generation.canceled = True
+        cancel()
         listener.cancel()
+
+
+def client_of(request: Request, given: dict[str, Any]) -> str:
+    return f"{request.client.host if request.client else ''} {given.get('user', '')}"
 
 
 def application(

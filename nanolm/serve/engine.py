@@ -8,7 +8,8 @@
     >>> async for events in request.events(): ...
 
 Requests come from the event loop and wait until there is room for their rows. Rows join and leave
-the batch between two tokens (continuous batching). Models take turns, one step each.
+the batch between two tokens (continuous batching). Models take turns, one step each, and so do long
+tasks (queues.py).
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from nanolm.errors import NOT_FINITE, ModelError, NanolmError, OutOfMemory, out_of_memory
+from nanolm.errors import NOT_FINITE, ModelError, OutOfMemory, out_of_memory
 from nanolm.generation.batch import Batch, BatchRow, SampledToken
 from nanolm.generation.decoding import PREFILL_TOKENS, CachedDecoder
 from nanolm.generation.language_model import LanguageModel, TextBuilder, max_rows
@@ -34,6 +35,7 @@ from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.machine import give_back_memory
 from nanolm.model.device import use_fitting_threads
+from nanolm.serve.queues import FairQueue, LongTask, LongTasks, QueueFull, Steps
 
 # The interval between two sends; tokens in between are sent together. Sending takes the event loop
 # about a tenth of that, and this thread waits meanwhile (GIL).
@@ -61,12 +63,6 @@ class Limits:
     def longest(self, window: int | None) -> int:
         """The longest prompt in tokens, for a model with this context length."""
         return max(self.prompt, window or 0)
-
-
-class QueueFull(NanolmError):
-    def __init__(self, seconds: int) -> None:
-        super().__init__("the queue is full; try again later")
-        self.seconds = seconds  # for the Retry-After header
 
 
 class Tokens:
@@ -180,8 +176,11 @@ class GenerationRequest:
                 if over:
                     return
         finally:
-            self.canceled = True
-            self.worker.engine.wake.set()
+            self.cancel()
+
+    def cancel(self) -> None:
+        self.canceled = True
+        self.worker.engine.wake.set()
 
 
 class ByteBudget:
@@ -208,40 +207,6 @@ def token_bytes(top: int) -> int:
     return 36 + 9 * top
 
 
-class FairQueue:
-    """Waiting rows. Clients take turns, no matter how much each has requested."""
-
-    def __init__(self) -> None:
-        self.clients: dict[str, deque[tuple[GenerationRequest, BatchRow]]] = {}
-        self.length = 0
-
-    def add(self, request: GenerationRequest) -> None:
-        rows = self.clients.setdefault(request.client, deque())
-        rows += ((request, row) for row in request.builders)
-        self.length += len(request.builders)
-
-    def next(self) -> tuple[GenerationRequest, BatchRow]:
-        client = next(iter(self.clients))
-        rows = self.clients.pop(client)
-        self.length -= 1
-        if len(rows) > 1:
-            self.clients[client] = rows  # last in line
-        return rows.popleft()
-
-    def drop(
-        self, over: Callable[[GenerationRequest], bool]
-    ) -> list[tuple[GenerationRequest, BatchRow]]:
-        """Remove and return the rows of requests that ended while they were waiting."""
-        dropped = [pair for rows in self.clients.values() for pair in rows if over(pair[0])]
-        if dropped:
-            for client, rows in list(self.clients.items()):
-                self.clients[client] = deque(pair for pair in rows if not over(pair[0]))
-                if not self.clients[client]:
-                    del self.clients[client]
-            self.length = sum(map(len, self.clients.values()))
-        return dropped
-
-
 class ModelWorker:
     def __init__(self, engine: "Engine", writer: LanguageModel, limits: Limits) -> None:
         self.engine, self.writer, self.limits = engine, writer, limits
@@ -249,7 +214,7 @@ class ModelWorker:
         self.on_a_gpu = model.device.type == "cuda"
         self.length = limits.longest(model.window()) + limits.tokens
         self.most = max_rows(model, self.length, limits.rows)
-        self.queue = FairQueue()
+        self.queue: FairQueue[tuple[GenerationRequest, BatchRow]] = FairQueue()
         self.running: dict[BatchRow, GenerationRequest] = {}
         # After a failed step, its rows rejoin one at a time. If a step fails again, the row on
         # trial caused it.
@@ -267,6 +232,9 @@ class ModelWorker:
         decoder = CachedDecoder(model, most, self.length)
         sampler = Sampler(self.writer.tokenizer, most, model.device)
         return Batch(decoder, sampler, self.length, sizes if self.on_a_gpu else ())
+
+    def admit(self, request: GenerationRequest) -> None:
+        self.queue.add(request.client, ((request, row) for row in request.builders))
 
     def warm(self) -> None:
         """Compile kernels and capture CUDA graphs for common requests, so that none has to wait."""
@@ -295,7 +263,7 @@ class ModelWorker:
                 self.finish(request, row, cut=True)
         if self.queue.length and now - self.swept > SWEEP_INTERVAL:
             self.swept = now
-            for request, row in self.queue.drop(over):
+            for request, row in self.queue.drop(lambda waiting: over(waiting[0])):
                 self.finish(request, row, cut=True)
         joining = self.next_rows()
         self.batch = batch = self.batch or self.begin()
@@ -372,7 +340,7 @@ class ModelWorker:
             self.running.pop(row, None)
             if self.batch:
                 self.batch.leave(row)
-        self.queue.drop(lambda waiting: waiting is request)
+        self.queue.drop(lambda waiting: waiting[0] is request)
         self.engine.pending.setdefault(request)
         with contextlib.suppress(OSError):  # the terminal was closed
             self.engine.note(f"generation failed: {error!r}")
@@ -394,6 +362,7 @@ class Engine:
         self.workers: list[ModelWorker] = []
         self.requests: deque[GenerationRequest] = deque()
         self.tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.long_tasks = LongTasks()
         self.pending: dict[GenerationRequest, None] = {}  # requests with unsent tokens
         self.last_sent = 0.0
         self.wake = threading.Event()
@@ -423,6 +392,13 @@ class Engine:
         handed = sum(len(request.builders) for request in list(self.requests))
         return handed + sum(worker.queue.length for worker in self.workers)
 
+    def status(self) -> dict[str, int]:
+        """The number of texts in progress and in the queue."""
+        long = self.long_tasks.in_progress()
+        writing = long + sum(len(worker.running) for worker in self.workers)
+        waiting = self.waiting() + max(0, self.long_tasks.texts - long)
+        return {"writing": writing, "waiting": waiting}
+
     def take(self, request: GenerationRequest) -> None:
         worker = request.worker
         room = self.limits.queue + max(0, worker.most - len(worker.running))
@@ -440,6 +416,20 @@ class Engine:
         self.wake.set()
         return await asyncio.wrap_future(future)
 
+    async def do_in_steps(self, steps: Steps, texts: int, client: str) -> list[Any]:
+        """Run a long task on the compute thread, in turn with others. Canceling this ends it."""
+        limit = self.limits.queue + self.limits.rows
+        if self.closed or self.long_tasks.texts + texts > limit:
+            raise QueueFull(1)
+        task = LongTask(steps, texts, client, self.limits.seconds)
+        self.long_tasks.texts += texts
+        self.long_tasks.new.append(task)
+        self.wake.set()
+        try:
+            return await asyncio.wrap_future(task.future)
+        finally:
+            self.long_tasks.texts -= texts
+
     # Called by the thread.
 
     def run(self) -> None:
@@ -448,14 +438,15 @@ class Engine:
         finally:  # nothing must keep waiting for this thread
             self.closed = True
             for request in self.requests:
-                request.worker.queue.add(request)
+                request.worker.admit(request)
             for worker in self.workers:
                 pairs = [(request, row) for row, request in worker.running.items()]
-                for request, row in [*pairs, *worker.queue.drop(lambda request: True)]:
+                for request, row in [*pairs, *worker.queue.drop(lambda waiting: True)]:
                     worker.finish(request, row, cut=True)
             for future, _ in self.tasks:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(QueueFull(1))
+            self.long_tasks.close()
             self.notify(everything=True)
 
     def work(self) -> None:
@@ -463,7 +454,7 @@ class Engine:
             self.wake.clear()
             while self.requests:
                 request = self.requests.popleft()
-                request.worker.queue.add(request)
+                request.worker.admit(request)
             if self.tasks:
                 future, task = self.tasks.popleft()
                 if future.set_running_or_notify_cancel():
@@ -471,15 +462,19 @@ class Engine:
                         future.set_result(task())
                     except Exception as error:
                         future.set_exception(error)
+            self.long_tasks.turn()
             for worker in self.workers:
                 if worker.busy():
                     self.turn(worker)
             self.notify()
-            if not (self.tasks or self.requests or any(worker.busy() for worker in self.workers)):
+            if not (self.tasks or self.requests or self.busy()):
                 self.notify(everything=True)
                 if not self.wake.wait(IDLE_WAIT) and self.budget.released > RELEASED_BYTES:
                     self.budget.released = 0
                     give_back_memory()
+
+    def busy(self) -> bool:
+        return self.long_tasks.busy() or any(worker.busy() for worker in self.workers)
 
     def turn(self, worker: ModelWorker) -> None:
         try:

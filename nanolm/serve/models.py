@@ -6,16 +6,18 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
 from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
+from nanolm.generation.transcript import Transcript
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
@@ -24,6 +26,7 @@ from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
+from nanolm.pairs.translator import TranslateParams, Translation, Translator
 from nanolm.text.tokenizer import Tokenizer
 
 MAX_INSPECTED_TOKENS = 256  # attention grows with their square
@@ -32,9 +35,11 @@ RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run; not used as names
 
 @dataclass(frozen=True)
 class ServedModel:
+    kind: ClassVar[str] = "model"
+    path: ClassVar[str] = "/v1/tokenize"  # of the API that is for this kind
     name: str
     created: int  # seconds since 1970
-    loaded: LanguageModel | TextClassifier
+    loaded: LanguageModel | TextClassifier | Translator
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -43,12 +48,21 @@ class ServedModel:
     @property
     def base(self) -> Model:
         """The model without a classifier's head."""
-        model = self.loaded.model
-        return model.base if isinstance(model, Classifier) else model
+        model: Any = self.loaded.model
+        base: Model = model.base if isinstance(model, Classifier) else model
+        return base
+
+    @property
+    def window(self) -> int | None:
+        return self.base.window()
 
     @property
     def attention(self) -> bool:
         return isinstance(self.base, GPT)
+
+    @property
+    def inspectable(self) -> bool:
+        return self.attention
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -56,10 +70,10 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "nanolm",
-            "kind": "language model",
+            "kind": self.kind,
             "context": self.base.config.context,
             "vocabulary": self.tokenizer.vocab_size,
-            "parameters": self.base.parameter_count(),
+            "parameters": self.loaded.model.parameter_count(),
             "attention": self.attention,
             "labels": None,
         }
@@ -79,6 +93,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ServedLanguageModel(ServedModel):
+    kind, path = "language model", "/v1/completions"
     loaded: LanguageModel
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
@@ -98,14 +113,11 @@ class ServedLanguageModel(ServedModel):
 
 @dataclass(frozen=True)
 class ServedClassifier(ServedModel):
+    kind, path = "classifier", "/v1/classify"
     loaded: TextClassifier
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {
-            "kind": "classifier",
-            "parameters": self.loaded.model.parameter_count(),
-            "labels": list(self.loaded.labels),
-        }
+        return super().facts() | {"labels": list(self.loaded.labels)}
 
     def classify(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, the most likely first."""
@@ -123,6 +135,75 @@ class ServedClassifier(ServedModel):
         decided = attribute(self.loaded.model, ids)
         seen = Inspection(ids, decided.attention, [])
         return partial(self.page, seen, (decided, self.loaded.labels))
+
+
+@dataclass(frozen=True)
+class ServedTranslator(ServedModel):
+    kind, path = "translator", "/v1/translate"
+    loaded: Translator
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the sources."""
+        return self.loaded.encoder
+
+    @property
+    def window(self) -> int:
+        return self.loaded.model.config.context
+
+    @property
+    def attention(self) -> bool:
+        return getattr(self.loaded.model.config, "attention", "") != "none"
+
+    @property
+    def inspectable(self) -> bool:
+        return False
+
+    def translate(
+        self, texts: list[str], params: TranslateParams, alignment: bool
+    ) -> Generator[list[dict[str, Any]], None, None]:
+        """The translations in steps, for the compute thread."""
+        model = self.loaded.model
+        steps = self.loaded.steps([texts], params)
+        while True:
+            if model.device.type == "cpu":
+                use_fitting_threads(model)  # another model may have run in between
+            ready = next(steps, None)
+            if ready is None:
+                return
+            yield []
+            for each in ready:
+                yield [self.result(each, alignment)]
+
+    def result(self, translation: Translation, alignment: bool) -> dict[str, Any]:
+        return {
+            "source": translation.source,
+            "translation": translation.text,
+            "score": translation.score,
+            "notes": translation.notes,
+            "alignment": [self.alignment(*part) for part in translation.parts]
+            if alignment and self.attention
+            else None,
+        }
+
+    def alignment(self, source: str, ids: list[int]) -> dict[str, Any]:
+        """The attention of each token of a target to those of its source, averaged over heads."""
+        weights = self.loaded.alignment(source, ids).mean()
+        target, stops = self.loaded.tokenizer, self.loaded.tokenizer.stops
+        ids = [*(id for id in ids if id not in stops), target.end_of_text][: len(weights)]
+        return {
+            "source": pieces(self.tokenizer, self.loaded.source_ids(source)),
+            "target": pieces(target, ids),
+            "weights": [array("f", row) for row in weights],
+        }
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text that each token adds; together they are the whole text."""
+    transcript = Transcript()
+    found = [transcript.add(tokenizer.tokens[id]) for id in ids]
+    found[-1] += transcript.finish()
+    return found
 
 
 def names_of(runs: Iterable[str]) -> list[str]:

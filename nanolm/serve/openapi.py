@@ -18,7 +18,7 @@ STATUS = {
     "415": "The Content-Type is not application/json.",
     "429": "The queue is full. Try again after the number of seconds in Retry-After.",
     "500": "Internal error.",
-    "503": "Generation has stopped, there are too many connections, or memory ran out.",
+    "503": "Generation has stopped, there are too many connections, or memory or time ran out.",
 }
 
 
@@ -40,7 +40,7 @@ MODEL = response(
     object=Literal["model"],
     created=int,
     owned_by=str,
-    kind=Literal["language model", "classifier"],
+    kind=Literal["language model", "classifier", "translator"],
     context=int,
     vocabulary=int,
     parameters=int,
@@ -74,6 +74,23 @@ CHAT = response(
 )
 LABEL = response("Label", index=int, label=str, probability=float, probabilities=dict[str, float])
 LABELS = response("Classification", object=Literal["list"], model=str, data=array(LABEL))
+ALIGNMENT = response(  # of a part of the text; the whole text, unless that exceeds the context
+    "Alignment",
+    source=list[str],  # the text that each token adds
+    target=list[str],
+    weights=list[list[float]],  # a row for each target token, the mean of all heads
+)
+TRANSLATION = response(
+    "Translation",
+    source=str,
+    translation=str,
+    score=float,  # the log probability divided by a power of the number of tokens
+    notes=list[str],
+    alignment=array(ALIGNMENT) | None,
+)
+TRANSLATIONS = response(
+    "TranslationList", object=Literal["list"], model=str, translations=array(TRANSLATION)
+)
 TOKENS = response("Tokenization", model=str, ids=list[int], tokens=list[str])
 INSPECTION = response("Inspection", page=str)
 HEALTH = response("Health", status=Literal["ok"], models=int, writing=int, waiting=int)
@@ -97,6 +114,12 @@ def document(requests: RequestModels) -> dict[str, Any]:
             CHAT,
         ),
         "/v1/classify": ("Classify texts.", requests.classification, LABELS),
+        "/v1/translate": (
+            "Translate texts. Defaults are as in `nanolm translate`. The alignment is null for "
+            "models without attention.",
+            requests.translation,
+            TRANSLATIONS,
+        ),
         "/v1/tokenize": ("Split a text into a model's tokens.", requests.tokenization, TOKENS),
         "/v1/inspect": (
             "Create a page with a model's attention and predictions for a text. Returns its path.",

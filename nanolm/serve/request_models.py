@@ -5,17 +5,21 @@
 The sampling fields come from `SamplingParams`; the rest follow OpenAI. Null counts as not given.
 """
 
+import itertools
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal, Union
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from nanolm.errors import NanolmError, did_you_mean
 from nanolm.generation.sampling_params import DECLARATIONS, GROUPS, TYPES, SamplingParams
+from nanolm.pairs.translator import TranslateParams
 from nanolm.serve.engine import MAX_TOP_LOGPROBS, Limits
-from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel
+from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedModel, ServedTranslator
 
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 TEXTS = "a string or a list of strings"
@@ -112,14 +116,12 @@ def slider(least: float, most: float, step: float, off: float | None = None) -> 
 
 class RequestModels:
     def __init__(self, models: dict[str, ServedModel], limits: Limits) -> None:
-        writers = [name for name, m in models.items() if isinstance(m, ServedLanguageModel)]
-        classifiers = [name for name, m in models.items() if isinstance(m, ServedClassifier)]
         vocabulary = max((m.tokenizer.vocab_size for m in models.values()), default=1)
-        longest = max((limits.longest(m.base.window()) for m in models.values()), default=1)
+        longest = max((limits.longest(m.window) for m in models.values()), default=1)
         ids, words = listed(whole(0, vocabulary - 1), longest), text(limits.body)
         limit = {"tokens": limits.tokens, "min_tokens": limits.tokens, "seed": 2**53}
         common: dict[str, Any] = {
-            "model": name_of(writers),
+            "model": name_of(models, ServedLanguageModel),
             "n": optional(whole(1, 16), 1, "Number of completions.", **slider(1, 6, 1)),
         }
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
@@ -137,6 +139,7 @@ class RequestModels:
                 text(200), help="Identifier of the end user. Users take turns in the queue."
             ),
         }
+        user = common["user"]
         prompts = one_of(
             PROMPTS, text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16)
         )
@@ -161,19 +164,72 @@ class RequestModels:
             **common,
         )
         inputs = one_of(TEXTS, text=words, texts=listed(words, 64)), ...
-        self.classification = record("ClassifyRequest", model=name_of(classifiers), input=inputs)
-        named = name_of([*models])
+        named = name_of(models, ServedClassifier)
+        self.classification = record("ClassifyRequest", model=named, input=inputs)
+        self.translation = record(
+            "TranslateRequest",
+            model=name_of(models, ServedTranslator),
+            text=(inputs[0], Field(description=f"{TEXTS.capitalize()}, each to translate.")),
+            **translation_fields(limits),
+            user=user,
+        )
+        named = name_of(models)
         self.tokenization = record("TokenizeRequest", model=named, text=(words, ...))
-        named = name_of([name for name, model in models.items() if model.attention])
+        named = name_of({name: model for name, model in models.items() if model.inspectable})
         given = {"text": (words, ""), "ids": (ids | None, None)}
         self.inspection = record("InspectRequest", model=named, **given)
 
 
-def name_of(models: list[str]) -> Any:
-    if not models:
-        return Literal["none"], Field("none", description="No model of this kind is served.")
+def translation_fields(limits: Limits) -> dict[str, Any]:
+    default, temperature = TranslateParams, DECLARATIONS["temperature"].range
+    penalty = "Divide log probabilities by the length to this power. Above 1 favors longer texts."
+    hot = "Sample with this temperature instead of searching."
+    return {
+        "beams": optional(whole(1, 16), default.beams, "Beams of beam search.", **slider(1, 8, 1)),
+        "length_penalty": optional(
+            Annotated[float, Field(ge=-10, le=10)],
+            default.length_penalty,
+            penalty,
+            **slider(0, 2, 0.1),
+        ),
+        "temperature": optional(
+            Annotated[float, Field(ge=temperature[0], le=temperature[1])],
+            help=hot,
+            **slider(0, 2, 0.05, off=0),
+        ),
+        "seed": sampling_field("seed", 2**53),
+        "max_tokens": optional(
+            whole(1, limits.tokens),
+            help="Maximum number of tokens of a translation. The default is the context length.",
+        ),
+        "alignment": optional(
+            bool, False, "Also return how much each target token attended to each source token."
+        ),
+    }
+
+
+def name_of(models: dict[str, ServedModel], kind: type[ServedModel] = ServedModel) -> Any:
+    names = [name for name, model in models.items() if isinstance(model, kind)]
+    must = f"must be one of {', '.join(names[:20])}" if names else f"names no {kind.kind}"
+
+    def check_kind(name: Any) -> Any:
+        if isinstance(name, str) and name in models and name not in names:
+            why = {"why": f"{must}; {advice([models[name]])}"}
+            raise PydanticCustomError("wrong_model", "{why}", why)
+        return name
+
     about = "Name of a model from /v1/models. The default is the first one."
-    return Literal[tuple(models)], Field(models[0], description=about)
+    if not names:
+        names, about = ["none"], "No model of this kind is served."
+    known: Any = Literal[tuple(names)]
+    checks = pydantic.BeforeValidator(check_kind)
+    return Annotated[known, checks], Field(names[0], description=about)
+
+
+def advice(models: Iterable[ServedModel]) -> str:
+    """What each model is for."""
+    uses = (f"{each.name} is a {each.kind}: use {each.path}" for each in models)
+    return "; ".join(itertools.islice(uses, 20))
 
 
 def checked(body: Any, model: type[pydantic.BaseModel]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Beam search gives the same results as in `transformers`."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_as_transformers(
     for start in range(12):
         prompt = [start, 2 * start + 1, 100]
         params = SamplingParams(tokens=20, beams=beams, **more)
-        ((_, found),) = beam_search(CachedDecoder(ours, beams, 23), tokenizer, [prompt], params)
+        search = beam_search(CachedDecoder(ours, beams, 23), tokenizer, [prompt], params)
+        ((_, found),) = chain.from_iterable(search)
         expected = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, 3),
@@ -74,7 +76,8 @@ def test_cached_and_naive_agree_past_the_context(family: str) -> None:
     prompts, params = [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]], SamplingParams(tokens=24, beams=3)
     found = []
     for path in (CachedDecoder, NaiveDecoder):
-        texts = dict(beam_search(path(model, 6, 29), tokenizer, prompts, params))
+        search = beam_search(path(model, 6, 29), tokenizer, prompts, params)
+        texts = dict(chain.from_iterable(search))
         found.append([[beam.ids for beam in texts[n]] for n in range(2)])
     assert found[0] == found[1]
 

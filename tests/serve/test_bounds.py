@@ -28,7 +28,8 @@ from nanolm.errors import did_you_mean
 from nanolm.generation.batch import SampledToken
 from nanolm.serve import guard, server
 from nanolm.serve.api import json_pieces
-from nanolm.serve.engine import ByteBudget, QueueFull, Tokens
+from nanolm.serve.engine import ByteBudget, Tokens
+from nanolm.serve.queues import QueueFull
 
 BIG: dict[str, Any] = {"model": "writer", "n": 16, "logprobs": 20, "temperature": 1.5}
 

@@ -8,16 +8,9 @@ import pytest
 from nanolm.generation.batch import Batch, BatchRow
 from nanolm.generation.language_model import LanguageModel, load
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.serve.engine import (
-    Engine,
-    FairQueue,
-    GenerationRequest,
-    Limits,
-    ModelWorker,
-    QueueFull,
-    Tokens,
-)
+from nanolm.serve.engine import Engine, GenerationRequest, Limits, ModelWorker, Tokens
 from nanolm.serve.models import ServedLanguageModel, names_of
+from nanolm.serve.queues import FairQueue, QueueFull
 from nanolm.text.tokenizer import train_tokenizer
 
 
@@ -38,25 +31,20 @@ def request_of(
 
 
 def test_clients_take_turns(engine: Engine) -> None:
-    queue, (worker,) = FairQueue(), engine.workers
-    asked = {
-        name: request_of(worker, count, name) for name, count in (("a", 5), ("b", 1), ("c", 2))
-    }
-    for request in asked.values():
-        queue.add(request)
-    names = "".join(queue.next()[0].client for _ in range(queue.length))
+    (worker,) = engine.workers
+    for name, count in (("a", 5), ("b", 1), ("c", 2)):
+        worker.admit(request_of(worker, count, name))
+    names = "".join(worker.queue.next()[0].client for _ in range(worker.queue.length))
     assert names == "abcacaaa"
-    assert queue.length == 0
+    assert worker.queue.length == 0
 
 
-def test_who_has_gone_waits_no_longer(engine: Engine) -> None:
-    queue, (worker,) = FairQueue(), engine.workers
-    going, staying = request_of(worker, 3, "a"), request_of(worker, 2, "a")
-    queue.add(going)
-    queue.add(staying)
-    going.canceled = True
-    assert [request for request, _ in queue.drop(lambda request: request.canceled)] == [going] * 3
-    assert [queue.next()[0] for _ in range(queue.length)] == [staying] * 2
+def test_who_has_gone_waits_no_longer() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.add("a", ["going"] * 3)
+    queue.add("a", ["staying"] * 2)
+    assert queue.drop(lambda item: item == "going") == ["going"] * 3
+    assert [queue.next() for _ in range(queue.length)] == ["staying"] * 2
 
 
 async def all_of(request: GenerationRequest) -> dict[int, Tokens]:

@@ -63,21 +63,22 @@ const events = async function* (answer) {
 
 // ---- Sampling parameters
 
-const params = {};  // controls by request field
+const params = {}, search = {};  // controls of completions and translations by request field
 
-const control = (name, label, about, ...inputs) => {
+const control = (name, label, about, group, ...inputs) => {
   const row = make("label", "param", make("span", "", label), ...inputs, make("small", "", about));
   row.dataset.name = name;
   row.title = about;
-  find("params").append(row);
-  return params[name] = row;
+  find(group === params ? "params" : "search").append(row);
+  return group[name] = row;
 };
 // A slider for a field of the OpenAPI document.
-const addSlider = (name, field) => {
+const addSlider = (name, field, group) => {
   const {min, max, step, off} = field["x-slider"], first = field.default ?? off;
   const label = name.replaceAll("_", " ");
   const about = field.description + (field.default === null ? ` ${off} turns it off.` : "");
-  const slider = make("input"), box = make("input"), row = control(name, label, about, box, slider);
+  const slider = make("input"), box = make("input");
+  const row = control(name, label, about, group, box, slider);
   Object.assign(slider, {type: "range", min, max, step, value: first});
   Object.assign(box, {type: "number", min, step, value: first});
   slider.setAttribute("aria-label", `${label}: ${about}`);
@@ -93,19 +94,21 @@ const addSlider = (name, field) => {
 const addText = (name, label, hint, about) => {
   const box = make("input");
   Object.assign(box, {type: "text", placeholder: hint, id: `param-${name}`, spellcheck: false});
-  control(name, label, about, box).value = () => box.value;
+  control(name, label, about, params, box).value = () => box.value;
 };
 const addControls = ({components}) => {
-  for (const [name, field] of Object.entries(components.schemas.CompletionRequest.properties))
-    if (field["x-slider"]) addSlider(name, field);
+  for (const [request, group] of [["CompletionRequest", params], ["TranslateRequest", search]])
+    for (const [name, field] of Object.entries(components.schemas[request].properties))
+      if (field["x-slider"]) addSlider(name, field, group);
   addText("seed", "seed", "random", "The same seed gives the same text.");
   addText("stop", "stop text", "", "Stop before this text. Type \\n for a newline.");
   addText("ban", "banned text", "", "Never generate this text.");
 };
 
+const sent = group => Object.fromEntries(
+  Object.entries(group).filter(([, row]) => row.sent).map(([name, row]) => [name, row.sent()]));
 const settings = () => {
-  const given = {};
-  for (const [name, row] of Object.entries(params)) if (row.sent) given[name] = row.sent();
+  const given = sent(params);
   const stop = params.stop.value().replaceAll("\\n", "\n");
   if (stop) given.stop = stop;
   if (params.ban.value()) given.ban = [params.ban.value()];
@@ -339,6 +342,118 @@ const classify = safely(async () => {
   find("state").textContent = `${Math.round(performance.now() - started)} ms`;
 });
 
+// ---- Translations, updated while typing
+
+// Pieces of text, one for each token, as words: the indices of the tokens of each. A word begins
+// where a token does. If there is a single word, its tokens are what can be aligned.
+const WORD = /(\s*)(?:[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}]|[\p{L}\p{M}\p{N}]+(?:['’]\p{L}+)*|\S)/gu;
+const wordsOf = pieces => {
+  const text = pieces.join(""), starts = new Set();
+  for (const match of text.matchAll(WORD)) starts.add(match.index).add(match.index + match[1].length);
+  const group = begins => {
+    const words = [];
+    let at = 0;
+    pieces.forEach((piece, place) => {
+      if (at === text.length) return;  // the end
+      if (!words.length || (begins(at) && words.at(-1).text.trim()))
+        words.push({tokens: [], text: ""});
+      words.at(-1).tokens.push(place);
+      words.at(-1).text += piece;
+      at += piece.length;
+    });
+    return words;
+  };
+  const words = group(at => starts.has(at));
+  return words.length > 1 ? words : group(() => true);
+};
+
+const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
+
+// A source and its translation. Pointing at a word of one shades the words of the other.
+class Pair {
+  constructor({source, translation, alignment, notes}) {
+    const lines = {source: make("p", "source"), target: make("p", "target")};
+    for (const part of alignment || []) this.align(part, lines);
+    if (!lines.source.childNodes.length) lines.source.append(source);
+    if (!lines.target.childNodes.length) lines.target.append(translation);
+    this.card = make("article", "pair", make("h3", "", "Source"), lines.source,
+      make("h3", "", "Translation"), lines.target, ...notes.map(note => make("p", "note", note)));
+    for (const line of Object.values(lines))
+      line.querySelectorAll(".word").forEach((word, place) => { word.tabIndex = place ? -1 : 0; });
+  }
+
+  align({source, target, weights}, lines) {
+    const sides = {source: wordsOf(source), target: wordsOf(target)};
+    for (const [side, words] of Object.entries(sides)) {
+      if (lines[side].childNodes.length) lines[side].append(" ");
+      for (const word of words) {
+        word.span = make("span", "word", word.text.trim());
+        word.span.setAttribute("role", "button");
+        lines[side].append(word.text.match(/^\s*/)[0], word.span, word.text.match(/\s*$/)[0]);
+      }
+    }
+    // The share of a target word's attention that a source word gets.
+    const share = (word, other) => total(word.tokens.map(row =>
+      total(other.tokens.map(column => weights[row][column])))) / word.tokens.length;
+    for (const word of sides.target)
+      listen(word, () => sides.source.map(other => [other, share(word, other)]), "←");
+    for (const word of sides.source)
+      listen(word, () => sides.target.map(other => [other, share(other, word)]), "→");
+  }
+}
+
+const HINT = "Point at a word to see which words of the other text it is aligned with.";
+const showAlignment = (word, shares, arrow) => {
+  hideAlignment();
+  word.span.classList.add("on");
+  for (const [other, share] of shares)
+    other.span.style.setProperty("--share", `${100 * Math.min(1, share)}%`);
+  const best = [...shares].sort((a, b) => b[1] - a[1]).slice(0, 3).filter(([, share]) => share >= 0.01);
+  find("aligned").textContent = `${word.text.trim()} ${arrow} `
+    + (best.map(([other, share]) => `${other.text.trim()} ${Math.round(100 * share)}%`).join(", ") || "–");
+};
+const hideAlignment = () => {
+  for (const word of document.querySelectorAll(".word")) {
+    word.classList.remove("on");
+    word.style.removeProperty("--share");
+  }
+  find("aligned").textContent = find("pairs").querySelector(".word") ? HINT : "";
+};
+const listen = (word, shares, arrow) => {
+  for (const event of ["mouseenter", "focus", "click"])
+    word.span.addEventListener(event, () => showAlignment(word, shares(), arrow));
+  for (const event of ["mouseleave", "blur"]) word.span.addEventListener(event, hideAlignment);
+  word.span.addEventListener("keydown", event => {
+    const words = [...word.span.parentNode.querySelectorAll(".word")];
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    words[words.indexOf(word.span) + step]?.focus();
+    event.preventDefault();
+  });
+};
+
+let translation = null;
+const translate = safely(async () => {
+  translation?.abort();
+  const own = translation = new AbortController(), started = performance.now();
+  const text = find("source").value.replace(/\s+$/, "").split("\n"), given = sent(search);
+  if (given.temperature !== undefined) given.beams = 1;
+  const cards = [...find("pairs").children];
+  for (const card of cards) card.classList.add("waiting");
+  try {
+    const body = {model: model.id, text, alignment: model.attention, ...given};
+    const {translations} = await asked("/v1/translate", body, own.signal);
+    if (own !== translation) return;
+    problem(null);
+    const shown = translations.filter(each => each.source.trim());
+    find("pairs").replaceChildren(...shown.map(each => new Pair(each).card));
+    find("pace").textContent = `${Math.round(performance.now() - started)} ms`;
+    hideAlignment();
+  } finally {
+    if (own === translation) for (const card of cards) card.classList.remove("waiting");
+  }
+});
+
 // ---- Attention
 
 const inspect = safely(async given => {
@@ -353,21 +468,21 @@ const inspect = safely(async given => {
 
 const choose = name => {
   controller?.abort();
+  translation?.abort();
   model = models.find(each => each.id === name);
   const number = value => value.toLocaleString("en");
   find("facts").textContent = `${model.kind} · ${number(model.parameters)} parameters · `
     + `context ${number(model.context)} · vocabulary ${number(model.vocabulary)}`;
-  const writes = model.kind === "language model";
-  const hidden = {writing: !writes, labeling: writes, inside: true, why: !model.attention,
-    legend: true, hint: false};
+  const views = {"language model": "writing", classifier: "labeling", translator: "translating"};
+  for (const [kind, id] of Object.entries(views)) find(id).hidden = kind !== model.kind;
+  const hidden = {inside: true, why: !model.attention, legend: true, hint: false};
   for (const [id, value] of Object.entries(hidden)) find(id).hidden = value;
-  find("texts").replaceChildren();
+  for (const id of ["texts", "pairs"]) find(id).replaceChildren();
   find("status").textContent = "";
   others.close();
   problem(null);
   for (const name of ["max_tokens", "min_tokens"]) params[name].limit(model.max_tokens);
-  if (writes) countTokens();
-  else classify();
+  ({"language model": countTokens, classifier: classify, translator: translate})[model.kind]();
 };
 
 on("ask", "submit", event => {
@@ -377,6 +492,8 @@ on("ask", "submit", event => {
 on("stop", "click", () => controller?.abort());
 on("prompt", "input", later(150, countTokens));
 on("input", "input", later(80, classify));
+on("source", "input", later(120, translate));
+on("search", "input", later(120, translate));
 on("why", "click", () => inspect({text: find("input").value}));
 on("close", "click", () => { find("inside").hidden = true; });
 on("model", "change", () => choose(find("model").value));
@@ -393,7 +510,7 @@ safely(async () => {
   addControls(await asked("/openapi.json"));
   models = (await asked("/v1/models")).data;
   find("model").replaceChildren(...models.map(each => new Option(each.id)));
-  if (innerWidth < 832) find("more").open = false;
+  if (innerWidth < 832) find("more").open = find("options").open = false;
   choose(models[0].id);
   document.body.dataset.ready = "yes";
 })();
