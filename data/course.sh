@@ -60,14 +60,14 @@ label() {
 
 if [ "${1:-}" = pairs ]; then
     heading '1. One vector, attention, and nothing but attention'
-    show compare embedded:dates --budget "$PAIR_MINUTES" --out "$COURSE/pairs"
+    show compare embedded:dates --budget "$PAIR_MINUTES" --out "$COURSE/dates-compare"
     heading '2. What each model makes of a long date'
     for name in bottleneck attention transformer modern; do
-        show translate "$COURSE/pairs/$name/seed-1" 'Wednesday the twentieth of October 1943'
+        show translate "$COURSE/dates-compare/$name/seed-1" 'Wednesday the twentieth of October 1943'
     done
     heading '3. Where the attention goes'
-    show translate "$COURSE/pairs/attention/seed-1" '3 May 1998' --show attention
-    show translate "$COURSE/pairs/modern/seed-1" '3 May 1998' --show attention
+    show translate "$COURSE/dates-compare/attention/seed-1" '3 May 1998' --show attention
+    show translate "$COURSE/dates-compare/modern/seed-1" '3 May 1998' --show attention
     exit
 fi
 

@@ -29,7 +29,7 @@ from nanolm.cli.train import command as train
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"(^|  )# (needs|runs until) ")
-LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds |  # takes ")
+LONG = re.compile(r"nanolm (sweep|compare) |nanolm .*--seeds |-compare/|  # takes ")
 # The `nanolm` that bash finds: sends its arguments, folder, process id and environment.
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys

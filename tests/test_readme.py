@@ -44,6 +44,8 @@ def commands(slow: bool) -> list[list[str]]:
     small = [word for name, value in TINY_MODEL.items() for word in (f"--{name}", str(value))]
     short = {"sweep": ["--minutes", "0.1"], "compare": ["--budget", "0.1", "--only", "bag,lstm"]}
     short |= {"bench": ["--seconds", "0.05"], "train": ["--steps", "2", *small]}
+    pairs = ["64" if word == str(TINY_MODEL["batch"]) else word for word in small]
+    short |= {"train-pairs": ["--steps", "2", *pairs], "translate": ["--max-tokens", "5"]}
     short |= {"finetune": ["--steps", "2"], "finetune-sentiment": ["--steps", "2"]}
     found = []
     for block in re.findall(r"^```(?:bash|console)$(.*?)^```$", README, re.MULTILINE | re.DOTALL):
@@ -61,6 +63,8 @@ def fill(folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    for language in ("de", "en"):
+        (folder / f"train.{language}").write_text("".join(f"{language} {n}.\n" for n in range(40)))
     rows = [f"a {word} film {row}\t{word}" for row in range(20) for word in ("good", "bad")]
     (folder / "reviews.tsv").write_text("\n".join(["text\tlabel", *rows]))
     rows = [row.replace("\t", ",") for row in rows]
