@@ -12,10 +12,10 @@ WHAT ?=
 PROMPT ?=
 RUN ?=
 ARGS ?=
-export FILE DATA WHAT PROMPT RUN SMALL LARGE SST SST_TEST GPT2 MINUTES COURSE
+export FILE DATA WHAT PROMPT RUN SMALL LARGE SST SST_TEST GPT2 MINUTES COURSE PAIR_MINUTES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo course train sample finetune-sentiment serve resume test test-slow bench lint docs data wheel clean
+.PHONY: help setup demo course course-pairs train sample finetune-sentiment translate serve resume test test-slow bench lint docs data wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-34s %s\n", $$1 hint[$$1], $$2} \
@@ -45,6 +45,9 @@ demo: setup ## train on the embedded stories for 2 minutes, then generate three 
 course: setup ## run the course assignment step by step; also SMALL=, LARGE=, SST_TEST=, GPT2= (docs/course.md)
 	@NANOLM='$(NANOLM)' sh data/course.sh
 
+course-pairs: setup ## from the bottleneck to attention: four models that turn one text into another (docs/course.md)
+	@NANOLM='$(NANOLM)' sh data/course.sh pairs
+
 # hint train: FILE=text.txt
 train: setup ## train on your text (add options with ARGS="--minutes 10")
 	@test -n "$$FILE" || { echo 'no text given; try make train FILE=your-text.txt'; exit 2; }
@@ -57,6 +60,11 @@ sample: setup ## generate text with the newest run (or RUN=runs/x)
 # hint finetune-sentiment: DATA=x.tsv
 finetune-sentiment: setup ## fine-tune the newest run (or RUN=runs/x, RUN=none) as a sentiment classifier
 	@$(NANOLM) finetune-sentiment $${DATA:+"$$DATA"} $${RUN:+--from "$$RUN"} $(ARGS)
+
+# hint translate: RUN=runs/x FILE=lines.txt
+translate: setup ## translate the lines of a file with a model that was trained on pairs
+	@test -n "$$RUN" || { echo 'no model given; try make translate RUN=runs/x FILE=lines.txt'; exit 2; }
+	@$(NANOLM) translate "$$RUN" $${FILE:+--file "$$FILE"} $(ARGS)
 
 # hint serve: RUN=runs/x
 serve: setup ## serve a model, with a playground in the browser and an API

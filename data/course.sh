@@ -1,10 +1,11 @@
 #!/bin/sh
 # The course assignment, step by step. `make course` sets the path of nanolm and the files to use.
-# Finished steps are skipped, and an interrupted one is resumed.
+# Finished steps are skipped, and an interrupted one is resumed. With the argument `pairs`, it shows
+# the way from the bottleneck to attention instead.
 set -eu
 : "${NANOLM:=nanolm}" "${SMALL:=embedded:tiny}" "${LARGE:=embedded:stories}"
 : "${SST:=embedded:reviews}" "${SST_TEST:=}" "${GPT2:=}" "${MINUTES:=3}"
-: "${COURSE:=runs/course}" "${PROMPT:=}"
+: "${COURSE:=runs/course}" "${PROMPT:=}" "${PAIR_MINUTES:=8}"
 if [ "$SMALL$PROMPT" = embedded:tiny ]; then PROMPT='the small cat'; fi
 
 heading() { printf '\n=== %s ===\n' "$1"; }
@@ -56,6 +57,19 @@ label() {
     if [ "$SST_TEST" ]; then set -- "$@" --test "$SST_TEST"; fi
     once "$name" finetune-sentiment "$SST" --limit 1200 "$@"
 }
+
+if [ "${1:-}" = pairs ]; then
+    heading '1. One vector, attention, and nothing but attention'
+    show compare embedded:dates --budget "$PAIR_MINUTES" --out "$COURSE/pairs"
+    heading '2. What each model makes of a long date'
+    for name in bottleneck attention transformer modern; do
+        show translate "$COURSE/pairs/$name/seed-1" 'Wednesday the twentieth of October 1943'
+    done
+    heading '3. Where the attention goes'
+    show translate "$COURSE/pairs/attention/seed-1" '3 May 1998' --show attention
+    show translate "$COURSE/pairs/modern/seed-1" '3 May 1998' --show attention
+    exit
+fi
 
 heading '1. The nano model (3 layers, 3 heads, width 48) on a small text'
 once small train "$SMALL" --preset nano

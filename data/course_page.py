@@ -2,7 +2,8 @@
 
     make course 2>&1 | tee course.log
     make course SMALL=... LARGE=... SST=... COURSE=runs/own 2>&1 | tee own.log
-    python data/course_page.py embedded=course.log own=own.log
+    make course-pairs 2>&1 | tee pairs.log
+    python data/course_page.py embedded=course.log own=own.log pairs=pairs.log
 
 Step 3 of the log named `embedded` replaces the block that follows `<!-- embedded 3 -->`.
 """

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 SMALLEST = 1e-4  # smaller numbers are easier to read with an exponent
@@ -39,6 +39,12 @@ def listed(names: Collection[str], most: int = 10) -> str:
     """The first of `names`, separated by commas, and their number if there are more."""
     shown = ", ".join(abridged(name, 300) for name in islice(names, most))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > most else "")
+
+
+def joined(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def counted(count: float, what: str) -> str:

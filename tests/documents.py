@@ -113,6 +113,12 @@ def shrink(arguments: list[str]) -> list[str]:
             added = ONE_STEP
             if "--seeds" in arguments:
                 added += ("--seeds", "2")
+        case "train-pairs":
+            dropped += SIZES
+            shape = TINY if "--from" not in arguments else ()
+            added = (*ONE_STEP[:-1], "64", "--limit", "40", *shape)
+        case "translate":
+            added = ("--max-tokens", "5")
         case "compare":
             added = ("--budget", "0.01", "--seeds", "1", "--limit", "20")
         case "sample":

@@ -14,6 +14,7 @@ import pytest
 from models import gpt_config
 
 from nanolm.cli.main import VERBS, cli
+from nanolm.comparison.pairs import PAIR_MODELS
 from nanolm.model.build import build_model
 from nanolm.model.huggingface import save_model
 from nanolm.runs.folder import Run
@@ -45,14 +46,16 @@ class Course:
         self.finished = Run(folder)
         self.finished.update({"request": {}, "fingerprints": {}, "result": {}})
 
-    def make(self, fails: str = "", **given: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    def make(
+        self, recipe: str = "course", fails: str = "", **given: str
+    ) -> tuple[subprocess.CompletedProcess[str], str]:
         """The completed process, and the nanolm commands it ran."""
         self.asked.write_text("")
         ready = self.folder.parent / "ready"  # skips the installation
         given |= {"COURSE": str(self.folder), "NANOLM": str(self.nanolm), "READY": str(ready)}
         paths = {"ASKED": str(self.asked), "FACTS": str(self.finished.facts_file), "FAILS": fails}
         done = subprocess.run(
-            ["make", "course", *(f"{name}={value}" for name, value in given.items())],
+            ["make", recipe, *(f"{name}={value}" for name, value in given.items())],
             cwd=CHECKOUT,
             env={"PATH": os.environ["PATH"], **paths},
             capture_output=True,
@@ -60,8 +63,8 @@ class Course:
         )
         return done, self.asked.read_text().replace(str(self.folder), "COURSE")
 
-    def commands(self, **given: str) -> list[list[str]]:
-        done, asked = self.make(**given)
+    def commands(self, recipe: str = "course", **given: str) -> list[list[str]]:
+        done, asked = self.make(recipe, **given)
         assert done.returncode == 0, done.stderr
         commands = [part.splitlines() for part in asked.split("--\n") if part]
         return [words for words in commands if words[0] not in ("report", "runs")]
@@ -100,6 +103,18 @@ def test_curves_of_every_run_and_a_test_set(course: Course) -> None:
             context = command.make_context(verb, words)
             assert verb != "runs" or context.params["folder"] == "COURSE"
             assert not context.args  # no folder is parsed as a command
+
+
+def test_from_the_bottleneck_to_attention(course: Course) -> None:
+    compared, *translated = course.commands("course-pairs", PAIR_MINUTES="2")
+    asked = ["compare", "embedded:dates", "--budget", "2", "--out", "COURSE/pairs"]
+    assert compared == asked
+    rows = {words[1].removeprefix("COURSE/pairs/") for words in translated}
+    assert rows == {f"{name}/seed-1" for name in PAIR_MODELS}
+    for verb, *words in (compared, *translated):
+        command = cli.get_command(click.Context(cli), verb)
+        assert command
+        assert command.make_context(verb, words)  # raises for unknown options
 
 
 def test_files_may_have_odd_names(course: Course) -> None:
@@ -231,5 +246,5 @@ def test_output_is_put_into_the_page() -> None:
     ]  # fmt: skip
     assert len(lines) < 30
     blocks = script.BLOCK.findall(PAGE)
-    assert len(blocks) == 14
+    assert len(blocks) == 17
     assert all(body.strip() for *_, body, _ in blocks)

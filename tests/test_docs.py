@@ -26,7 +26,8 @@ PACKAGE = CHECKOUT / "nanolm"
 README = CHECKOUT / "README.md"
 DOCUMENTS = [README, CHECKOUT / "CONTRIBUTING.md", *PAGES]
 # Pages whose examples take longest.
-SLOW = ("README", "benchmarks", "classify", "compare", "course", "distributed", "models", "write")
+SLOW = {"README", "benchmarks", "classify", "compare", "course", "distributed", "models"}
+SLOW |= {"translate", "write"}
 LANGUAGES = {"bash", "console", "python", "text"}
 SENTENCE = "It was a dark night in the year {n}. She said that the {n} cats sat on the mat.\n"
 COMMAND = re.compile(r"^(\S+ )?(nanolm|torchrun|make|python) ", re.MULTILINE)
@@ -38,6 +39,7 @@ EXAMPLES = {
 REVIEWS = [
     (f"The film was {word} in {n} ways.", word) for n in range(20) for word in ("good", "bad")
 ]
+PAIRS = [(f"{noun} rennt {n} Mal.", f"A dog runs {n} times.") for n in range(40) for noun in "AB"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
@@ -81,8 +83,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "labels.txt": "".join(f"{b}\n" for _, b in REVIEWS),
         "comments.txt": "".join(f"{a}\n" for a, _ in REVIEWS[:4]),
         "openings.txt": "It was\nShe said\n",
+        "pairs.tsv": "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS),
+        "questions.csv": "id,question,answer\n"
+        + "".join(f"{n},{a},{b}\n" for n, (a, b) in enumerate(PAIRS)),
+        "words.txt": "".join(f"{a.split()[0]}{n} {b}\n" for n, (a, b) in enumerate(PAIRS)),
         "news.jsonl": "".join(json.dumps({"article": {"body": novel}}) + "\n" for _ in range(3)),
     }
+    for part in ("train", "val", "test"):
+        for language, side in zip(("de", "en"), zip(*PAIRS, strict=True), strict=True):
+            texts[f"{part}.{language}"] = "".join(f"{text} {part}\n" for text in side)
     for number, (text, label) in enumerate(REVIEWS):
         part = "train" if number < 30 else "test"
         texts[f"aclImdb/{part}/{label}/{number}.txt"] = text

@@ -11,11 +11,22 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import LABELED, MACHINE, Command, Option, Table, json_option, options_of
+from nanolm.cli.options import (
+    LABELED,
+    MACHINE,
+    PAIR_COLUMNS,
+    Command,
+    Option,
+    Table,
+    json_option,
+    options_of,
+)
 from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
+from nanolm.pairs.settings import PairSettings
 from nanolm.text.documents import TABLES
+from nanolm.text.pairs import look_like_pairs
 from nanolm.text.source import COMPRESSIONS
 from nanolm.training.settings import TrainSettings, option
 
@@ -31,15 +42,32 @@ TABLE: Table = {
         "limit": "Use only the first N rows, before splitting.",
         "val": "Validation file, used instead of a held-out part of DATA.",
         "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labeled data, "
-        "else 0.1]",
-        "test": "Test file of labeled texts, evaluated once at the end.",
+        "0.05 for pairs, else 0.1]",
+        "test": "Test file of labeled texts or pairs, evaluated once at the end.",
     },
     "Hardware": {
         **{name: MACHINE[name] for name in ("device", "threads")},
         "seed": "First random seed.",
     },
 }
-ONLY_LABELED = ("label_column", "label_file", "limit", "test", "start_from")
+OF_PAIRS, OF_LABELS = tuple(PAIR_COLUMNS), ("label_column", "label_file", "start_from")
+KINDS = {"labels": "labeled texts", "pairs": "pairs of texts", "text": "plain text"}
+UNUSED = {  # options that each kind of data has no use for
+    "labels": OF_PAIRS,
+    "pairs": ("text_column", *OF_LABELS),
+    "text": (*OF_LABELS, *OF_PAIRS, "limit", "test"),
+}
+COLUMNS = {  # of the table, where they are measured
+    "accuracy": "accuracy",
+    "test_accuracy": "test",
+    "bits_per_byte": "bits/byte",
+    "bleu": "BLEU",
+    "long_bleu": "longest fifth",
+    "exact": "exact",
+    "long_exact": "longest fifth",
+    "test_bleu": "test BLEU",
+    "test_exact": "test exact",
+}
 
 
 @click.command("compare", cls=Command)
@@ -58,12 +86,14 @@ ONLY_LABELED = ("label_column", "label_file", "limit", "test", "start_from")
 @own_option(
     "--as",
     "kind",
-    type=click.Choice(("labels", "text")),
-    help="Type of DATA.  [default: labels for tables and folders of folders, else text]",
+    type=click.Choice(("labels", "pairs", "text")),
+    help="Type of DATA.  [default: labels or pairs for tables, pairs for two files such as "
+    "train.de and train.en, labels for folders of folders, else text]",
 )
 @own_option("--out", metavar="FOLDER", help="Output folder.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print the full results as JSON.")
 @options_of(FinetuneSettings, TABLE)
+@options_of(PairSettings, {"Data": PAIR_COLUMNS})
 def command(
     data: tuple[str, ...],
     only: str,
@@ -80,30 +110,39 @@ def command(
     averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
     pretrained one. It reports the accuracy and time of each model, and what each one illustrates.
 
-    On plain text, it compares n-grams, an Elman RNN, an LSTM and a Transformer in bits per byte
-    over time, and measures how the time per step grows with sequence length.
+    On pairs of texts, it compares a GRU without and with attention, the Transformer of 2017 and a
+    modern one: BLEU or exact match, also by the length of the source.
+
+    On plain text, it compares n-grams, a convolution, an Elman RNN, an LSTM and a Transformer in
+    bits per byte over time, and measures how the time per step grows with sequence length.
 
     \b
     nanolm compare                             the embedded reviews, ten minutes
     nanolm compare sst2.tsv --from runs/reviews --budget 20
     nanolm compare tweets.csv --only bag,lstm,transformer --seeds 3
+    nanolm compare embedded:dates --budget 8
     nanolm compare novel.txt --budget 8
 
     If the comparison is interrupted, run the same command again to resume it.
     """
     started = time.monotonic()
     data = data or (DATA,)
-    settings: FinetuneSettings | TrainSettings
-    if (kind or guess_kind(data)) == "labels":
+    settings: FinetuneSettings | TrainSettings | PairSettings
+    kind = kind or guess_kind(data, options)
+    if given := [option(name) for name in UNUSED[kind] if options.pop(name)]:
+        others = " or ".join(f"--as {each}" for each in UNUSED if each != kind)
+        text = f"{', '.join(given)}: not for {KINDS[kind]}, which {data[0]} seems to have"
+        raise UsageError(f"{text}; if it does not, add {others}")
+    if kind == "labels":
         if options["start_from"] == SCRATCH:
             raise UsageError(
                 f"--from {SCRATCH}: omit it; models trained from scratch are always included"
             )
         settings = FinetuneSettings.from_dict({**options, "data": data})
+    elif kind == "pairs":
+        files = {name: sides(options.pop(name)) for name in ("val", "test")}
+        settings = PairSettings.from_dict({**options, **files, "pairs": data})
     else:
-        if given := [option(name) for name in ONLY_LABELED if options.pop(name) is not None]:
-            text = f"{', '.join(given)}: only for labeled data"
-            raise UsageError(f"{text}; if {data[0]} has labels, add --as labels")
         settings = TrainSettings.from_dict({**options, "corpus": data})
 
     from nanolm.cli.progress import TrainingView
@@ -125,17 +164,28 @@ def command(
     )
     if outcome.lengths:
         note(f"time per step by sequence length: {outcome.folder}/lengths.svg")
-    elif outcome.measure == "accuracy" and options["start_from"] is None:
+    elif outcome.measure == "accuracy" and not options["start_from"]:
         note("to add a pretrained model, run `nanolm train` on similar text, then add --from RUN")
     return 0
 
 
-def guess_kind(data: tuple[str, ...]) -> str:
+def guess_kind(data: tuple[str, ...], options: dict[str, Any]) -> str:
+    if any(options[name] for name in OF_PAIRS):
+        return "pairs"
+    if not any(options[name] for name in UNUSED["pairs"]) and look_like_pairs(data):
+        return "pairs"
     path = Path(data[0])
     suffixes = ["", *(suffix for suffix in path.suffixes if suffix not in COMPRESSIONS)]
     table = suffixes[-1].lower() in TABLES
     folders = path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
     return "labels" if data[0] == DATA or table or folders else "text"
+
+
+def sides(name: str | None) -> tuple[str, ...]:
+    """A table, or two files: val.de,val.en."""
+    if name is None:
+        return ()
+    return (name,) if Path(name).exists() else tuple(name.split(","))
 
 
 def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
@@ -146,20 +196,27 @@ def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:
         view.show_within(event)
         return
     result = event.result
-    score = f"accuracy {result['accuracy']:.1%}" if "accuracy" in result else ""
-    score = score or f"{result['bits_per_byte']:.3f} bits per byte"
+    if "bits_per_byte" in result:
+        score = f"{result['bits_per_byte']:.3f} bits per byte"
+    elif "accuracy" in result:
+        score = f"accuracy {result['accuracy']:.1%}"
+    else:
+        score = f"BLEU {result['bleu']:.1f}, exact match {result['exact']:.1%}"
     text = f"seed {event.seed}, {event.row.title}: {score} after {result['seconds']:.1f} s"
     view.show_result(text, event.seconds_left)
 
 
 def show(outcome: "CompareResult") -> None:
     labeled = outcome.measure == "accuracy"
-    tested = labeled and all("test_accuracy" in row.means for row in outcome.rows)
-    measures = ["accuracy", "test"][: 1 + tested] if labeled else ["bits/byte"]
-    rows = [["", *measures, "parameters", "training", *(["1,000 words"] if labeled else [])]]
+    columns = {
+        name: heading
+        for name, heading in COLUMNS.items()
+        if all(name in row.means for row in outcome.rows)
+        and not (outcome.measure == "exact" and "bleu" in name)
+    }
+    rows = [["", *columns.values(), "parameters", "training"] + ["1,000 words"] * labeled]
     for row in outcome.rows:
-        cells = [one_line(row.title), measured(row, outcome.measure)]
-        cells += [measured(row, "test_accuracy")] if tested else []
+        cells = [one_line(row.title), *(measured(row, name) for name in columns)]
         count = row.means.get("parameters")
         cells += ["" if count is None else f"{count:,.0f}", f"{row.means['seconds']:,.1f} s"]
         cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labeled else []
@@ -173,6 +230,9 @@ def show(outcome: "CompareResult") -> None:
     seeds = max(row.seeds for row in outcome.rows)
     if labeled and seeds > 1:
         click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
+    if "long_exact" in columns:
+        both = "BLEU and exact match" if "bleu" in columns else "Exact match"
+        click.echo(f"\n{both} of the validation pairs, and of the fifth with the longest sources.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
         steps = f"{1000 * short:.1f} ms at {first:,} tokens, {1000 * long:,.1f} ms at {last:,}"
@@ -182,4 +242,7 @@ def show(outcome: "CompareResult") -> None:
 def measured(row: "ComparedRow", name: str) -> str:
     if name == "bits_per_byte":
         return f"{row.means[name]:.3f}"
-    return f"{row.means[name]:.1%}" + (f" ±{100 * row.spread[name]:.1f}" if row.seeds > 1 else "")
+    percent = not name.endswith("bleu")  # BLEU is from 0 to 100
+    text = f"{row.means[name]:.1%}" if percent else f"{row.means[name]:.1f}"
+    spread = row.spread.get(name, 0.0) * (100 if percent else 1)
+    return text + (f" ±{spread:.1f}" if row.seeds > 1 and name in row.spread else "")

@@ -119,7 +119,8 @@ class TrainingView(AbstractContextManager["TrainingView"]):
     def measures(self) -> str:
         planned = f" (plan {self.expected:.2f})" if self.expected else ""
         shown = {"loss": "loss {:.3f}", "val_bits_per_byte": "val {:.3f} bits/byte" + planned}
-        shown["val_accuracy"] = "val accuracy {:.1%}"
+        shown |= {"val_accuracy": "val accuracy {:.1%}", "val_bleu": "val BLEU {:.1f}"}
+        shown["val_exact"] = "{:.1%} exact"
         known = (name for name in shown if name in self.values)
         return "  ".join(shown[name].format(self.values[name]) for name in known)
 

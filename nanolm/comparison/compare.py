@@ -17,11 +17,14 @@ from typing import Any
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
 from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
+from nanolm.comparison.pairs import PAIR_MODELS, PairComparison
 from nanolm.comparison.step_times import step_times
 from nanolm.comparison.training import ModelKind, StopTraining
 from nanolm.errors import DataError, did_you_mean, refuse
 from nanolm.files import write_atomically
 from nanolm.model.device import choose_device, choose_dtype, free_memory
+from nanolm.pairs.metrics import LengthScores, length_chart
+from nanolm.pairs.settings import PairSettings
 from nanolm.pretraining.begin import reports, run_name, with_absolute_paths
 from nanolm.pretraining.ledger import Ledger, LedgerState, opened
 from nanolm.report.bars import Bar, bars_svg
@@ -37,7 +40,7 @@ NEXT_SEED_SHARE = 0.75  # of the time for one seed must remain to start another
 
 @dataclass(frozen=True)
 class CompareRequest:
-    settings: FinetuneSettings | TrainSettings
+    settings: FinetuneSettings | TrainSettings | PairSettings
     minutes: float = 10.0
     only: tuple[str, ...] = ()  # rows; empty: all
     seeds: int | None = None  # None: as many as are useful and fit in the time
@@ -60,6 +63,8 @@ class CompareRequest:
     def kinds(self) -> dict[str, ModelKind]:
         if isinstance(self.settings, TrainSettings):
             return LANGUAGE_MODELS
+        if isinstance(self.settings, PairSettings):
+            return PAIR_MODELS
         return classifier_kinds(self.settings)
 
 
@@ -99,7 +104,7 @@ class CompareResult:
 
     folder: str
     finished: bool
-    measure: str  # accuracy, or bits_per_byte
+    measure: str  # accuracy, bits_per_byte, exact or bleu
     rows: list[ComparedRow]
     lengths: dict[str, list[tuple[int, float]]]  # seconds per step by family; language models only
 
@@ -133,9 +138,11 @@ class Comparison(Ledger[CompareState]):
     ) -> None:
         super().__init__(file, state, request.minutes, clock, watch)
         self.request, self.stop = request, StopRequest()
-        self.task: ClassifierComparison | LanguageModelComparison
+        self.task: ClassifierComparison | LanguageModelComparison | PairComparison
         if isinstance(request.settings, TrainSettings):
-            self.task = LanguageModelComparison(request.settings, self.pass_on)
+            self.task = LanguageModelComparison(request.settings, self.pass_on, self.stop)
+        elif isinstance(request.settings, PairSettings):
+            self.task = PairComparison(request.settings, self.pass_on)
         else:
             self.task = ClassifierComparison(request.settings, self.pass_on, self.stop)
         kinds = self.task.kinds
@@ -207,6 +214,12 @@ def draw(result: CompareResult, name: str) -> None:
         bars = [Bar(row.title, 100 * row.means[key], 100 * row.spread[key]) for row in rows]
         title = f"{name}: validation accuracy"
         pictures["compare"] = bars_svg(bars, title, "{:.1f}%".format)
+    elif key in ("exact", "bleu"):
+        groups = {row.title: row.results[0]["by_length"] for row in rows}
+        scores = {model: [LengthScores(**each) for each in groups[model]] for model in groups}
+        chart = length_chart(f"{name}: validation pairs by source length", scores, "characters")
+        panels = chart.panels[: 1 if key == "exact" else 2]
+        pictures["compare"] = curves_svg(replace(chart, panels=panels))
     else:
         curves = [Series(row.title, row.results[0]["curve"]) for row in rows]
         panels, title = [Panel("bits per byte", curves)], f"{name}: validation bits per byte"
@@ -227,6 +240,6 @@ def averaged(
     count, names = len(results), [k for k, v in results[0].items() if isinstance(v, int | float)]
     numbers = {key: [float(result[key]) for result in results] for key in names}
     means = {key: statistics.mean(values) for key, values in numbers.items()}
-    measured = [key for key in (measure, f"test_{measure}") if key in numbers]
+    measured = [key for key in (measure, f"test_{measure}", f"long_{measure}") if key in numbers]
     spread = {key: statistics.stdev(numbers[key]) if count > 1 else 0.0 for key in measured}
     return ComparedRow(name, kind.title, kind.teaches, count, means, spread, results)

@@ -1,6 +1,7 @@
-"""Language models on plain text (n-grams, recurrence, attention): bits per byte over time.
+"""Language models on plain text (n-grams, convolution, recurrence, attention): bits per byte over
+time.
 
->>> task = LanguageModelComparison(settings, notify)
+>>> task = LanguageModelComparison(settings, notify, stop)
 >>> task.train("lstm", seed=1, seconds=60, folder=Path("runs/x/lstm"))
 """
 
@@ -13,19 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from nanolm.comparison.training import ModelKind, train_in_run
+from nanolm.classification.data import Ints
+from nanolm.comparison.networks import CausalConvolution
+from nanolm.comparison.training import ModelKind, train_in_run, train_network
+from nanolm.planning.tuning import threads_for
 from nanolm.pretraining.prepare import prepare_text
 from nanolm.pretraining.train import train
 from nanolm.report.run_data import read_metrics
 from nanolm.runs.folder import Run
 from nanolm.runs.info import describe
 from nanolm.text.store import Prepared
+from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import counted_bits
 from nanolm.training.events import Notify
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
 MAX_NGRAM = 5  # tokens
+WINDOW, WINDOWS, LAYERS = 128, 8, 4  # of the convolution: tokens, windows per batch, layers
+DIM, LR = {"cpu": 128, "cuda": 512, "mps": 128}, 6e-3
+NO_TARGET = -100  # ignored by torch's cross-entropy
+MANY_EPOCHS = 1e9  # until the time is up
 
 
 class LanguageModelComparison:
@@ -33,8 +46,9 @@ class LanguageModelComparison:
 
     measure, seeds = "bits_per_byte", 1
 
-    def __init__(self, settings: TrainSettings, notify: Notify) -> None:
-        self.settings, self.notify, self.kinds = settings, notify, LANGUAGE_MODELS
+    def __init__(self, settings: TrainSettings, notify: Notify, stop: StopRequest) -> None:
+        self.settings, self.notify, self.stop = settings, notify, stop
+        self.kinds = LANGUAGE_MODELS
 
     def fingerprint(self) -> str:
         return json.dumps(self.text.fingerprints)
@@ -66,6 +80,49 @@ def count_ngrams(
     return {"bits_per_byte": best, "seconds": seconds, "steps": len(curve), "curve": curve}
 
 
+def train_convolution(
+    task: LanguageModelComparison, seed: int, seconds: float, folder: Path
+) -> dict[str, Any]:
+    text, device, begin = task.text, task.settings.device, time.monotonic()
+    curve: list[list[float]] = []
+    torch.manual_seed(seed)
+    network = CausalConvolution(text.tokenizer.vocab_size, DIM[device], LAYERS).to(device)
+    sizes = text.tokenizer.byte_lengths()
+
+    @torch.inference_mode()
+    def evaluate() -> tuple[float, float]:
+        network.eval()
+        nats, size, count = 0.0, 0, -(-(len(text.val) - 1) // WINDOW)
+        for which in np.split(np.arange(count), range(WINDOWS, count, WINDOWS)):
+            ids, _, targets = windows(text.val, which)
+            targets[targets == text.tokenizer.start_of_text] = NO_TARGET
+            logits = network(ids.to(device)).float()
+            nats += F.cross_entropy(logits, targets.to(device), reduction="sum").item()
+            size += int(sizes[targets[targets != NO_TARGET].numpy()].sum())
+        bits = nats / math.log(2) / max(1, size)
+        curve.append([time.monotonic() - begin, bits])
+        return bits, bits
+
+    count = max(1, (len(text.train) - 1) // WINDOW)
+    rows = partial(windows, text.train)
+    with threads_for(task.settings.threads):
+        how = (evaluate, LR, seconds, seed, task.stop, WINDOWS, MANY_EPOCHS)
+        steps = train_network(network, np.full(count, WINDOW), rows, *how)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    seconds, best = time.monotonic() - begin, min(bits for _, bits in curve)
+    measured = {"bits_per_byte": best, "parameters": size, "seconds": seconds}
+    return {**measured, "steps": steps, "curve": curve}
+
+
+def windows(ids: Store, which: Ints) -> tuple[Tensor, Tensor, Tensor]:
+    """Windows of a text by number, how long they are, and the token that follows each token."""
+    places = which[:, None] * WINDOW + np.arange(WINDOW + 1)  # (windows, WINDOW + 1)
+    found = ids[np.minimum(places, len(ids) - 1)].astype(np.int64)
+    targets = np.where(places < len(ids), found, NO_TARGET)[:, 1:]
+    lengths = np.full(len(which), WINDOW)
+    return torch.from_numpy(found[:, :-1]), torch.from_numpy(lengths), torch.from_numpy(targets)
+
+
 def train_family(
     task: LanguageModelComparison, seed: int, seconds: float, folder: Path, family: str | None
 ) -> dict[str, Any]:
@@ -90,6 +147,12 @@ def family(title: str, teaches: str, name: str | None) -> ModelKind:
 LANGUAGE_MODELS: dict[str, ModelKind] = {
     "ngram": ModelKind(
         "n-gram", "counts of which token followed the last few tokens", 0.2, count_ngrams
+    ),
+    "convolution": ModelKind(
+        "causal convolution",
+        "all positions in parallel, but each layer sees only a few tokens",
+        1.0,
+        train_convolution,
     ),
     "rnn": family("Elman RNN", "one state for all past tokens, updated at every token", "rnn"),
     "lstm": family("LSTM", "gates keep information longer, still token by token", "lstm"),

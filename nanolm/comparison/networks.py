@@ -1,14 +1,15 @@
-"""The classifiers that came before Transformers, as in the lectures.
+"""The networks that came before Transformers, as in the lectures.
 
     >>> Averaging(words=5000, width=128, labels=2)(ids, lengths).shape  # (texts, labels)
 
 Ids are (texts, time), padded on the right, and `lengths` is the number of tokens in each row. The
-result for a text does not depend on its padding.
+result for a text does not depend on its padding. All but the last network are classifiers.
 """
 
 from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanolm.model.classifier import filling, pooled
@@ -17,6 +18,7 @@ from nanolm.model.rnn import LSTM, Elman
 
 DROPOUT = 0.3
 FILTER_SIZES = (3, 4, 5)  # words
+CAUSAL_FILTER = 4  # tokens: the current one and those before it
 
 
 class TextNetwork(nn.Module, ABC):
@@ -131,6 +133,31 @@ class Recurrence(TextNetwork):
         start = x.new_zeros(len(x), cell.state_weight.shape[1])
         output: Tensor = cell(x, (start, start) if isinstance(cell, LSTM) else (start,))[0]
         return output
+
+
+class CausalConvolution(nn.Module):
+    """A language model of gated convolutions (Dauphin et al., 2017). A layer sees only the last few
+    vectors, so a prediction depends on `layers * (CAUSAL_FILTER - 1) + 1` tokens."""
+
+    def __init__(self, vocab_size: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = embedding(vocab_size, width, std=width**-0.5)
+        self.dropout = nn.Dropout(0.1)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(layers + 1))
+        # A filter is a linear layer that moves along the text.
+        self.filters = nn.ModuleList(
+            nn.Linear(CAUSAL_FILTER * width, 2 * width) for _ in range(layers)
+        )
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits of the next token, (texts, vocabulary, time)."""
+        x = self.embedding(ids)  # (texts, time, width)
+        for norm, layer in zip(self.norms, self.filters, strict=False):
+            padded = F.pad(self.dropout(norm(x)), (0, 0, CAUSAL_FILTER - 1, 0))
+            seen = padded.unfold(1, CAUSAL_FILTER, 1)  # (texts, time, width, filter)
+            x = x + F.glu(layer(seen.flatten(2)), dim=2)
+        logits: Tensor = self.norms[-1](x) @ self.embedding.weight.T  # (texts, time, vocabulary)
+        return logits.transpose(1, 2)
 
 
 def embedding(words: int, width: int, std: float = 0.3) -> nn.Embedding:

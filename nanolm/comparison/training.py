@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolm.classification.data import Ints, LengthBatches
-from nanolm.comparison.networks import TextNetwork
 from nanolm.runs.folder import Run
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizers
@@ -58,7 +57,7 @@ def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> 
 
 
 def train_network(
-    network: TextNetwork,
+    network: nn.Module,
     lengths: Ints,
     rows: Callable[[Ints], tuple[Tensor, ...]],
     evaluate: Callable[[], tuple[float, float]],
@@ -67,6 +66,7 @@ def train_network(
     seed: int,
     stop: StopRequest,
     batch: int = BATCH,
+    epochs: float | None = None,
 ) -> int:
     """Train until enough texts are seen or the time is up; returns the number of steps. `rows`
     returns texts and labels by index; `evaluate` returns an error and a loss."""
@@ -75,7 +75,7 @@ def train_network(
         return F.cross_entropy(network(words, more).float(), labels), {}
 
     batches = LengthBatches(lengths, batch, seed)
-    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, TEXTS_SEEN / len(lengths)))
+    epochs = epochs or max(MIN_EPOCHS, min(MAX_EPOCHS, TEXTS_SEEN / len(lengths)))
     steps = max(1, round(epochs * batches.in_epoch))
     optimizers = Optimizers(dict(network.named_parameters()), weight_decay=WEIGHT_DECAY)
     update = Step(loss, optimizers, "float32")

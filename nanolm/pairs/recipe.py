@@ -8,17 +8,21 @@ from nanolm.model.config import Seq2SeqConfig, complete_shape, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.pairs.settings import DEFAULT_FAMILY, RECURRENT, PairSettings
 from nanolm.planning import recipe
-from nanolm.planning.tuning import NARROW_DIM
 from nanolm.text import TRAINABLE
 from nanolm.text.pairs import Pairs
 
-LEAST_VOCAB, MOST_VOCAB = 1_000, 32_000
-REFERENCE_VOCAB, REFERENCE_BYTES = 8_000, 4_000_000  # twice the tokens for four times the text
+LEAST_VOCAB, MOST_VOCAB = 500, 32_000
+VOCAB_PER_MB = {"cpu": 750, "cuda": 2_000, "mps": 2_000}  # less time, fewer tokens to learn
 SPACED = 0.5  # of the texts on a side have a space: it consists of words
 MOST_SYMBOLS = 200  # different words on the target side, such as phonemes: each is one token
 MANY_TOKENS = 20_000_000  # in the training pairs; from here on, a larger model learns more
 MINUTES = {"cpu": 10.0, "cuda": 3.0, "mps": 5.0}
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192, "mps": 4_096}
+CPU_WIDTHS = (192, 128, 96, 64)  # the widest that sees the pairs LEAST_EPOCHS times is used
+LEAST_EPOCHS = 5
+CPU_FLOPS = 25e9  # per core and second
+CPU_LAYERS = 3
+CPU_DIM = 128  # narrower models learn more from more, smaller batches
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
@@ -47,7 +51,7 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
         size = sum(len(text.encode()) for texts in sides.values() for text in texts)
         if chosen.settings.separate_vocabularies:
             size //= 2
-        wanted = REFERENCE_VOCAB * (size / REFERENCE_BYTES) ** 0.5
+        wanted = VOCAB_PER_MB[choose_device(settings.device)[0]] * size / 1e6
         vocabulary = min(MOST_VOCAB, max(LEAST_VOCAB, round(wanted, -2)))
         shared = "" if chosen.settings.separate_vocabularies else ", shared by both sides"
         chosen.choose("vocab_size", int(vocabulary), f"for {size / 1e6:.1f} MB of text{shared}")
@@ -69,44 +73,47 @@ def choose_settings(
     device = chosen.settings.device
     if device != "cpu":  # on a CPU, both are measured later
         choose("dtype", *choose_dtype(settings.dtype, device))
-        fill(threads=available_threads())
+        fill(threads=available_threads(), workers=1)
+    if not (settings.steps or settings.epochs or settings.minutes):
+        change = "change with --minutes, --epochs or --steps"
+        choose("minutes", MINUTES[device], f"in all, for training on {device}; {change}")
     many = tokens >= MANY_TOKENS
     if base is None:
         choose("family", DEFAULT_FAMILY, "learns more per minute than the Transformer of 2017")
-        choose_shape(chosen, device, many)
+        choose_shape(chosen, tokens)
         most = min(MOST_CONTEXT, max(LEAST_CONTEXT, 1 << (longest - 1).bit_length()))
         choose("context", most, f"the longest text has {longest:,} tokens")
     dim = base.dim if base else chosen.settings.dim or 1
-    if dim < NARROW_DIM:
-        choose("threads", 1, "small models gain little from more")
-    choose("batch", BATCH_TOKENS[device], "tokens of source and target, including padding")
+    batch = BATCH_TOKENS[device] // (2 if dim < CPU_DIM else 1)
+    choose("batch", batch, "tokens of source and target, including padding")
     recurrent = chosen.settings.family in RECURRENT
     if base is None and not recurrent:
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
-    repeated = device == "cuda" and not many  # a GPU reads few pairs many times
-    decay = 1.0 if repeated and chosen.settings.optimizer == "muon" else 0.1
-    choose("weight_decay", decay, f"{tokens:,} training tokens")
-    fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device], label_smoothing=0.1)
+    repeated = device != "cpu" and not many  # a GPU reads few pairs many times
+    choose("dropout", 0.3 if repeated else 0.0, f"{tokens:,} training tokens")
+    choose("label_smoothing", 0.1 if repeated else 0.0, "as for dropout")
+    fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device])
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
     rate = rate if base is None else float(f"{recipe.CONTINUED_RATE * rate:.2g}")
     choose("lr", rate, f"for width {dim} with {chosen.settings.optimizer}")
-    choose("dropout", 0.3 if repeated else 0.1, f"{tokens:,} training tokens")
-    if not (settings.steps or settings.epochs or settings.minutes):
-        change = "change with --minutes, --epochs or --steps"
-        choose("minutes", MINUTES[device], f"in all, for training on {device}; {change}")
     fill(evaluations=EVALUATIONS)
     return chosen.settings, chosen.choices
 
 
-def choose_shape(chosen: Chosen[PairSettings], device: str, many: bool) -> None:
-    given = chosen.settings
-    wide, layers = (512, 6) if many else (384, 4)
-    width = 64  # of a head
+def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
+    given, device = chosen.settings, chosen.settings.device
+    wide, layers = (512, 6) if tokens >= MANY_TOKENS else (384, 4)
+    width, reason = 64, f"for training on {device}"  # of a head
     if device == "cpu":
-        wide, layers, width = 128, 3, 32
+        seen = CPU_FLOPS * available_threads() * 60 * (given.minutes or MINUTES[device])
+        parameters = seen / (6 * LEAST_EPOCHS * tokens)
+        # 12 dim ** 2 in each encoder layer, 16 in each decoder layer
+        fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
+        wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
+        reason = f"the widest that reads {tokens:,} tokens several times in the time"
     heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
-    chosen.choose("dim", dim, f"for training on {device}")
+    chosen.choose("dim", dim, reason)
     if given.family not in RECURRENT:
         chosen.fill(heads=heads)
     chosen.choose("layers", layers, "of the decoder; --encoder-layers for the encoder")

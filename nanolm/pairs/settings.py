@@ -60,6 +60,7 @@ class PairSettings(Settings):
     optimizer: str | None = None
     weight_decay: float | None = None
     evaluations: int | None = None
+    workers: int | None = None
 
     def shape(self) -> dict[str, Any]:
         """What `configure` needs to know, as far as it is decided."""
@@ -77,6 +78,8 @@ class PairSettings(Settings):
         elif "attention" in given and self.start_from is None:
             hint = f"try --family seq2seq-gru --attention {self.attention}"
             problems.append(f"--attention is for recurrent models, not for {family}; {hint}")
+        if self.dropout and (self.workers or 1) > 1:
+            problems.append(f"--workers {self.workers} needs --dropout 0")
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.start_from is not None:

@@ -26,7 +26,7 @@ from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
 from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
-from nanolm.pairs.metrics import PairScores
+from nanolm.pairs.metrics import LengthScores, PairScores
 from nanolm.pairs.settings import TOKENIZERS, PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
@@ -62,13 +62,14 @@ class PairResult:
     setup_seconds: float = 0.0  # before the first step
     val: PairScores | None = None
     test: PairScores | None = None
+    by_length: list[LengthScores] | None = None  # of the validation pairs
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Text:
+class PairText:
     """The pairs as texts, with what turns them into tokens."""
 
     split: PairSplit
@@ -130,13 +131,13 @@ def follow() -> PairResult:
             return learn(job, world, stopwatch(None), lambda event: None)
 
 
-def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text:
+def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> PairText:
     """Read and split the pairs, and train their tokenizers or load those of `base`."""
     note, progress = reports(notify)
     split = split_pairs(settings, progress)
     if base is not None:
         target, source = runs.model_tokenizers(base)
-        return Text(split, settings, [], target, None if source is target else source)
+        return PairText(split, settings, [], target, None if source is target else source)
     settings, choices = recipe.choose_tokenizer(settings, split.train)
     kind, size = settings.tokenizer or "bpe", settings.vocab_size
     train, source_tokenizer = split.train, None
@@ -147,10 +148,10 @@ def read_text(settings: PairSettings, base: Path | None, notify: Notify) -> Text
         source_tokenizer = train_tokenizer(train.sources, settings.source_tokenizer or kind, size)
     else:
         tokenizer = train_tokenizer([*train.sources, *train.targets], kind, size)
-    return Text(split, settings, choices, tokenizer, source_tokenizer)
+    return PairText(split, settings, choices, tokenizer, source_tokenizer)
 
 
-def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> PairJob:
+def make_job(start: RunStart[PairSettings], base: Path | None, text: PairText) -> PairJob:
     """Choose the open settings and build the model, or resume both."""
     progress, fingerprints = reports(start.notify)[1], text.fingerprints()
     if base:
@@ -193,18 +194,20 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: Text) -> Pa
 def fit_to_machine(job: PairJob) -> tuple[PairSettings, list[Choice]]:
     """On a CPU, choose threads and dtype by timing a few steps."""
     chosen = Chosen(job.settings)
-    if not (chosen.open("threads") or chosen.open("dtype")):
+    if not any(map(chosen.open, ("threads", "workers", "dtype"))):
         return job.settings, []
     task = PairTask(job, lambda event: None)
     probe = tuning.SpeedProbe(job.model, task.parameters(), task.loss, task.batch(0))
-    if chosen.open("threads"):
-        chosen.choose("threads", *tuning.best_thread_count(job.settings, probe))
+    if chosen.open("threads") or chosen.open("workers"):
+        (threads, workers), reason = tuning.best_threads(job.settings, probe)
+        chosen.choose("threads", threads, reason)
+        chosen.fill(workers=workers)
     if chosen.open("dtype"):
         chosen.choose("dtype", *tuning.best_dtype(chosen.settings, probe))
     return chosen.settings, chosen.choices
 
 
-def encoded(text: Text, settings: PairSettings, progress: Report) -> PairData:
+def encoded(text: PairText, settings: PairSettings, progress: Report) -> PairData:
     split, tokenizer, source = text.split, text.tokenizer, text.source_tokenizer
     multiple = LENGTH_MULTIPLE[choose_device(settings.device)[0]]
     assert settings.context
@@ -213,14 +216,16 @@ def encoded(text: Text, settings: PairSettings, progress: Report) -> PairData:
     return PairData(split, tokenizer, source, *both)
 
 
-def wanted_config(settings: PairSettings, base: Path | None, text: Text) -> Seq2SeqConfig:
+def wanted_config(settings: PairSettings, base: Path | None, text: PairText) -> Seq2SeqConfig:
     if base is not None:
         return replace(load_seq2seq_config(base), dropout=settings.dropout or 0.0)
     source = text.source_tokenizer.vocab_size if text.source_tokenizer else None
     return recipe.fresh_config(settings, text.tokenizer.vocab_size, source)
 
 
-def build(settings: PairSettings, base: Path | None, folder: Path | None, text: Text) -> Seq2Seq:
+def build(
+    settings: PairSettings, base: Path | None, folder: Path | None, text: PairText
+) -> Seq2Seq:
     """The model from the checkpoint `folder`, or from `base`, or a new one."""
     if known := folder or base:
         return load_seq2seq(known, settings.dropout)
@@ -232,10 +237,11 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
     """Run all remaining steps of a job."""
     settings = job.settings
     if world.joined:  # threads chosen for one process may be too many for each of several
-        settings = replace(settings, threads=min(settings.threads or 1, available_threads()))
+        threads = min(settings.threads or 1, available_threads())
+        settings = replace(settings, workers=1, threads=threads)
         job = replace(job, settings=settings)
     world.connect(settings.device)
-    with tuning.threads_for(settings.threads), StopRequest() as stop:
+    with tuning.threads_for(settings.threads, settings.workers), StopRequest() as stop:
         tuning.warn_about_threads(settings, notify)
         # On a busy machine, the work after the last step takes longer too.
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
@@ -246,14 +252,17 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
         state = trainer.state
         if stopped == "minutes" and state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
-        loss, scores = state.scores.get("val_loss"), {}
+        loss, scores = state.scores.get("val_loss"), dict[str, Any]()
         if stopped != "interrupted":
             trainer.checkpointer.load_best()
             if not (task.evaluated_all and state.best_step == state.step):
                 loss = task.score()
             split = job.data.split
             parts = {"val": split.val, "test": split.test} if world.first else {}
-            scores = {n: task.measure(part, FINAL_BEAMS) for n, part in parts.items() if part}
+            for name, part in parts.items():
+                if part:
+                    scores[name], groups = task.measure(part, FINAL_BEAMS)
+                    scores.setdefault("by_length", groups)  # of the first: the validation pairs
             trainer.budget.tick()
         return PairResult(
             run=str(job.run.path),

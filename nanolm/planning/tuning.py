@@ -69,7 +69,9 @@ def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.
         chosen.fill(threads=available_threads(), dtype="float32")
         chosen.settings = replace(chosen.settings, workers=1)
     elif settings.threads is None or settings.workers is None:
-        (threads, workers), reason = best_threads(settings, model, seconds / 2)
+        widest = replace(settings, workers=settings.workers or available_threads())
+        probe = make_probe([widest], model)
+        (threads, workers), reason = best_threads(settings, probe, seconds / 2)
         chosen.choose("threads", threads, reason)
         chosen.settings = replace(chosen.settings, workers=workers)
     if chosen.open("dtype"):
@@ -78,7 +80,9 @@ def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.
     return chosen.settings, chosen.choices
 
 
-def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple[Any, str]:
+def best_threads(
+    settings: Any, probe: SpeedProbe, seconds: float = math.inf
+) -> tuple[tuple[int, int], str]:
     """The number of threads, the number of workers that split a batch, and the reason."""
     counts = [settings.threads or available_threads()]
     while not settings.threads and counts[0] > 1:
@@ -97,23 +101,13 @@ def best_threads(settings: TrainSettings, model: Model, seconds: float) -> tuple
     if len(ways) == 1:
         return ways[0], "all cores available to this process"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
-    times = dict(zip(ways, step_seconds(asked, make_probe(asked, model), seconds), strict=True))
+    times = dict(zip(ways, step_seconds(asked, probe, seconds), strict=True))
     best = ways[0]
     for way in ways[1:]:
         if times[way] < FASTER * times[best]:
             best = way
     names = [f"{threads} with {n} workers" if n > 1 else f"{threads}" for threads, n in ways]
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")
-
-
-def best_thread_count(settings: Settings, probe: SpeedProbe) -> tuple[int, str]:
-    """One thread, or all that are available if that is faster, without workers; and the reason."""
-    most = available_threads()
-    if most == 1:
-        return 1, "all cores available to this process"
-    one, all_ = step_seconds([replace(settings, threads=n) for n in (1, most)], probe, math.inf)
-    reason = in_words({"1": one, f"{most}": all_}, "ms per step")
-    return most if all_ < FASTER * one else 1, reason
 
 
 def best_dtype(settings: Settings, probe: SpeedProbe, seconds: float = math.inf) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.formats import abridged, listed
+from nanolm.formats import abridged, joined, listed
 from nanolm.text.source import TextSource
 
 # Better names first; all names in a group are equally good.
@@ -251,8 +251,7 @@ def _find_text(columns: list[Column], table: TextTable) -> Column:
 def _only(columns: list[Column], what: str, table: TextTable) -> Column:
     if len(columns) == 1:
         return columns[0]
-    *others, last = [repr(abridged(column.name)) for column in columns[:5]]
-    names = f"{', '.join(others)} and {last}"
+    names = joined([repr(abridged(column.name)) for column in columns[:5]])
     cure = f"choose one with --{what}-column. The columns are"
     both = f"{names} could each be the {what}; {cure} {listed_columns(table.columns())}"
     raise UsageError(f"{table.source.name} ({table.kind}): {both}")

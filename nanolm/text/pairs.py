@@ -10,11 +10,12 @@ can be the first word and the target the rest, as in pronunciation dictionaries.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 
 from nanolm.choice import Report
-from nanolm.errors import DataError, UsageError
+from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.formats import abridged, counted, listed, printable
 from nanolm.machine import cache_folder
 from nanolm.text.bounds import ROW_BYTES, ExpansionLimit
@@ -23,7 +24,7 @@ from nanolm.text.decoding import Reading
 from nanolm.text.documents import TABLES
 from nanolm.text.labeled import ReadLog, open_each
 from nanolm.text.source import TextSource
-from nanolm.text.sources import Sources, find_sources
+from nanolm.text.sources import ADDRESSES, STDIN, Sources, find_sources
 from nanolm.text.tables import read_table
 
 LONGEST_TEXT = 20_000  # characters of a source or a target
@@ -138,6 +139,25 @@ def _rows(
         log.how[source.name] = _summary(table, both[::-1] if reading.reverse else both)
         numbers = [column.number for column in both]
         yield from ((cells[numbers[0]], cells[numbers[1]]) for cells in table.rows(numbers))
+
+
+def look_like_pairs(names: Sequence[str]) -> bool:
+    """Whether these local files are pairs rather than labeled or plain text: two files with the
+    names of languages, or a table with two columns of texts that hardly repeat."""
+    with suppress(NanolmError, OSError):
+        if any(name == STDIN or name.startswith(ADDRESSES) for name in names):
+            return False
+        files = find_sources(names, cache_folder(), lambda *progress: None).files
+        if len(files) == 2 and _is_language(files[0].suffix[1:]):
+            first, second = (file.suffix[1:] for file in files)
+            return first != second and _is_language(second)
+        for source, stream, lines in open_each(files, "utf-8", lambda *progress: None, ReadLog()):
+            if source.suffix not in (*TABLES, ".json"):
+                return False
+            table = _with_pair_names(read_table(source, stream, lines, False, True), (None, None))
+            both = _by_name(table.columns()) or _by_position(table.columns())
+            return bool(both) and not any(column.is_label(2) for column in both)
+    return False
 
 
 def _side_by_side(

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from nanolm.errors import UsageError, did_you_mean, refuse
-from nanolm.formats import readable
+from nanolm.formats import joined, readable
 from nanolm.model import config
 from nanolm.model.config import FAMILIES, PRESETS, RECURRENT
 from nanolm.text import tokenizer_problem
@@ -150,7 +150,7 @@ class Settings:
         # Minutes can be combined with the others: whichever is used up first ends the run.
         budgets = [f"--{n}" for n in ("steps", "epochs", "tokens") if getattr(self, n, None)]
         if len(budgets) > 1:
-            problems.append(f"use only one of {', '.join(budgets)}")
+            problems.append(f"use only one of {joined(budgets)}")
         if self.deterministic and self.minutes:
             problems.append("--deterministic needs --steps or --epochs instead of --minutes")
         return problems

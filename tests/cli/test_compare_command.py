@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from conftest import Cli
 from journeys import journeys
+
+from nanolm.cli.compare import UNUSED, guess_kind
 
 
 def test_the_table_and_its_lessons(cli: Cli, tmp_path: Path) -> None:
@@ -29,13 +32,47 @@ def test_the_table_and_its_lessons(cli: Cli, tmp_path: Path) -> None:
     assert len(outcome["rows"][1]["results"]) == 2
 
 
+def test_a_table_of_pairs(cli: Cli, tmp_path: Path) -> None:
+    data = journeys(tmp_path)["pairs"].text
+    shown = cli("compare", data, "--only", "modern", "--budget", "0.05", "--threads", "1")
+    assert shown.returncode == 0, shown.stderr
+    head, row, _, lesson, *_ = shown.stdout.splitlines()
+    assert head.split() == ["exact", "longest", "fifth", "parameters", "training"]
+    assert re.fullmatch(r"modern Transformer +\d+\.\d% +\d+\.\d% +[\d,]+ +[\d.]+ s", row)
+    assert lesson.startswith("modern Transformer: ")
+    assert "longest sources" in shown.stdout
+    assert re.search(r"seed 1, modern .*: BLEU [\d.]+, exact match [\d.]+% after", shown.stderr)
+
+
+def test_pairs_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    journeys(tmp_path)
+    sides = {"de": "Ein Hund rennt.\nEs schneit.\n", "en": "A dog runs.\nIt snows.\n"}
+    for language, text in sides.items():
+        (tmp_path / f"train.{language}").write_text(text)
+        (tmp_path / f"{language}.txt").write_text(text)
+    unset = dict.fromkeys([*UNUSED["labels"], *UNUSED["pairs"]])
+
+    def guess(*names: str, **given: str) -> str:
+        return guess_kind(names, {**unset, **given})
+
+    pairs = [("train.de", "train.en"), ("pairs.tsv",), ("embedded:dates",), ("embedded:veltish",)]
+    assert {guess(*names) for names in pairs} == {"pairs"}
+    assert guess("de.txt", "en.txt", source_column="1") == "pairs"
+    assert guess("pairs.tsv", label_column="target") == "labels"
+    assert guess("labeled.tsv") == guess("embedded:reviews") == "labels"
+    assert guess("de.txt", "en.txt") == guess("embedded:tiny") == guess("-") == "text"
+
+
 def test_the_kind_of_data(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("good\tIt was a bright day.\nbad\tThe clocks struck.\n" * 9)
     shown = cli("compare", "novel.txt", "--label-column", "1", "--test", "x.tsv")
     assert shown.returncode == 2
     assert re.search("--label-column, --test: .*novel.txt .*--as labels", shown.stderr)
+    shown = cli("compare", "embedded:dates", "--from", "x", "--as", "pairs")
+    assert re.search("--from: .*embedded:dates .*--as labels", shown.stderr)
     shown = cli("compare", "novel.txt", "--only", "bag")
-    assert re.search("--only bag: .*ngram, rnn, lstm, transformer", shown.stderr)
+    assert re.search("--only bag: .*ngram, convolution, rnn, lstm, transformer", shown.stderr)
     shown = cli("compare", "--from", "none")
     assert "--from none: omit it" in shown.stderr
     shown = cli("compare", "nothing.tsv")

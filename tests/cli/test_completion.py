@@ -7,7 +7,7 @@ import pytest
 from conftest import Cli, program
 
 COMPLETED = {  # the words before the cursor, and what may follow
-    "nanolm tr": ["plain,train"],
+    "nanolm tr": ["plain,train", "plain,train-pairs", "plain,translate"],
     "nanolm tokenizer c": ["plain,compare"],
     "nanolm train --drop": ["plain,--dropout"],  # not on the short help
     "nanolm train --preset mi": ["plain,micro", "plain,mini"],

@@ -322,7 +322,7 @@ def test_eval_of_a_classifier(run: Path, films: Path, cli: Cli, tmp_path: Path) 
 def test_info_of_a_classifier(run: Path, cli: Cli) -> None:
     shown = cli("info", run)
     assert "AutoModelForSequenceClassification" in " ".join(shown.stdout.split())
-    assert re.search(r"\n  .*label", shown.stdout)
+    assert re.search(r"\n  .*classification head", shown.stdout)
     assert json.loads(cli("info", run, "--json").stdout)["architecture"]["labels"] == [
         "negative",
         "positive",

@@ -78,7 +78,7 @@ def test_a_config_with_an_unknown_name(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 2
     assert re.search(r"stepz: .*did you mean steps\?", shown.stderr)
     assert re.search(r"layres: .*did you mean layers\?", shown.stderr)
-    assert re.search("seed = 'one': .*int", shown.stderr)
+    assert re.search("seed = 'one': .*number", shown.stderr)
 
 
 def test_settings_from_the_environment(cli: Cli, corpus: Path) -> None:

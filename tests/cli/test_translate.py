@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Cli, on_a_terminal, program
+from conftest import Cli, Terminal, program
 from models import copyist
 
 import nanolm
@@ -134,18 +134,13 @@ def test_a_closed_pipe_ends_quietly(model: Path, tmp_path: Path) -> None:
     assert shown.stdout.count("\n") == 1
 
 
-def test_attention_fits_the_terminal(cli: Cli, model: Path, tmp_path: Path) -> None:
+def test_attention_fits_the_terminal(cli: Cli, terminal: Terminal, model: Path) -> None:
     wide = cli("translate", model, "abcdefgh", "--show", "attention").stdout.splitlines()
     attention = nanolm.load(model).alignment("abcdefgh", wide[0])
     assert wide[1].split() == [*"abcdefgh", "<|endoftext…"]
     assert len(wide) == len(attention.target_tokens) + 3  # with the text, a header, a blank line
-    narrow = on_a_terminal(
-        program("translate", model, "abcdefgh", "--show", "attention"),
-        "stdout",
-        tmp_path,
-        COLUMNS="24",
-        NO_COLOR="1",
-    ).splitlines()
+    asked = ("translate", model, "abcdefgh", "--show", "attention")
+    narrow = terminal(*asked, COLUMNS="24", NO_COLOR="1").splitlines()
     assert max(map(len, narrow)) <= 24
     headers = [line for line in narrow if line.startswith("    ") and set("abcdefgh") & set(line)]
     assert "".join(headers).split() == [*"abcdefgh", "<|end…"]

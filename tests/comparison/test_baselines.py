@@ -1,4 +1,4 @@
-"""Every baseline classifier, compared with an independent implementation."""
+"""Every baseline, compared with an independent implementation."""
 
 import itertools
 from collections.abc import Callable
@@ -13,9 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from nanolm.classification.bag_of_words import LogisticModel, Vocabulary
+from nanolm.comparison.language_models import NO_TARGET, WINDOW, windows
 from nanolm.comparison.networks import (
+    CAUSAL_FILTER,
     FILTER_SIZES,
     Averaging,
+    CausalConvolution,
     Convolution,
     Perceptron,
     Recurrence,
@@ -155,6 +158,38 @@ def test_filling_changes_nothing(name: str, more: int, filling: int) -> None:
     wider = torch.cat([IDS, torch.full((len(IDS), more), filling)], dim=1)
     inside = torch.arange(wider.shape[1]) < LENGTHS[:, None]
     same(network(torch.where(inside, wider, filling), LENGTHS), network(IDS, LENGTHS))
+
+
+def test_causal_convolution_is_that_of_torch() -> None:
+    torch.manual_seed(2)
+    network = CausalConvolution(WORDS, WIDTH, layers=2).eval()
+    x = network.embedding(IDS).transpose(1, 2)  # (texts, width, time)
+    for norm, layer in zip(network.norms, network.filters, strict=False):
+        assert isinstance(layer, nn.Linear)
+        theirs = nn.Conv1d(WIDTH, 2 * WIDTH, CAUSAL_FILTER)
+        weight = layer.weight.view(2 * WIDTH, WIDTH, CAUSAL_FILTER)
+        theirs.load_state_dict({"weight": weight, "bias": layer.bias})
+        normal = norm(x.transpose(1, 2)).transpose(1, 2)
+        x = x + nn.functional.glu(theirs(nn.functional.pad(normal, (CAUSAL_FILTER - 1, 0))), dim=1)
+    logits = network.norms[-1](x.transpose(1, 2)) @ network.embedding.weight.T
+    torch.testing.assert_close(network(IDS), logits.transpose(1, 2))
+
+
+def test_a_causal_convolution_sees_a_few_tokens_and_none_later() -> None:
+    network = CausalConvolution(WORDS, WIDTH, layers=2).eval()
+    vectors = network.embedding(torch.arange(12)[None]).detach().requires_grad_()
+    network.embedding = nn.Identity()  # type: ignore[assignment]
+    network.embedding.weight = torch.randn(WORDS, WIDTH)
+    network(vectors)[0, :, 8].sum().backward()
+    assert vectors.grad is not None
+    assert vectors.grad[0].abs().sum(dim=1).nonzero()[:, 0].tolist() == list(range(2, 9))
+
+
+def test_windows_have_every_token_once() -> None:
+    ids = np.arange(2 * WINDOW + 4, dtype=np.uint16)
+    inputs, _, targets = windows(ids, np.arange(3))
+    assert inputs.flatten()[: len(ids) - 1].tolist() == list(range(len(ids) - 1))
+    assert targets[targets != NO_TARGET].tolist() == list(range(1, len(ids)))
 
 
 def test_learning_keeps_the_best_and_stops_when_asked() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from journeys import journeys
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison import step_times
 from nanolm.comparison.compare import CompareRequest, RowTrained, compare
+from nanolm.comparison.pairs import PairComparison
 from nanolm.errors import DataError, UsageError
+from nanolm.pairs.settings import PairSettings
 from nanolm.training.events import Progressed
 from nanolm.training.settings import TrainSettings
 
@@ -115,7 +118,13 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     settings = TrainSettings((str(corpus),), device="cpu", threads=1)
     outcome = compare(CompareRequest(settings, minutes=0.15), tmp_path / "run")
     assert outcome.finished
-    assert [row.name for row in outcome.rows] == ["ngram", "rnn", "lstm", "transformer"]
+    assert [row.name for row in outcome.rows] == [
+        "ngram",
+        "convolution",
+        "rnn",
+        "lstm",
+        "transformer",
+    ]
     for row in outcome.rows:
         assert 0 < row.means["bits_per_byte"] < 8
         assert row.results[0]["curve"]
@@ -125,6 +134,47 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     assert kept["lengths"]["rnn"][0][0] == 8
     assert "milliseconds per step" in (tmp_path / "run" / "lengths.svg").read_text()
     assert "LSTM" in (tmp_path / "run" / "compare.svg").read_text()
+
+
+def test_pairs(tmp_path: Path) -> None:
+    data = journeys(tmp_path)["pairs"].text
+    settings = PairSettings(pairs=(data,), device="cpu", threads=1, limit=60)
+    request = CompareRequest(settings, minutes=0.15, only=("bottleneck", "modern"))
+
+    def press(event: Any) -> None:
+        if isinstance(event, RowTrained):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = compare(request, tmp_path / "run", press)
+    assert not stopped.finished
+    assert [row.name for row in stopped.rows] == ["bottleneck"]
+    outcome = compare(request, tmp_path / "run")
+    assert outcome.finished
+    assert outcome.measure == "exact"  # three or four words, most of them numbers
+    assert outcome.rows[0] == stopped.rows[0]
+    runs = [tmp_path / "run" / name / "seed-1" for name in ("bottleneck", "modern")]
+    configs = [tomllib.loads((run / "config.toml").read_text()) for run in runs]
+    assert configs[0]["attention"] == "none"
+    assert [config["family"] for config in configs] == ["seq2seq-gru", "modern-encoder-decoder"]
+    for row in outcome.rows:
+        groups = row.results[0]["by_length"]
+        assert sum(group["count"] for group in groups) == 12
+        assert row.means["long_exact"] == groups[-1]["exact"]
+        assert row.means["parameters"] > 1000
+    picture = (tmp_path / "run" / "compare.svg").read_text()
+    assert "GRU" in picture
+    assert "exact match" in picture
+    assert "BLEU" not in picture
+
+
+def test_sentences_are_measured_by_bleu(tmp_path: Path) -> None:
+    rows = [f"{a} {b} x\tthe {a}th of the {b}s is here" for a in range(20) for b in range(20, 40)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    settings = PairSettings(pairs=(str(tmp_path / "pairs.tsv"),))
+    assert PairComparison(settings, print).measure == "exact"  # few words, as in phonemes
+    rows = [f"{n} x\tthe {n}th of many is here" for n in range(300)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    assert PairComparison(settings, print).measure == "bleu"
 
 
 def test_what_cannot_be_compared(labeled: FinetuneSettings) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Cli
 from models import SHAPE, lively_seq2seq
 from torch import Tensor, nn
 
@@ -284,3 +285,17 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     for load in (load_model, load_classifier):
         with pytest.raises(ModelError, match=r"is a sequence-to-sequence model.*nanolm translate"):
             load(tmp_path)
+
+
+def test_commands_say_what_to_use(tmp_path: Path, cli: Cli) -> None:
+    tokenizer = train_tokenizer([], "byte")
+    model = lively_seq2seq("encoder-decoder", vocab_size=258, source_vocab_size=300)
+    save_seq2seq(model, tmp_path, tokenizer, train_tokenizer(["abc"], "char"))
+    for words in (["sample", tmp_path], ["classify", tmp_path, "a"]):
+        shown = cli(*words)
+        assert shown.returncode == 4
+        assert f"nanolm translate {tmp_path}" in shown.stderr
+    shown = cli("info", tmp_path)
+    assert "AutoModelForSeq2SeqLM" in shown.stdout
+    assert "source char, 261 tokens; target byte, 258 tokens" in shown.stdout
+    assert cli("doctor", tmp_path).returncode == 0

@@ -82,6 +82,11 @@ CASES = {
         "compare text.txt --device cpu --threads 1 --only ngram,rnn --budget 0.05 --out rows",
         clock=True,
     ),
+    "compare, of pairs": Case(
+        "compare pairs.tsv --device cpu --threads 1 --only bottleneck,modern --budget 0.05 "
+        "--out rows",
+        clock=True,
+    ),
     "tokenizer train": Case("tokenizer train text.txt --vocab-size 300 --out tok"),
     "runs rm": Case("runs rm run --yes", (TRAIN,)),
     "report": Case("report run", (TRAIN, "report run"), outputs=("run/report.html",)),

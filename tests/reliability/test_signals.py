@@ -61,6 +61,7 @@ def test_under_nohup_a_closed_terminal_is_nothing(commands: Commands, tmp_path: 
 TOGETHER = {
     "sweep": ["sweep", "embedded:tiny", "--minutes", 1, "--over", "lr=0.001:0.01", "--trials", 2],
     "compare": ["compare", "labeled.tsv", "--budget", 1, "--only", "transformer"],
+    "compare, of pairs": ["compare", "pairs.tsv", "--budget", 1, "--only", "modern"],
     "seeds": ["finetune", "labeled.tsv", "--from", "none", "--minutes", 1, "--seeds", 2],
 }
 

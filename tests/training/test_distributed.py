@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Command, Commands, Loaded
+from journeys import journeys
 from safetensors.torch import load_file
 
 from nanolm import files
@@ -57,8 +58,10 @@ def train(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Run this many processes as a launcher would; returns their output."""
     commands = Commands(loaded, tmp_path_factory.mktemp("train"))
 
-    def train(out: Path, *options: str, processes: int = 1) -> str:
-        words = ("train", *TINY, "--out", out, *options)
+    def train(
+        out: Path, *options: str, processes: int = 1, words: tuple[str, ...] = ("train", *TINY)
+    ) -> str:
+        words = (*words, "--out", str(out), *options)
         if processes == 1:
             code, said = commands.run(*words)
             assert code == 0, said
@@ -144,6 +147,24 @@ def test_two_processes_learn_what_one_does(
             name: value.shape for name, value in theirs.items()
         }
     assert (out / "samples.md").read_text().count("## Step") == 3
+
+
+PAIRS = (
+    *("--layers", "1", "--heads", "2", "--dim", "16", "--batch", "90", "--tokenizer", "char"),
+    *("--device", "cpu", "--dtype", "float32", "--threads", "1", "--dropout", "0"),
+    *("--val-fraction", "0.1", "--steps", "40", "--evaluations", "2", "--save-every", "20"),
+)
+
+
+def test_two_processes_learn_from_pairs_what_one_does(train: Train, tmp_path: Path) -> None:
+    """The rows of a batch, and their lengths, differ between the processes."""
+    words = ("train-pairs", journeys(tmp_path)["pairs"].text, *PAIRS)
+    for name, processes in (("one", 1), ("two", 2)):
+        train(tmp_path / name, words=words, processes=processes)
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-4
+    assert apart(tmp_path / "one", tmp_path / "two", "val_loss") < 1e-4
+    one, two = ((tmp_path / name / "last/state.json").read_text() for name in ("one", "two"))
+    assert json.loads(one)["tokens"] == json.loads(two)["tokens"]
 
 
 def twenty_steps(folder: Path, *by: str, how: str = "replicated") -> dict[str, torch.Tensor]:

@@ -85,7 +85,9 @@ def test_an_unknown_name_is_refused() -> None:
     ("name", "value"), [("steps", "3"), ("minutes", [1]), ("seed", True), ("bias", 1)]
 )
 def test_a_value_of_the_wrong_kind_is_refused(name: str, value: object) -> None:
-    with pytest.raises(UsageError, match=f"{name} = .*: must be (int|float|bool)"):
+    with pytest.raises(
+        UsageError, match=f"{name} = .*: must be (a whole number|a number|a string|true or false)"
+    ):
         TrainSettings.from_dict({"corpus": "a.txt", name: value})
     assert TrainSettings.from_dict({"minutes": 3}).minutes == 3
 
