@@ -30,11 +30,13 @@ COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "bits_per_byte": ("bits/byte", "{:.3f}".format),
     "val_accuracy": ("val acc", "{:.1%}".format),
     "test_accuracy": ("test acc", "{:.1%}".format),
+    "bleu": ("BLEU", "{:.1f}".format),
     "minutes": ("minutes", "{:.1f}".format),
     "state": ("state", str),
 }
 # Sort keys by the first word of a heading.
-SORT_KEYS = {"started": "started"} | {re.split("[/ ]", COLUMNS[key][0])[0]: key for key in COLUMNS}
+FIRST_WORDS = {re.split("[/ ]", head)[0].lower(): key for key, (head, _) in COLUMNS.items()}
+SORT_KEYS = {"started": "started"} | FIRST_WORDS
 REMOVED = f"{files.TRASH}nanolm-run-"  # prefix of a run that is being removed
 NAME_WIDTH = 40  # characters of a name in the table
 

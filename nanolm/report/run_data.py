@@ -98,6 +98,7 @@ class RunSummary:
     accuracy: float | None  # on the test set if there is one, else on the validation set
     val_accuracy: float | None
     test_accuracy: float | None
+    bleu: float | None  # as for accuracy, of a model trained on pairs
     minutes: float | None
     state: str  # finished, training (a process is running), stopped, stopped early, stopped: REASON
     started: str
@@ -130,6 +131,7 @@ def summarize(run: Run) -> RunSummary:
     texts: list[Any] = next((settings[name] for name in TEXTS if name in settings), [])
     val = (result.get("val") or {}).get("accuracy", last.get("val_accuracy"))
     test = (result.get("test") or {}).get("accuracy")
+    pairs = result.get("test") or result.get("val") or {"bleu": last.get("val_bleu")}
     seconds = result.get("seconds", last.get("seconds"))
     if files.in_use(run.path / ".lock"):
         state = "training"
@@ -146,6 +148,7 @@ def summarize(run: Run) -> RunSummary:
         accuracy=val if test is None else test,
         val_accuracy=val,
         test_accuracy=test,
+        bleu=pairs.get("bleu"),
         minutes=None if seconds is None else float(seconds) / 60,
         state=state,
         started=str(facts.get("started", "")),

@@ -196,11 +196,14 @@ class Trial:
         if run.exists():
             commands += [["doctor", "run"], ["report", "run", "--out", "../probe.html"]]
             use = ["sample", "run", "--tokens", "1"]
-            if self.case.command != PAIRS:
-                commands += [["classify", "run", "a good day"] if self.classifier else use]
+            if self.case.command == PAIRS:
+                use = ["translate", "run", "this soup 7"]
+            commands += [["classify", "run", "a good day"] if self.classifier else use]
         for words in commands:
             code, said = self.trials.run(*words)
-            usable = words[0] in ("sample", "classify") and self.saved and not self.removes
+            usable = (
+                words[0] in ("sample", "classify", "translate") and self.saved and not self.removes
+            )
             if code in (1, -9) or "Traceback" in said or (code and usable):
                 yield f"{' '.join(words)}: exit {code}: {said[-300:]}"
         (self.work.parent / "probe.html").unlink(missing_ok=True)

@@ -22,7 +22,8 @@ def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
     if journey.verb == "finetune":
         wanted += ["Confusion matrix", "Calibration", "validation"]
     else:
-        wanted += ["bits per byte", "Samples during training"]
+        what = "bits per byte" if journey.verb == "train" else "BLEU"
+        wanted += [what, "Samples during training"]
     for heading in wanted:
         assert heading in page, heading
     assert "default-src 'none'" in page
