@@ -8,22 +8,27 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import pytest
 import torch
 from commands import Command, Commands, Loaded
-from models import lively
+from models import lively, lively_seq2seq
 
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
-from nanolm.model.huggingface import save_model
+from nanolm.model.huggingface import save_model, save_seq2seq
 from nanolm.text.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     import openai
 
 SHAPE = {"layers": 2, "heads": 2, "dim": 16, "context": 32}
+PAIRS: dict[str, dict[str, Any]] = {
+    "translator": {},
+    "endless": {"context": 1024},
+    "bottleneck": {"attention": "none"},
+}
 TEXT = "the cat sat on the mat. the dog ran after the cat, and the cat ran up a tree. " * 8
 
 
@@ -61,7 +66,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `writer`, `other` and `labels`, all of random weights."""
+    """A folder with `writer`, `other` and `labels`; with `translator`, `endless` and `bottleneck`
+    for pairs. All of random weights."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = train_tokenizer([TEXT], "bpe", 300)
     torch.manual_seed(0)
@@ -73,6 +79,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
     classifier = Classifier(ClassifierConfig(base=base, labels=("bad", "good"), window=32))
     torch.nn.init.normal_(classifier.score.weight)
+    for name, changes in PAIRS.items():
+        family = "seq2seq-gru" if "attention" in changes else "modern-encoder-decoder"
+        shape = SHAPE | {"vocab_size": tokenizer.vocab_size, "std": 0.4}
+        translator = lively_seq2seq(family, **shape | changes)
+        if name == "endless":
+            with torch.no_grad():  # the end is never likely
+                translator.token_embedding.weight[tokenizer.end_of_text] = 0
+        (folder / name).mkdir()
+        save_seq2seq(translator, folder / name, tokenizer)
     (folder / "labels").mkdir()
     save_model(classifier, folder / "labels", tokenizer)
     return folder

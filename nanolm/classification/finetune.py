@@ -23,18 +23,13 @@ from nanolm.classification.metrics import ClassifierScores, Mistake, score, wors
 from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
-from nanolm.errors import DataError, ModelError, UsageError
+from nanolm.errors import DataError, UsageError
 from nanolm.model import huggingface
 from nanolm.model.build import build_model, with_vocabulary
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig, Seq2SeqConfig
 from nanolm.model.shapes import parameters_by_part
-from nanolm.model.stored import (
-    checked_tensors,
-    kind_and_advice,
-    load_any_config,
-    load_classifier_config,
-)
+from nanolm.model.stored import checked_tensors, load_any_config, load_classifier_config, wrong_kind
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
 from nanolm.runs import checkpoint
@@ -138,7 +133,7 @@ def prepare(
     if base:
         loaded = load_any_config(base)
         if isinstance(loaded, Seq2SeqConfig):
-            raise ModelError(f"{base} is {kind_and_advice(base, loaded, 'a language model')}")
+            raise wrong_kind(base, loaded, "but this needs a language model")
         language_model = not isinstance(loaded, ClassifierConfig)
         config = loaded.base if isinstance(loaded, ClassifierConfig) else loaded
         with checked_tensors(base, loaded):

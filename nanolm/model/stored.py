@@ -122,7 +122,7 @@ def load_config(folder: Path) -> ModelConfig:
     """The config of a language model; refuses classifiers and sequence-to-sequence models."""
     config = load_any_config(folder)
     if isinstance(config, ClassifierConfig | Seq2SeqConfig):
-        raise ModelError(f"{folder} is {kind_and_advice(folder, config, 'a language model')}")
+        raise wrong_kind(folder, config, "but this needs a language model")
     return config
 
 
@@ -130,7 +130,8 @@ def load_classifier_config(folder: Path) -> ClassifierConfig:
     """The config of a classifier; refuses other models."""
     config = load_any_config(folder)
     if isinstance(config, ModelConfig):
-        raise ModelError(f"{folder} is {kind_and_advice(folder, config, 'a classifier')}")
+        train = f"train one with `nanolm finetune DATA --from {folder}`"
+        raise wrong_kind(folder, config, "but this needs a classifier", train)
     return config
 
 
@@ -138,24 +139,21 @@ def load_seq2seq_config(folder: Path) -> Seq2SeqConfig:
     """The config of a sequence-to-sequence model; refuses other models."""
     config = load_any_config(folder)
     if not isinstance(config, Seq2SeqConfig):
-        needed = "a sequence-to-sequence model"
-        raise ModelError(f"{folder} is {kind_and_advice(folder, config, needed)}")
+        train = "train one with `nanolm train-pairs PAIRS`"
+        raise wrong_kind(folder, config, "but this needs a sequence-to-sequence model", train)
     return config
 
 
-def kind_and_advice(folder: Path, config: Config, needed: str) -> str:
-    """What a model is instead of what is needed, and what to do."""
+def wrong_kind(folder: Path, config: Config, needed: str, train: str = "") -> ModelError:
+    """The error for a model of another kind: how to use it, or how to train the kind needed."""
     match config:
         case ClassifierConfig():
             kind, advice = "a classifier", f'try `nanolm classify {folder} "..."`'
         case Seq2SeqConfig():
             kind, advice = "a sequence-to-sequence model", f'try `nanolm translate {folder} "..."`'
-        case _ if needed == "a classifier":
-            kind = "a language model"
-            advice = f"train one with `nanolm finetune DATA --from {folder}`"
         case _:
-            kind, advice = "a language model", "train one with `nanolm train-pairs PAIRS`"
-    return f"{kind}, but this needs {needed}; {advice}"
+            kind, advice = "a language model", train
+    return ModelError(f"{folder} is {kind}, {needed}; {advice}")
 
 
 class StoredTensor(NamedTuple):

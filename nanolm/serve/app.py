@@ -131,10 +131,10 @@ class Server:
         data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    def model(self, given: dict[str, Any], kind: type[Kind], inspectable: bool = False) -> Kind:
+    def model(self, given: dict[str, Any], kind: type[Kind], needs_attention: bool = False) -> Kind:
         for model in self.models.values():
             named = given.get("model") in (None, model.name)
-            if isinstance(model, kind) and named and (model.inspectable or not inspectable):
+            if isinstance(model, kind) and named and (model.attention or not needs_attention):
                 return model
         problem = f"no {kind.kind} is served that supports this; {advice(self.models.values())}"
         raise APIError(problem, 404, "model", "model_not_found")
@@ -185,7 +185,7 @@ class Server:
         if weights > MAX_WEIGHTS:
             wanted = f"the alignment of {tokens:,} source tokens may have {weights:,} weights"
             raise APIError(f"{wanted}; the limit is {MAX_WEIGHTS:,}; send less text")
-        steps = model.translate(texts, params, aligned)
+        steps = model.translate(texts, params, partial(model.result, alignment=aligned))
         task = partial(self.engine.do_in_steps, steps, len(texts), client_of(request, given))
         return Translated(self.engine, task, model, size=WEIGHT_BYTES * weights)
 
@@ -196,7 +196,7 @@ class Server:
         return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
-        model = self.model(given, ServedModel, inspectable=True)
+        model = self.model(given, ServedModel, needs_attention=True)
         ids = given.get("ids", [])
         if not ids:
             text = given.get("text", "")
@@ -205,7 +205,11 @@ class Server:
             ids = await self.offload(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"token id {max(ids)} is out of range", param="ids")
-        page = await self.engine.do(lambda: model.inspect(ids))
+        if isinstance(model, ServedTranslator):
+            steps = model.inspect_in_steps(ids)
+            (page,) = await self.engine.do_in_steps(steps, 1, client_of(request, given))
+        else:
+            page = await self.engine.do(lambda: model.inspect(ids))
         name = secrets.token_urlsafe(16)
         self.inspections[name] = await asyncio.to_thread(page)
         while len(self.inspections) > MAX_INSPECTIONS:

@@ -7,11 +7,13 @@
 import itertools
 import re
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
@@ -21,12 +23,13 @@ from nanolm.generation.transcript import Transcript
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import inspection_page
+from nanolm.inspect.page import alignment_page, inspection_page
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.pairs.translator import TranslateParams, Translation, Translator
+from nanolm.serve.queues import Steps
 from nanolm.text.tokenizer import Tokenizer
 
 MAX_INSPECTED_TOKENS = 256  # attention grows with their square
@@ -60,10 +63,6 @@ class ServedModel:
     def attention(self) -> bool:
         return isinstance(self.base, GPT)
 
-    @property
-    def inspectable(self) -> bool:
-        return self.attention
-
     def facts(self) -> dict[str, Any]:
         return {
             "id": self.name,
@@ -84,9 +83,8 @@ class ServedModel:
         return partial(self.page, inspect_text(self.base, ids))
 
     def page(self, seen: Inspection, attribution: Any = None) -> str:
-        layers, heads = seen.attention.shape[:2]
-        shape = f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
-        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}", "attention": shape}
+        about = shape(*seen.attention.shape[:2])
+        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}", "attention": about}
         patterns = describe_heads(seen.attention, seen.ids)
         return inspection_page(self.tokenizer, seen, patterns, facts, attribution=attribution)
 
@@ -155,14 +153,10 @@ class ServedTranslator(ServedModel):
     def attention(self) -> bool:
         return getattr(self.loaded.model.config, "attention", "") != "none"
 
-    @property
-    def inspectable(self) -> bool:
-        return False
-
     def translate(
-        self, texts: list[str], params: TranslateParams, alignment: bool
-    ) -> Generator[list[dict[str, Any]], None, None]:
-        """The translations in steps, for the compute thread."""
+        self, texts: list[str], params: TranslateParams, result: Callable[[Translation], Any]
+    ) -> Steps:
+        """The result for each translation, in steps, for the compute thread."""
         model = self.loaded.model
         steps = self.loaded.steps([texts], params)
         while True:
@@ -173,7 +167,20 @@ class ServedTranslator(ServedModel):
                 return
             yield []
             for each in ready:
-                yield [self.result(each, alignment)]
+                yield [result(each)]
+
+    def inspect_in_steps(self, ids: list[int]) -> Steps:
+        """Translate a text and inspect its alignment. The result renders the page."""
+        text = self.tokenizer.decode(ids[:MAX_INSPECTED_TOKENS])
+        params = TranslateParams(max_tokens=MAX_INSPECTED_TOKENS)
+        return self.translate(self.loaded.cut(text)[:1] or [""], params, self.inspection)
+
+    def inspection(self, translation: Translation) -> Callable[[], str]:
+        seen = self.loaded.alignment(translation.source, translation.tokens)
+        weights = torch.stack(seen.weights).numpy()
+        texts = {"source": translation.source, "translation": translation.text}
+        facts = {"model": self.name, **texts, "attention": shape(*weights.shape[:2])}
+        return partial(alignment_page, weights, seen.source_tokens, seen.target_tokens, facts)
 
     def result(self, translation: Translation, alignment: bool) -> dict[str, Any]:
         return {
@@ -196,6 +203,10 @@ class ServedTranslator(ServedModel):
             "target": pieces(target, ids),
             "weights": [array("f", row) for row in weights],
         }
+
+
+def shape(layers: int, heads: int) -> str:
+    return f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -175,7 +175,7 @@ class RequestModels:
         )
         named = name_of(models)
         self.tokenization = record("TokenizeRequest", model=named, text=(words, ...))
-        named = name_of({name: model for name, model in models.items() if model.inspectable})
+        named = name_of({name: model for name, model in models.items() if model.attention})
         given = {"text": (words, ""), "ids": (ids | None, None)}
         self.inspection = record("InspectRequest", model=named, **given)
 

@@ -163,7 +163,7 @@ def test_epochs_and_minutes(tmp_path: Path) -> None:
         ({"val": ("pairs.tsv",)}, "--val pairs.tsv is also training data"),
         ({"val": ("a", "b", "c")}, "one table, or two files"),
         ({"val": ("a",), "test": ("a",)}, "--test a is the same as --val"),
-        ({"steps": 5, "epochs": 2.0}, "use only one of --steps, --epochs"),
+        ({"steps": 5, "epochs": 2.0}, "use only one of --steps and --epochs"),
         ({"dtype": "float8"}, "try --dtype bfloat16"),
     ],
 )

@@ -99,7 +99,8 @@ def test_type_and_it_writes_what_sample_writes(browser: Browser, served: Served,
 def test_every_declared_parameter_has_a_control(browser: Browser, served: Served) -> None:
     """Parameters that are off are not sent."""
     visit(browser, served)
-    names = browser.value("[...document.querySelectorAll('.param')].map(row => row.dataset.name)")
+    rows = "document.querySelectorAll('#params .param')"
+    names = browser.value(f"[...{rows}].map(row => row.dataset.name)")
     declared = [name for name, about in DECLARATIONS.items() if about.slider]
     assert set(names) == {"max_tokens" if name == "tokens" else name for name in declared} | {
         "n", "seed", "stop", "ban",

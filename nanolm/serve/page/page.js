@@ -373,11 +373,18 @@ const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
 class Pair {
   constructor({source, translation, alignment, notes}) {
     const lines = {source: make("p", "source"), target: make("p", "target")};
+    this.about = make("p", "note");
+    this.about.setAttribute("role", "status");
+    this.about.hidden = !alignment?.length;
     for (const part of alignment || []) this.align(part, lines);
     if (!lines.source.childNodes.length) lines.source.append(source);
     if (!lines.target.childNodes.length) lines.target.append(translation);
-    this.card = make("article", "pair", make("h3", "", "Source"), lines.source,
-      make("h3", "", "Translation"), lines.target, ...notes.map(note => make("p", "note", note)));
+    const look = make("button", "", "Inspect");
+    look.hidden = !model.attention;
+    look.addEventListener("click", () => inspect({text: source}));
+    this.card = make("article", "pair", make("header", "", make("h3", "", "Source"), look),
+      lines.source, make("h3", "", "Translation"), lines.target,
+      ...notes.map(note => make("p", "note", note)), this.about);
     for (const line of Object.values(lines))
       line.querySelectorAll(".word").forEach((word, place) => { word.tabIndex = place ? -1 : 0; });
   }
@@ -396,41 +403,41 @@ class Pair {
     const share = (word, other) => total(word.tokens.map(row =>
       total(other.tokens.map(column => weights[row][column])))) / word.tokens.length;
     for (const word of sides.target)
-      listen(word, () => sides.source.map(other => [other, share(word, other)]), "←");
+      this.listen(word, "←", () => sides.source.map(other => [other, share(word, other)]));
     for (const word of sides.source)
-      listen(word, () => sides.target.map(other => [other, share(other, word)]), "→");
+      this.listen(word, "→", () => sides.target.map(other => [other, share(other, word)]));
+  }
+
+  listen(word, arrow, shares) {
+    for (const event of ["mouseenter", "focus", "click"])
+      word.span.addEventListener(event, () => this.show(word, arrow, shares()));
+    for (const event of ["mouseleave", "blur"]) word.span.addEventListener(event, () => this.hide());
+    word.span.addEventListener("keydown", event => {
+      const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+      if (!step) return;
+      const words = [...word.span.parentNode.querySelectorAll(".word")];
+      words[words.indexOf(word.span) + step]?.focus();
+      event.preventDefault();
+    });
+  }
+
+  show(word, arrow, shares) {
+    this.hide();
+    word.span.classList.add("on");
+    for (const [other, share] of shares) other.span.style.setProperty("--share", `${100 * share}%`);
+    const best = [...shares].sort((a, b) => b[1] - a[1]).slice(0, 3);
+    this.about.textContent = `${word.text.trim()} ${arrow} ${best.map(([other, share]) =>
+      `${other.text.trim()} ${Math.round(100 * share)}%`).join(", ")}`;
+  }
+
+  hide() {
+    for (const word of this.card.querySelectorAll(".word")) {
+      word.classList.remove("on");
+      word.style.removeProperty("--share");
+    }
+    this.about.textContent = "";
   }
 }
-
-const HINT = "Point at a word to see which words of the other text it is aligned with.";
-const showAlignment = (word, shares, arrow) => {
-  hideAlignment();
-  word.span.classList.add("on");
-  for (const [other, share] of shares)
-    other.span.style.setProperty("--share", `${100 * Math.min(1, share)}%`);
-  const best = [...shares].sort((a, b) => b[1] - a[1]).slice(0, 3).filter(([, share]) => share >= 0.01);
-  find("aligned").textContent = `${word.text.trim()} ${arrow} `
-    + (best.map(([other, share]) => `${other.text.trim()} ${Math.round(100 * share)}%`).join(", ") || "–");
-};
-const hideAlignment = () => {
-  for (const word of document.querySelectorAll(".word")) {
-    word.classList.remove("on");
-    word.style.removeProperty("--share");
-  }
-  find("aligned").textContent = find("pairs").querySelector(".word") ? HINT : "";
-};
-const listen = (word, shares, arrow) => {
-  for (const event of ["mouseenter", "focus", "click"])
-    word.span.addEventListener(event, () => showAlignment(word, shares(), arrow));
-  for (const event of ["mouseleave", "blur"]) word.span.addEventListener(event, hideAlignment);
-  word.span.addEventListener("keydown", event => {
-    const words = [...word.span.parentNode.querySelectorAll(".word")];
-    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-    if (!step) return;
-    words[words.indexOf(word.span) + step]?.focus();
-    event.preventDefault();
-  });
-};
 
 let translation = null;
 const translate = safely(async () => {
@@ -448,7 +455,7 @@ const translate = safely(async () => {
     const shown = translations.filter(each => each.source.trim());
     find("pairs").replaceChildren(...shown.map(each => new Pair(each).card));
     find("pace").textContent = `${Math.round(performance.now() - started)} ms`;
-    hideAlignment();
+    find("aligned").hidden = !find("pairs").querySelector(".word");
   } finally {
     if (own === translation) for (const card of cards) card.classList.remove("waiting");
   }
