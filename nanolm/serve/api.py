@@ -216,8 +216,6 @@ def labels_json(model: ServedClassifier, results: Iterable[dict[str, float]]) ->
 
 
 def translate_params(given: dict[str, Any], limits: Limits) -> TranslateParams:
-    if "temperature" in given and given.get("beams", 1) > 1:
-        raise APIError("use either beams or temperature, not both", param="temperature")
     names = ("beams", "length_penalty", "temperature", "seed", "max_tokens")
     values = {name: given[name] for name in names if name in given}
     values.setdefault("seed", secrets.randbelow(1_000_000))

@@ -117,9 +117,10 @@ class LongTasks:
         while self.queue.length and len(self.running) < TASKS_IN_TURN:
             self.running.append(self.queue.next())
         if self.running:
-            task = self.running.popleft()
-            if not task.step():
-                self.running.append(task)
+            if self.running[0].step():
+                self.running.popleft()
+            else:
+                self.running.rotate(-1)
 
     def close(self) -> None:
         """Nothing must keep waiting for them."""

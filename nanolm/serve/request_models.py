@@ -183,7 +183,7 @@ class RequestModels:
 def translation_fields(limits: Limits) -> dict[str, Any]:
     default, temperature = TranslateParams, DECLARATIONS["temperature"].range
     penalty = "Divide log probabilities by the length to this power. Above 1 favors longer texts."
-    hot = "Sample with this temperature instead of searching."
+    hot = "Sample with this temperature instead of searching with beams."
     return {
         "beams": optional(whole(1, 16), default.beams, "Beams of beam search.", **slider(1, 8, 1)),
         "length_penalty": optional(

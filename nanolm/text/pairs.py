@@ -155,8 +155,10 @@ def look_like_pairs(names: Sequence[str]) -> bool:
             if source.suffix not in (*TABLES, ".json"):
                 return False
             table = _with_pair_names(read_table(source, stream, lines, False, True), (None, None))
-            both = _by_name(table.columns()) or _by_position(table.columns())
-            return bool(both) and not any(column.is_label(2) for column in both)
+            named = _by_name(table.columns())
+            times = 5 if named else 2  # text and target may also be the names of text and label
+            both = named or _by_position(table.columns())
+            return bool(both) and not any(column.is_label(times) for column in both)
     return False
 
 

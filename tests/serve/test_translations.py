@@ -19,6 +19,7 @@ from test_bounds import Health, raw_request
 from test_isolation import BODIES
 from test_playground import fine, press, put, visit
 
+CHAT = [{"role": "user", "content": "a"}]
 TEXTS = ["the cat sat", "a tree and the dog", "", "日本 ran up \U0001f63a"]
 LONG = {"model": "endless", "text": ["the dog ran after the cat"] * 16, "beams": 16}
 
@@ -98,7 +99,7 @@ def test_models_of_all_kinds_are_served_together(server: Served) -> None:
 WRONG: list[tuple[str, Any, int, str]] = [
     ("completions", {"model": "translator"}, 404,
      "model must be one of writer; translator is a translator: use /v1/translate"),
-    ("chat/completions", {"model": "translator", "messages": []}, 404, "use /v1/translate"),
+    ("chat/completions", {"model": "translator", "messages": CHAT}, 404, "use /v1/translate"),
     ("translate", {"model": "writer", "text": "a"}, 404,
      "endless, bottleneck; writer is a language model: use /v1/completions"),
     ("classify", {"input": "a"}, 404, "no classifier is served that supports this; translator is"),
@@ -113,7 +114,6 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("translate", {"text": "a", "beams": 0}, 400, "beams must be greater than or equal to 1"),
     ("translate", {"text": "a", "length_penalty": 11}, 400, "length_penalty must be less"),
     ("translate", {"text": "a", "temperature": -1}, 400, "temperature must be greater"),
-    ("translate", {"text": "a", "temperature": 1, "beams": 4}, 400, "either beams or temperature"),
     ("translate", {"text": "a", "max_tokens": 4097}, 400, "max_tokens must be less"),
     ("translate", {"text": "a", "alignment": 1}, 400, "alignment must be a valid boolean"),
     ("translate", {"text": "a", "top": 1}, 400, "top is not a known field"),
@@ -188,7 +188,7 @@ def test_a_long_translation_holds_nobody_up(server: Served) -> None:
                 for text in TEXTS
             ]
             found = [each.result() for each in ask]
-        assert health(server)["writing"] == 16  # the long one is still there
+        assert health(server)["writing"] >= 16  # the long one is still there
         client.close()
         until(lambda: health(server)["writing"] == 0)  # ends with its client
     for each, alone in zip(found, expected, strict=True):
@@ -203,7 +203,9 @@ def test_time_and_queue_are_bounded(start: Start) -> None:
     with begun(server, LONG) as client:
         status, headers, _ = post(server, "/v1/translate", {"text": "a"})
         assert (status, headers["retry-after"]) == (429, "1")
-        answer = client.recv(65_536)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(65_536)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"not finished within 1 s; send less text" in answer
     assert time.monotonic() - began < 10
@@ -275,7 +277,9 @@ def test_a_word_shows_its_alignment(browser: Browser, server: Served) -> None:
     press(browser, "ArrowRight")
     assert browser.value("document.activeElement.textContent") == "cat"
     (part,) = found["alignment"]
-    column = [row[1] for row in part["weights"]]
+    starts = [len("".join(part["source"][:place])) for place in range(len(part["source"]))]
+    tokens = [place for place, at in enumerate(starts) if 3 <= at < 7]
+    column = [sum(row[place] for place in tokens) for row in part["weights"]]
     targets = browser.value(SHARES.format("target"))
     assert max(targets) <= 100 * max(column) + 0.1 and min(targets) >= 100 * min(column) - 0.1
     browser.value("document.activeElement.blur()")

@@ -443,12 +443,11 @@ let translation = null;
 const translate = safely(async () => {
   translation?.abort();
   const own = translation = new AbortController(), started = performance.now();
-  const text = find("source").value.replace(/\s+$/, "").split("\n"), given = sent(search);
-  if (given.temperature !== undefined) given.beams = 1;
+  const text = find("source").value.replace(/\s+$/, "").split("\n");
   const cards = [...find("pairs").children];
   for (const card of cards) card.classList.add("waiting");
   try {
-    const body = {model: model.id, text, alignment: model.attention, ...given};
+    const body = {model: model.id, text, alignment: model.attention, ...sent(search)};
     const {translations} = await asked("/v1/translate", body, own.signal);
     if (own !== translation) return;
     problem(null);
