@@ -82,6 +82,6 @@ PAIR_MODELS: dict[str, ModelKind] = {
     "attention": kind("GRU with attention", "each target token looks back at all source tokens"),
     "transformer": kind("Transformer of 2017", "attention only; all positions in parallel"),
     "modern": kind(
-        "modern Transformer", "rotary positions, RMS norm, SwiGLU and QK-norm learn faster"
+        "modern Transformer", "rotary positions, RMSNorm, SwiGLU and QK-norm speed up learning"
     ),
 }
