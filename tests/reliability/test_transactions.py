@@ -316,7 +316,7 @@ def test_a_journal_from_elsewhere_does_not_reach_out_of_its_folder(
     assert find_model(run, notes.append).is_dir()
     assert "cannot be read" in notes[0]
     assert (mine / "text").read_text() == "mine"
-    with pytest.raises(DataError, match="rename it"):
+    with pytest.raises(DataError, match="rename the file"):
         extend(run, {"steps": MORE})
 
 
@@ -343,7 +343,7 @@ def test_a_journal_that_cannot_be_read(text: str, finished: Path, tmp_path: Path
     (run / journal.JOURNAL).write_text(text)
     assert find_model(run, notes.append) == (run / "best").resolve()
     assert journal.JOURNAL in notes[0]
-    with pytest.raises(DataError, match="newer" if "2" in text else "rename it"):
+    with pytest.raises(DataError, match="newer" if "2" in text else "rename the file"):
         extend(run, {"steps": MORE})
     assert (run / journal.JOURNAL).read_text() == text
 

@@ -119,7 +119,7 @@ def test_not_open(server: Server, code: int, path: str) -> None:
         (["config.json", "pytorch_model.bin", "x.h5"], r"has pytorch_model.bin, x.h5 .*code"),
         (["model.Q4.gguf"], r"has model.Q4.gguf instead .* only .safetensors"),
         (["config.json", *SHARDS], r"has model-00001-of.* instead of .*index.json"),
-        (["config.json", INDEX], r"has no weights instead of"),
+        (["config.json", INDEX], r"has no weights: neither"),
         ([], r"has no weights"),
         (["model.safetensors"], r"has no config.json"),
     ],
