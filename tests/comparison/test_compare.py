@@ -186,5 +186,5 @@ def test_what_cannot_be_compared(labeled: FinetuneSettings) -> None:
     assert lines[1].startswith("--only pretrained needs --from RUN")
     assert lines[2].startswith("--budget 0: must be above 0")
     assert lines[3] == "--seeds 0: must be from 1 to 100"
-    with pytest.raises(UsageError, match="--budget 200000: .*at most 100,000 minutes"):
+    with pytest.raises(UsageError, match=r"--budget 200000: .*at most 100,000 minutes"):
         CompareRequest(labeled, minutes=200_000).check()
