@@ -119,7 +119,7 @@ def command(
         problems.append('no text; give "TEXT" or --file FILE, or pipe lines to stdin')
     sampling = [name for name in ("temperature", "top_k", "top_p") if options[name] is not None]
     ways = [f"--{name.replace('_', '-')}" for name in sampling[:1]]
-    ways += ["--greedy"] * greedy + ["--beams"] * (beams is not None and not greedy | (beams == 1))
+    ways += ["--greedy"] * greedy + ["--beams"] * (beams not in (None, 1))
     if len(ways) > 1:
         problems.append(f"use only one of {joined(ways)}")
     refuse(problems)
