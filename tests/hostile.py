@@ -340,7 +340,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
         "marian with other heads": (config(decoder_attention_heads=4), "decoder_attention_heads"),
         "marian with two sizes": (config(decoder_vocab_size=300), "decoder_vocab_size is 300"),
         "marian with swish": (config(activation_function="swish"), "activation_function is 'swish"),
-        "marian, a decoder alone": (config(is_encoder_decoder=False), "a decoder alone"),
+        "marian, a decoder alone": (config(is_encoder_decoder=False), "without an encoder"),
         "marian, quantized": (config(quantization_config={"bits": 4}), "quantization_config"),
         "marian with 10^9 layers": (config(encoder_layers=10**9), "--encoder-layers 1000000000"),
         "marian with a layer too many": (
@@ -402,7 +402,7 @@ HOSTILE: dict[str, dict[str, tuple[Damage, str]]] = {
             zero("model.encoder.embed_tokens.weight", [258, 16]),
             "encoder.embed_tokens.weight differs",
         ),
-        "pegasus with other positions": (ones(TABLE), "does not hold sinusoidal positions"),
+        "pegasus with other positions": (ones(TABLE), "holds non-sinusoidal positions"),
         "marian with another start": (
             config(decoder_start_token_id=3),
             "decoder_start_token_id is 3: must be 256",

@@ -110,8 +110,8 @@ def command(
     averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
     pretrained one. It reports the accuracy and time of each model, and what each one illustrates.
 
-    On pairs of texts, it compares a GRU without and with attention, the Transformer of 2017 and a
-    modern one: BLEU or exact match, also by the length of the source.
+    On pairs of texts, it compares a GRU with and without attention, the original Transformer
+    (2017) and a modern one. It reports BLEU or exact match, overall and by source length.
 
     On plain text, it compares n-grams, a convolution, an Elman RNN, an LSTM and a Transformer in
     bits per byte over time, and measures how the time per step grows with sequence length.
@@ -131,8 +131,8 @@ def command(
     kind = kind or guess_kind(data, options)
     if given := [option(name) for name in UNUSED[kind] if options.pop(name)]:
         others = " or ".join(f"--as {each}" for each in UNUSED if each != kind)
-        text = f"{', '.join(given)}: not for {KINDS[kind]}, which {data[0]} seems to have"
-        raise UsageError(f"{text}; if it does not, add {others}")
+        text = f"{', '.join(given)} cannot be used with {KINDS[kind]}"
+        raise UsageError(f"{text}, which {data[0]} seems to contain; if it does not, add {others}")
     if kind == "labels":
         if options["start_from"] == SCRATCH:
             raise UsageError(

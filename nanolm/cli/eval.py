@@ -54,9 +54,11 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     help="Write an HTML page with the text colored by surprisal or, for pairs, scores by length.",
 )
 @click.option(
-    "--mistakes", metavar="FILE.csv", help="Write all mistakes on labels or pairs to a CSV file."
+    "--mistakes",
+    metavar="FILE.csv",
+    help="Write all misclassified texts or, for pairs, all inexact translations to a CSV file.",
 )
-@click.option("--beams", type=int, help="Beams to translate pairs with.  [default: 4]")
+@click.option("--beams", type=int, help="Number of beams for translating pairs.  [default: 4]")
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
@@ -87,7 +89,8 @@ def command(
     Loss (in nats) and perplexity are per token; top 1 and top 5 are the top-k accuracies of
     next-token prediction. If RUN is a classifier, FILE is labeled text as for `nanolm finetune`,
     and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
-    matrix.
+    matrix. If RUN was trained on pairs, FILE is pairs as for `nanolm train-pairs`, and the command
+    reports BLEU, chrF, exact match, loss and edit distance.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
@@ -132,13 +135,15 @@ def command(
         raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if Path(run).exists() and is_classifier(Path(run)):
         if against or per_token or html is not None or context or stride:
-            others = "--against, --context, --stride, --per-token and --html"
-            raise UsageError(f"{run} is a classifier; only language models take {others}")
+            others = "--against, --context, --stride, --per-token or --html"
+            raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
-        raise UsageError(f"--mistakes needs labels or pairs; {run} is a language model")
+        raise UsageError(
+            f"--mistakes needs a classifier or a model trained on pairs; {run} is a language model"
+        )
     names = (run, *against)
     with TrainingView() as view:
         models = [load(name, note, view.report) for name in names]

@@ -111,7 +111,9 @@ class Inspector:
         translation = translator.translate(source)
         alignment = translator.alignment(source, translation.tokens)
         if not alignment.weights:
-            raise UsageError(f"{self.run} has no attention to its source; there is no alignment")
+            raise UsageError(
+                f"{self.run} has no attention over its source, so there is no alignment to show"
+            )
         weights = np.stack([layer.numpy() for layer in alignment.weights])
         chosen = chosen_head(head, *weights.shape[:2])
         mean = weights.mean(axis=(0, 1))  # (target, source)

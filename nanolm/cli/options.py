@@ -52,9 +52,10 @@ PAIR_COLUMNS: Rows = {
     "reverse": "Swap source and target.",
 }
 AVERAGE = "Decay of the exponential moving average (EMA) of weights that is evaluated and saved."
+PRECISION = "Precision of matrix multiplications."
 MACHINE: Rows = {
     "device": "Device to train on.",
-    "dtype": "Precision of matrix multiplications.",
+    "dtype": ("|".join(DTYPES), PRECISION),
     "threads": "Number of CPU threads.  [default: chosen for the model]",
     "deterministic": "Make results bit-identical on a GPU too, at about half the speed.",
 }

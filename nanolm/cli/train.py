@@ -10,7 +10,16 @@ import click
 from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import AVERAGE, MACHINE, READING, Command, Table, run_option, run_options
+from nanolm.cli.options import (
+    AVERAGE,
+    MACHINE,
+    PRECISION,
+    READING,
+    Command,
+    Table,
+    run_option,
+    run_options,
+)
 from nanolm.cli.tables import show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
@@ -78,6 +87,7 @@ TABLE: Table = {
     },
     "Hardware": {
         **MACHINE,
+        "dtype": PRECISION,  # float8 too
         "workers": "Split each batch across N parallel workers, which share --threads (CPU only).  "
         "[default: measured]",
         "attention": "Attention kernel on a GPU; math also works on a CPU.  [default: measured]",

@@ -9,6 +9,7 @@ import click
 from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import AVERAGE, ENCODING, MACHINE, PAIR_COLUMNS, Command, Table, run_options
 from nanolm.errors import TooLittleTime, UsageError
+from nanolm.formats import counted
 from nanolm.machine import process
 from nanolm.model.config import SEQ2SEQ_FAMILIES, CrossAttentionKind
 from nanolm.pairs.settings import DEFAULT_FAMILY, PairSettings
@@ -23,23 +24,25 @@ TABLE: Table = {
         **PAIR_COLUMNS,
         **ENCODING,
         "limit": "Use only the first N pairs, before splitting.",
-        "val": "Validation pairs, used instead of a held-out part; twice for two files.",
+        "val": "File with validation pairs, used instead of a held-out part; repeat the option "
+        "for a second file.",
         "val_fraction": "Fraction to hold out for validation.  [default: 0.05, at most 2,000 "
         "pairs]",
-        "test": "Test pairs, translated and scored once at the end; twice for two files.",
+        "test": "File with test pairs, translated and scored once at the end; repeat the option "
+        "for a second file.",
         "tokenizer": "Train one (bpe, char or byte) or reuse one (gpt2, cl100k, o200k or a path).  "
         "[default: bpe, or char if a side has no spaces]",
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
         "separate_vocabularies": "Separate tokenizers and embeddings for source and target.",
         "source_tokenizer": (
             "|".join(TRAINABLE),
-            "Kind of a separate source tokenizer.  [default: that of the target]",
+            "Type of the source tokenizer, if it is separate.  [default: that of the target]",
         ),
     },
     "Model": {
         "family": (
             "|".join(SEQ2SEQ_FAMILIES),
-            "Architecture: encoder-decoder is the Transformer of 2017; the last three are "
+            "Architecture: encoder-decoder is the original Transformer (2017); the last three are "
             f"recurrent baselines.  [default: {DEFAULT_FAMILY}]",
         ),
         "attention": (
@@ -53,8 +56,8 @@ TABLE: Table = {
         "dim": "Embedding width; a multiple of --heads.",
         "hidden": "Hidden width of the feed-forward layers.  [default: depends on --dim]",
         "norm_place": "Normalize before each sublayer, or after its residual connection.",
-        "context": "Longest source and target in tokens; longer ones are cut.",
-        "dropout": "Dropout rate.  [default: depends on the number of pairs]",
+        "context": "Maximum length of source and target in tokens; longer texts are truncated.",
+        "dropout": "Dropout rate.  [default: 0.3 for few pairs on a GPU, else 0]",
     },
     "Budget": {
         "minutes": "Total time, including preparation; also caps --steps and --epochs.  "
@@ -64,8 +67,8 @@ TABLE: Table = {
     },
     "Optimization": {
         "batch": "Batch size in tokens of source and target, including padding.",
-        "label_smoothing": "Share of the probability that is spread over all tokens.  "
-        "[default: 0.1]",
+        "label_smoothing": "Fraction of the target token's probability to spread over all tokens.  "
+        "[default: 0.1 for few pairs on a GPU, else 0]",
         "optimizer": "Optimizer for the weight matrices.  [default: muon for Transformers]",
         "lr": "Peak learning rate.  [default: depends on width and optimizer]",
         "average": AVERAGE,
@@ -82,7 +85,7 @@ COMMON = {
     *("source_column", "target_column", "reverse", "val", "test", "tokenizer", "family"),
     *("attention", "start_from", "minutes", "epochs", "batch", "lr", "device", "out", "as_json"),
 }
-NO_PAIRS = """no pairs to train on. Name a table, or two files line by line:
+NO_PAIRS = """no pairs to train on. Name a table, or two files whose lines correspond:
   nanolm train-pairs pairs.tsv
   nanolm train-pairs train.de train.en"""
 
@@ -91,14 +94,13 @@ NO_PAIRS = """no pairs to train on. Name a table, or two files line by line:
 @click.argument("pairs", nargs=-1, metavar="PAIRS...")
 @run_options(PairSettings, TABLE)
 def command(out: str | None, report_to: list[str], as_json: bool, **options: Any) -> int:
-    """Train a model that turns one text into another, such as a translation.
+    """Train a model on pairs of texts such as translations.
 
     PAIRS is a .tsv, .csv, .jsonl or .parquet file with a source and a target column, or two files
-    whose lines belong together (optionally .gz, .zst, .bz2 or .xz). Columns are detected and
-    reported.
+    whose lines correspond (optionally .gz, .zst, .bz2 or .xz). Columns are detected and reported.
 
     \b
-    nanolm train-pairs words.tsv                       spelling to sound, dates to numbers
+    nanolm train-pairs words.tsv                       spelling to pronunciation
     nanolm train-pairs train.de train.en               German to English
     nanolm train-pairs train.de train.en --reverse     English to German
     nanolm train-pairs pairs.csv --source-column question --target-column answer
@@ -126,8 +128,8 @@ def command(out: str | None, report_to: list[str], as_json: bool, **options: Any
         return note_interruption(result.steps)
     if result.stopped == TooLittleTime.stopped:
         raise TooLittleTime(
-            f"too little time: {result.steps:,} steps in {result.seconds:.0f} s. The model has "
-            "learned almost nothing. Run the same command with more --minutes."
+            f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s. The "
+            "model has learned almost nothing. Run the same command with more --minutes."
         )
     if not as_json:
         show(result)

@@ -22,7 +22,7 @@ from nanolm.cli.options import (
 )
 from nanolm.cli.tables import cell_width, terminal_width
 from nanolm.errors import refuse
-from nanolm.formats import counted
+from nanolm.formats import counted, joined
 from nanolm.generation.sampling_params import DECLARATIONS
 from nanolm.text.decoding import Reading
 from nanolm.training.settings import DEVICES, DTYPES
@@ -36,14 +36,14 @@ WIDEST_TOKEN = 12  # columns of a table of attention
 
 search_option = partial(click.option, cls=Option, heading="Search")
 search_options = combined(
-    search_option("--beams", type=int, help="Beams of beam search.  [default: 4]"),
+    search_option("--beams", type=int, help="Number of beams for beam search.  [default: 4]"),
     search_option(
         "--length-penalty",
         type=float,
         default=1.0,
         show_default=True,
-        help="Beam search divides log probabilities by the length to this power. Above 1 favors "
-        "longer translations, below 1 shorter ones.",
+        help="Beam search divides log probabilities by the length raised to this power. Values "
+        "above 1 favor longer translations, and values below 1 shorter ones.",
     ),
     search_option("--greedy", is_flag=True, help="Always choose the most likely token."),
     search_option("--temperature", type=float, help="Sample with this temperature."),
@@ -53,10 +53,12 @@ search_options = combined(
     search_option(
         "--max-tokens",
         type=int,
-        help="Maximum number of tokens of a translation.  [default: the context length]",
+        help="Maximum number of tokens per translation.  [default: the context length]",
     ),
     search_option(
-        "--batch", type=int, help="Texts that are translated together.  [default: by length]"
+        "--batch",
+        type=int,
+        help="Number of texts to translate at a time.  [default: depends on their length]",
     ),
 )
 
@@ -99,9 +101,8 @@ def command(
     """Translate texts with a model trained on pairs.
 
     RUN is a run of `nanolm train-pairs`, a checkpoint, or a Hugging Face folder of a Marian or
-    Pegasus model with a tokenizer.json. Without TEXT or --file, each line of stdin is a text, and
-    each is answered as soon as possible, in order. A text that exceeds the model's context is
-    translated in parts.
+    Pegasus model with a tokenizer.json. Without TEXT or --file, each line of stdin is translated as
+    soon as possible, in order. A text that exceeds the model's context is translated in parts.
 
     \b
     nanolm translate runs/de-en "Ein Hund rennt durch den Schnee."
@@ -118,9 +119,9 @@ def command(
         problems.append('no text; give "TEXT" or --file FILE, or pipe lines to stdin')
     sampling = [name for name in ("temperature", "top_k", "top_p") if options[name] is not None]
     ways = [f"--{name.replace('_', '-')}" for name in sampling[:1]]
-    ways += ["--greedy"] * greedy + ["--beams"] * (beams is not None and not greedy | (beams == 1))
+    ways += ["--greedy"] * greedy + ["--beams"] * (beams not in (None, 1))
     if len(ways) > 1:
-        problems.append(f"use only one of {' and '.join(ways)}")
+        problems.append(f"use only one of {joined(ways)}")
     refuse(problems)
 
     from nanolm.classification.classifier import in_parts

@@ -55,7 +55,9 @@ class CompareRequest:
                 there = ", ".join(known) + did_you_mean(name, known)
                 problems.append(f"--only {name}: choose from {there}")
         if not 0 < self.minutes <= 100_000:
-            problems.append(f"--budget {self.minutes:g}: must be above 0 minutes")
+            problems.append(
+                f"--budget {self.minutes:g}: must be above 0 and at most 100,000 minutes"
+            )
         if self.seeds is not None and not 1 <= self.seeds <= 100:
             problems.append(f"--seeds {self.seeds}: must be from 1 to 100")
         refuse(problems)

@@ -80,7 +80,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 PAIR_MODELS: dict[str, ModelKind] = {
     "bottleneck": kind("GRU", "one vector has to hold the whole source"),
     "attention": kind("GRU with attention", "each target token looks back at all source tokens"),
-    "transformer": kind("Transformer of 2017", "attention only; all positions in parallel"),
+    "transformer": kind("original Transformer", "attention only; all positions in parallel"),
     "modern": kind(
         "modern Transformer", "rotary positions, RMSNorm, SwiGLU and QK-norm speed up learning"
     ),

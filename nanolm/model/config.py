@@ -150,7 +150,9 @@ class EncoderDecoderConfig(Seq2SeqConfig, TransformerConfig):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.positions in ("learned", "alibi"):
-            found.append(f"--positions {self.positions}: an encoder-decoder has none; try rope")
+            found.append(
+                f"--positions {self.positions}: encoder-decoders do not support it; try rope"
+            )
         return found
 
 

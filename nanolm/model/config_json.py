@@ -353,7 +353,7 @@ def read_own(values: Values) -> ModelConfig:
                 raise values.wrong("rope_scaling", "not in nanolm's format") from None
         hint = hints[field.name]
         if not fits(value, hint):
-            whole = (getattr(hint, "__name__", hint),)
+            whole = (f"of type {getattr(hint, '__name__', hint)}",)
             words = map(str, get_args(hint) if get_origin(hint) is Literal else whole)
             raise values.wrong(field.name, f"must be {' or '.join(words)}")
         taken[field.name] = value

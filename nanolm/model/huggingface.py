@@ -299,7 +299,7 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
             close = PRECISION if name in stored.POSITIONS else 0.0
             found = read_tensor(tensors[name])
             if not torch.allclose(found, constant(name, config), rtol=0, atol=close):
-                wrong = "does not hold sinusoidal positions" if close else "is not zero"
+                wrong = "holds non-sinusoidal positions" if close else "is not zero"
                 raise ModelError(f"{folder}: {name} {wrong}, which nanolm does not support")
         return state, large
 

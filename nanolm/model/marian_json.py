@@ -65,19 +65,20 @@ def read_marian(values: Values, family: Literal["marian", "pegasus"]) -> Encoder
     for name in values.like("architectures", []):
         if name not in (SEQ2SEQ[family], f"{family.capitalize()}Model"):
             raise values.wrong("architectures", "not a sequence-to-sequence model")
-    values.only("is_encoder_decoder", [True], True, "a decoder alone")
+    values.only("is_encoder_decoder", [True], True, "a decoder without an encoder")
     values.only("scale_embedding", [True], False, "embeddings that are not scaled")
     # Fields of early versions of transformers, in which one class served several models.
     values.only("static_position_embeddings", [True], True, "learned positions")
     values.only("normalize_embedding", [False], False, "a norm after the embedding")
     values.only("add_bias_logits", [False], False, "a bias in the output layer")
-    values.only("normalize_before", [pre_norm], pre_norm, f"this in {family}")
-    values.only("add_final_layer_norm", [pre_norm], pre_norm, f"this in {family}")
+    values.only("normalize_before", [pre_norm], pre_norm, f"this value for {family} models")
+    values.only("add_final_layer_norm", [pre_norm], pre_norm, f"this value for {family} models")
     what = "this activation function"
     activation = values.only("activation_function", ACTIVATIONS, "gelu", what)
     for name in ("attention_heads", "ffn_dim"):
         if values.count(f"encoder_{name}") != values.count(f"decoder_{name}"):
-            raise values.wrong(f"decoder_{name}", "nanolm needs the same in encoder and decoder")
+            same = "nanolm needs the same value in the encoder and the decoder"
+            raise values.wrong(f"decoder_{name}", same)
     sizes = {
         ours: values.count(theirs, 1024 if ours == "context" else None)
         for theirs, ours in MARIAN_SIZES.items()

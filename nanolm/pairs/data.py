@@ -81,7 +81,7 @@ def hold_out(pairs: Pairs, fraction: float | None = None) -> tuple[Pairs, Pairs]
             left -= int(sizes[number])
     held_out = np.isin(group, [*chosen])
     if not held_out.any() or held_out.all():
-        few = f"{counted(len(pairs), 'pair')} with {counted(len(smallest), 'different source')}"
+        few = f"{counted(len(pairs), 'pair')} with {counted(len(smallest), 'distinct source')}"
         raise DataError(f"{few}: too few to hold some out for validation; add more, or pass --val")
     parts = [np.flatnonzero(mask).tolist() for mask in (~held_out, held_out)]
     return pairs.part(parts[0]), pairs.part(parts[1])

@@ -39,10 +39,10 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
     spelled = unspaced == ["source"] and symbols <= MOST_SYMBOLS
     if spelled and chosen.open("tokenizer") and chosen.open("separate_vocabularies"):
         chosen.set("tokenizer", "bpe", f"each of the {symbols} symbols of the target is one token")
-        chosen.set("separate_vocabularies", True, "the source is spelled in characters", "yes")
+        chosen.set("separate_vocabularies", True, "the source is tokenized by character", "yes")
         chosen.fill(source_tokenizer="char")
     elif unspaced:
-        reason = f"the {' and the '.join(unspaced)} has no spaces between words"
+        reason = f"no spaces between words in the {' and the '.join(unspaced)}"
         chosen.choose("tokenizer", "char", reason)
     chosen.choose("tokenizer", "bpe", "both sides consist of words")
     chosen.fill(separate_vocabularies=False, source_tokenizer=chosen.settings.tokenizer)
@@ -76,10 +76,10 @@ def choose_settings(
         fill(threads=available_threads(), workers=1)
     if not (settings.steps or settings.epochs or settings.minutes):
         change = "change with --minutes, --epochs or --steps"
-        choose("minutes", MINUTES[device], f"in all, for training on {device}; {change}")
+        choose("minutes", MINUTES[device], f"default total time on {device}; {change}")
     many = tokens >= MANY_TOKENS
     if base is None:
-        choose("family", DEFAULT_FAMILY, "learns more per minute than the Transformer of 2017")
+        choose("family", DEFAULT_FAMILY, "learns more per minute than the original Transformer")
         choose_shape(chosen, tokens)
         most = min(MOST_CONTEXT, max(LEAST_CONTEXT, 1 << (longest - 1).bit_length()))
         choose("context", most, f"the longest text has {longest:,} tokens")
@@ -91,7 +91,7 @@ def choose_settings(
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
     repeated = device != "cpu" and not many  # a GPU reads few pairs many times
     choose("dropout", 0.3 if repeated else 0.0, f"{tokens:,} training tokens")
-    choose("label_smoothing", 0.1 if repeated else 0.0, "as for dropout")
+    choose("label_smoothing", 0.1 if repeated else 0.0, f"{tokens:,} training tokens")
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device])
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
@@ -111,7 +111,7 @@ def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
         # 12 dim ** 2 in each encoder layer, 16 in each decoder layer
         fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
         wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
-        reason = f"the widest that reads {tokens:,} tokens several times in the time"
+        reason = f"the widest that leaves time for several epochs of {tokens:,} tokens"
     heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
     chosen.choose("dim", dim, reason)
     if given.family not in RECURRENT:

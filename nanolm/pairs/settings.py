@@ -98,7 +98,7 @@ class PairSettings(Settings):
             if both := sorted({*files} & {*self.pairs}):
                 problems.append(f"--{name} {both[0]} is also training data; use another file")
             if len(files) > 2:
-                problems.append(f"--{name}: give one table, or two files line by line")
+                problems.append(f"--{name}: give one table, or two files whose lines correspond")
         if self.val and self.val_fraction is not None:
             problems.append("use either --val or --val-fraction, not both")
         if self.val and self.val == self.test:

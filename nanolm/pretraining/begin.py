@@ -195,7 +195,8 @@ def choose_folder(
         if resumable or (resumable is None and Run(folder).free()):
             return folder
     raise DataError(
-        f"{out} has no `nanolm {what}` to resume with these settings; choose another --out"
+        f"{out} has nothing that `nanolm {what}` can resume with these settings; "
+        "choose another --out"
     )
 
 

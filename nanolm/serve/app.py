@@ -136,7 +136,7 @@ class Server:
             named = given.get("model") in (None, model.name)
             if isinstance(model, kind) and named and (model.attention or not needs_attention):
                 return model
-        problem = f"no {kind.kind} is served that supports this; {advice(self.models.values())}"
+        problem = f"no {kind.kind} that supports this is served; {advice(self.models.values())}"
         raise APIError(problem, 404, "model", "model_not_found")
 
     async def write(self, request: Request, given: dict[str, Any]) -> Response:
@@ -183,8 +183,8 @@ class Server:
         tokens = len(await self.offload(request, self.count, model, texts))
         weights = aligned * tokens * min(params.max_tokens or model.window, model.window)
         if weights > MAX_WEIGHTS:
-            wanted = f"the alignment of {tokens:,} source tokens may have {weights:,} weights"
-            raise APIError(f"{wanted}; the limit is {MAX_WEIGHTS:,}; send less text")
+            wanted = f"the alignment of {tokens:,} source tokens could need {weights:,} weights"
+            raise APIError(f"{wanted}, but the limit is {MAX_WEIGHTS:,}; send less text")
         steps = model.translate(texts, params, partial(model.result, alignment=aligned))
         task = partial(self.engine.do_in_steps, steps, len(texts), client_of(request, given))
         return Translated(self.engine, task, model, size=WEIGHT_BYTES * weights)

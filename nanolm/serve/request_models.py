@@ -169,7 +169,7 @@ class RequestModels:
         self.translation = record(
             "TranslateRequest",
             model=name_of(models, ServedTranslator),
-            text=(inputs[0], Field(description=f"{TEXTS.capitalize()}, each to translate.")),
+            text=(inputs[0], Field(description=f"{TEXTS.capitalize()} to translate.")),
             **translation_fields(limits),
             user=user,
         )
@@ -182,10 +182,15 @@ class RequestModels:
 
 def translation_fields(limits: Limits) -> dict[str, Any]:
     default, temperature = TranslateParams, DECLARATIONS["temperature"].range
-    penalty = "Divide log probabilities by the length to this power. Above 1 favors longer texts."
+    penalty = (
+        "Divide log probabilities by the length raised to this power. "
+        "Values above 1 favor longer texts."
+    )
     hot = "Sample with this temperature instead of searching with beams."
     return {
-        "beams": optional(whole(1, 16), default.beams, "Beams of beam search.", **slider(1, 8, 1)),
+        "beams": optional(
+            whole(1, 16), default.beams, "Number of beams for beam search.", **slider(1, 8, 1)
+        ),
         "length_penalty": optional(
             Annotated[float, Field(ge=-10, le=10)],
             default.length_penalty,
@@ -200,7 +205,7 @@ def translation_fields(limits: Limits) -> dict[str, Any]:
         "seed": sampling_field("seed", 2**53),
         "max_tokens": optional(
             whole(1, limits.tokens),
-            help="Maximum number of tokens of a translation. The default is the context length.",
+            help="Maximum number of tokens per translation. The default is the context length.",
         ),
         "alignment": optional(
             bool, False, "Also return how much each target token attended to each source token."
@@ -210,7 +215,9 @@ def translation_fields(limits: Limits) -> dict[str, Any]:
 
 def name_of(models: dict[str, ServedModel], kind: type[ServedModel] = ServedModel) -> Any:
     names = [name for name, model in models.items() if isinstance(model, kind)]
-    must = f"must be one of {', '.join(names[:20])}" if names else f"names no {kind.kind}"
+    must = f"must be a {kind.kind}, but none is served"
+    if names:
+        must = f"must be one of {', '.join(names[:20])}"
 
     def check_kind(name: Any) -> Any:
         if isinstance(name, str) and name in models and name not in names:

@@ -106,7 +106,7 @@ def read_pairs(
     notes = log.all_notes()
     notes += [reason.format(counted(count, "pair")) for reason, count in skipped.items()]
     if again := len(pairs) - len(set(zip(pairs.sources, pairs.targets, strict=True))):
-        notes.append(f"{counted(again, 'pair')} occur{'s' * (again == 1)} more than once")
+        notes.append(f"{counted(again, 'duplicate pair')} found")
     rows = zip(pairs.sources[:3], pairs.targets[:3], strict=True)
     examples = [f"  {_short(source)} → {_short(target)}" for source, target in rows]
     return replace(pairs, how=log.summary(), examples=examples, notes=notes)
@@ -184,7 +184,7 @@ def _side_by_side(
     if extra:
         raise DataError(
             f"{shorter} ends after line {count:,}, but {longer} has {counted(extra, 'more line')}. "
-            "Line n of one file must belong to line n of the other; if each file has pairs in "
+            "Line n of one file must correspond to line n of the other; if each file has pairs in "
             f"columns, pass {FIRST_WORD}"
         )
 
@@ -198,8 +198,8 @@ def _words_and_rest(
         example = f"such as {abridged(table.sample[0][1][0])!r}"
         raise UsageError(
             f"{name} has lines without columns, {example}. Pass a table with two columns, or "
-            "two files that belong together line by line (train.de train.en); or, if each line is "
-            f"a word and its target, pass {FIRST_WORD}"
+            "two files whose lines correspond (train.de train.en). If each line is a word followed "
+            f"by its target, pass {FIRST_WORD}"
         )
     for number, (line,) in chain(table.sample, table.rest):
         plain = COMMENT.sub("", line).strip()

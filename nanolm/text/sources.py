@@ -25,8 +25,16 @@ EMBEDDED = {  # name: (file, document separator, what it is)
     "tiny": ("tiny.txt", None, "5 kB of simple sentences built from a dozen words"),
     "stories": ("stories.txt", "***", "1 MB of short stories"),
     "reviews": ("reviews.tsv", None, "9,600 short reviews, each labeled positive or negative"),
-    "dates": ("dates.tsv", None, "10,000 dates as people write them, paired with 1998-05-03"),
-    "veltish": ("veltish.tsv", None, "12,000 sentences, paired with a made-up language"),
+    "dates": (
+        "dates.tsv",
+        None,
+        "10,000 dates as people write them, paired with the form 1998-05-03",
+    ),
+    "veltish": (
+        "veltish.tsv",
+        None,
+        "12,000 sentences, paired with translations into a made-up language",
+    ),
 }
 EMBEDDED_PAIRS = ("dates", "veltish")  # of texts, rather than texts
 SCHEME, STDIN = "embedded:", "-"

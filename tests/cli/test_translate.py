@@ -83,6 +83,7 @@ def test_what_is_refused(cli: Cli, model: Path, trained: Path) -> None:
     for options, code, message in (
         (["a", "--file", "x"], 2, "not both"),
         (["a", "--greedy", "--temperature", 1], 2, "only one of --temperature and --greedy"),
+        (["a", "--greedy", "--top-k", 5, "--beams", 3], 2, "--top-k, --greedy and --beams"),
         (["a", "--beams", 3, "--top-k", 5], 2, "only one of --top-k and --beams"),
         (["a", "--beams", 0], 2, "--beams 0"),
         (["a", "--max-tokens", 0], 2, "--max-tokens 0"),

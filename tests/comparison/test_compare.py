@@ -76,7 +76,7 @@ def test_it_goes_on_with_the_row_it_was_at(labeled: FinetuneSettings, tmp_path: 
     with pytest.raises(DataError, match=r"the data has changed since .*run.*--out"):
         compare(request, tmp_path / "run")
     other = CompareRequest(labeled, minutes=0.3, only=QUICK, seeds=2)
-    with pytest.raises(DataError, match="nanolm compare` to resume with these settings"):
+    with pytest.raises(DataError, match="nanolm compare` can resume with these settings"):
         compare(other, tmp_path / "run")
 
 
@@ -186,3 +186,5 @@ def test_what_cannot_be_compared(labeled: FinetuneSettings) -> None:
     assert lines[1].startswith("--only pretrained needs --from RUN")
     assert lines[2].startswith("--budget 0: must be above 0")
     assert lines[3] == "--seeds 0: must be from 1 to 100"
+    with pytest.raises(UsageError, match=r"--budget 200000: .*at most 100,000 minutes"):
+        CompareRequest(labeled, minutes=200_000).check()

@@ -80,7 +80,7 @@ def test_the_split_depends_only_on_the_texts() -> None:
 
 
 def test_too_few_pairs() -> None:
-    with pytest.raises(DataError, match="3 pairs with 1 different source: too few"):
+    with pytest.raises(DataError, match="3 pairs with 1 distinct source: too few"):
         hold_out(Pairs(["a", "a", "a"], ["b", "c", "b"]))
 
 

@@ -177,4 +177,4 @@ def test_a_model_without_attention_has_no_alignment(cli: Cli, tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     save_seq2seq(model, tmp_path / "model", tokenizer)
     shown = cli("inspect", "model", "abc")
-    assert (shown.returncode, "has no attention to its source" in shown.stderr) == (2, True)
+    assert (shown.returncode, "has no attention over its source" in shown.stderr) == (2, True)

@@ -102,7 +102,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("chat/completions", {"model": "translator", "messages": CHAT}, 404, "use /v1/translate"),
     ("translate", {"model": "writer", "text": "a"}, 404,
      "endless, bottleneck; writer is a language model: use /v1/completions"),
-    ("classify", {"input": "a"}, 404, "no classifier is served that supports this; translator is"),
+    ("classify", {"input": "a"}, 404, "no classifier that supports this is served; translator is"),
     ("classify", {"input": "a", "model": "translator"}, 404, "use /v1/translate"),
     ("inspect", {"model": "bottleneck", "text": "a"}, 404, "model must be one of translator"),
     ("translate", {"text": "a", "model": "translatr"}, 404, "did you mean translator?"),
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said(
 def test_without_a_translator_it_says_so(served: Served) -> None:
     status, _, answer = post(served, "/v1/translate", {"text": "a"})
     assert status == 404
-    assert "no translator is served" in answer["error"]["message"]
+    assert "no translator that supports this is served" in answer["error"]["message"]
     status, _, answer = post(served, "/v1/translate", {"text": "a", "model": "writer"})
     assert (status, "use /v1/completions" in answer["error"]["message"]) == (404, True)
 

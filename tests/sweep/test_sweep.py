@@ -303,7 +303,7 @@ def test_time_is_kept(swept: dict[str, Any]) -> None:
 
 
 def test_a_finished_sweep_is_not_written_over(swept: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"nanolm sweep` to resume with these settings.* --out"):
+    with pytest.raises(DataError, match=r"nanolm sweep` can resume with these settings.* --out"):
         sweep(swept["asked"], swept["folder"])
 
 

@@ -150,7 +150,7 @@ def test_notes(tmp_path: Path) -> None:
         "1 pair skipped: the source is empty",
         "1 pair skipped: the target is empty",
         "1 pair of more than 20,000 characters skipped",
-        "1 pair occurs more than once",
+        "1 duplicate pair found",
     ]
     with pytest.raises(DataError, match="no pairs of a source and a target"):
         read(written(tmp_path, "empty.tsv", "\t\n\t\n"))
