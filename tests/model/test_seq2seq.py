@@ -252,8 +252,8 @@ def test_a_fresh_model_trains(model: Seq2Seq) -> None:
         ("encoder-decoder", {}, "marian", ""),
         ("encoder-decoder", {"norm_place": "pre"}, "pegasus", ""),
         ("encoder-decoder", {"norm_place": "pre", "source_vocab_size": 9}, "nanolm", ""),
-        ("encoder-decoder", {"kv_heads": 2}, "nanolm", "marian has no --kv-heads 2"),
-        ("modern-encoder-decoder", {}, "nanolm", "pegasus has no --positions rope"),
+        ("encoder-decoder", {"kv_heads": 2}, "nanolm", "marian does not support --kv-heads 2"),
+        ("modern-encoder-decoder", {}, "nanolm", "pegasus does not support --positions rope"),
         ("seq2seq-gru", {}, "nanolm", "it is recurrent"),
     ],
 )

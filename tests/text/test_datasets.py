@@ -52,7 +52,7 @@ def test_data_sets_that_are_of_no_use(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no public dataset hf://no/such \(HTTP 404\)"):
         dataset_files("hf://no/such", tmp_path, quiet)
     hub(server, "o/n", [["a.json", "b.json", "c.py", "LICENSE"]])
-    with pytest.raises(DataError, match=r"\.json \(2\), \.py \(1\), no suffix \(1\)"):
+    with pytest.raises(DataError, match=r"\.json \(2\), \.py \(1\), others \(1\)"):
         dataset_files("hf://o/n", tmp_path, quiet)
     for name in ("hf://", "hf://a//b", "hf://../b", "o/n"):
         with pytest.raises(UsageError, match="OWNER/NAME"):
