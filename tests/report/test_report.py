@@ -52,9 +52,9 @@ def test_of_ten_thousand_steps(tmp_path: Path, trained: Path) -> None:
     sample = "> It was a dark and stormy night. " * 40
     heads = (f"## Step {100 * n:,}: 1.{n:03} bits per byte\n\n{sample}\n\n" for n in range(1, 101))
     run.samples.write_text("".join(heads))
-    begin = time.perf_counter()
+    begin = time.process_time()
     write_report(run)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert 20_000 < (run.path / "report.html").stat().st_size < 300_000
 
 
