@@ -68,9 +68,9 @@ def test_the_kind_of_data(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("good\tIt was a bright day.\nbad\tThe clocks struck.\n" * 9)
     shown = cli("compare", "novel.txt", "--label-column", "1", "--test", "x.tsv")
     assert shown.returncode == 2
-    assert re.search("--label-column, --test: .*novel.txt .*--as labels", shown.stderr)
+    assert re.search("--label-column, --test .*novel.txt .*--as labels", shown.stderr)
     shown = cli("compare", "embedded:dates", "--from", "x", "--as", "pairs")
-    assert re.search("--from: .*embedded:dates .*--as labels", shown.stderr)
+    assert re.search("--from .*embedded:dates .*--as labels", shown.stderr)
     shown = cli("compare", "novel.txt", "--only", "bag")
     assert re.search("--only bag: .*ngram, convolution, rnn, lstm, transformer", shown.stderr)
     shown = cli("compare", "--from", "none")
