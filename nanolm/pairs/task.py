@@ -204,7 +204,7 @@ class PairTask(Task):
         return float(self.world.agree(loss)[0])
 
     def pairs_for(self, tokens: int) -> int:
-        """The number of validation pairs with about so many target tokens."""
+        """The number of validation pairs that have about this many target tokens."""
         ends = np.cumsum(self.data.val.target_lengths)
         return min(len(ends), int(np.searchsorted(ends, tokens)) + 1)
 

@@ -34,7 +34,7 @@ BATCH_TOKENS = {"cpu": 8192, "cuda": 131_072, "mps": 32_768}  # of the sources, 
 SENTENCE_END = regex.compile(
     r"\p{STerm}+[\p{Pe}\p{Pf}\"']*\s+|[\u3002\uff01\uff1f]+[\p{Pe}\p{Pf}]*|\n\s*"
 )
-TOKEN_CHARACTERS = 16  # an input is cut into parts of at most so many characters per token
+TOKEN_CHARACTERS = 16  # at most this many characters per token in a part of a long input
 
 
 @dataclass(frozen=True)
