@@ -240,7 +240,7 @@ class PairBatches:
 
 def _cuts(shapes: Ints, sizes: Ints, rows_of: Callable[[int], int]) -> list[int]:
     """Where batches end among pairs sorted by bucket, given the shape and size of each bucket. A
-    batch that its bucket cannot fill goes on in the next, with fewer rows if that is longer."""
+    batch that its bucket cannot fill is filled from the next, with fewer rows if that is longer."""
     ends = np.cumsum(sizes).tolist()
     cuts, start, first = list[int](), 0, 0
     while start < ends[-1]:
