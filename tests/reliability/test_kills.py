@@ -53,7 +53,7 @@ def test_sigkill_at_any_moment(
         if number % 4 == 3:
             time.sleep(0.3 * dice.random())
         else:
-            wait_for_step(run, 40 * number + 1)
+            wait_for_step(run, 40 * number + 15)  # the second save waits for the first
             time.sleep(0.05 * dice.random())
         command.send(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL, command.said()
