@@ -45,7 +45,7 @@ demo: setup ## train on the embedded stories for 2 minutes, then generate three 
 course: setup ## run the course assignment step by step; also SMALL=, LARGE=, SST_TEST=, GPT2= (docs/course.md)
 	@NANOLM='$(NANOLM)' sh data/course.sh
 
-course-pairs: setup ## from the bottleneck to attention: four models that turn one text into another (docs/course.md)
+course-pairs: setup ## train four sequence-to-sequence models, from the bottleneck to attention (docs/course.md)
 	@NANOLM='$(NANOLM)' sh data/course.sh pairs
 
 # hint train: FILE=text.txt
@@ -83,7 +83,7 @@ test-slow: setup ## run all tests, including the slow ones
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile default $(ARGS)
 
 # hint bench: WHAT=training
-bench: setup ## run a benchmark: training, sampling, serving, feeding, starting, saving; text and learning need FILE=, classifying needs DATA=
+bench: setup ## run a benchmark: training, sampling, serving, feeding, starting, saving, pairs; text and learning need FILE=, classifying needs DATA=
 	@what=$${WHAT:-$${FILE:+text}}; what=$${what:-$${DATA:+classifying}}; \
 	  OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/$${what:-training}.py $${FILE:+"$$FILE"} $${DATA:+"$$DATA"} $(ARGS)
 

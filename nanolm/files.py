@@ -268,7 +268,7 @@ def retire(folder: Path) -> str:
     """Remove a superseded folder if that is safe. Otherwise rename it and return a message that
     says why."""
     if why := why_keep(folder):
-        return f"{why}; it is kept as {set_aside(folder)}"
+        return f"{why}; the folder is kept as {set_aside(folder)}"
     discard(folder)
     return ""
 

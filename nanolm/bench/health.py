@@ -78,7 +78,7 @@ def gpu(device: str) -> str:
 
 def dtype(device: str) -> str:
     if device == "cpu":
-        return "float32, or bfloat16 if a run finds that it is faster"
+        return "float32, or bfloat16 if that proves faster in a run"
     chosen, reason = choose_dtype("auto", device)
     float8 = "available" if device == "cuda" and has_float8() else "not available"
     return f"{chosen} ({reason}), float8 {float8}"

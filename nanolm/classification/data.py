@@ -126,8 +126,8 @@ def known_labels(written: set[str], known: tuple[str, ...], where: str) -> dict[
     if len({tuple(names.index(name) for name in sorted(written)) for names in fitting}) == 1:
         return {name: id for id, name in enumerate(fitting[0])}
     if fitting:
-        words = f"{listed(sorted(written))} could mean several of {listed(known)}"
-        raise DataError(f"{where}: {words}; use the full label names")
+        words = f"{listed(sorted(written))} could mean more than one of {listed(known)}"
+        raise DataError(f"{where}: ambiguous labels: {words}; use the full label names")
     words = f"{listed(sorted(written - set(known)))}; its labels are {listed(known, 20)}"
     raise DataError(f"{where} has labels that the classifier does not know: {words}")
 

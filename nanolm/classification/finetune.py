@@ -203,7 +203,7 @@ def wants_words(
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:
         if not isinstance(tokenizer, ByteLevel) or size < known:
-            has = f"{settings.start_from} has {known:,} tokens ({tokenizer.kind})"
+            has = f"{settings.start_from} has a vocabulary of {known:,} tokens"
             which = "only nanolm's own BPE tokenizers can be extended, and only to a larger size"
             raise UsageError(f"--vocab-size {size}: {has}; {which}")
         return size > known

@@ -15,6 +15,7 @@ from nanolm.cli.console import note, print_json, styled
 from nanolm.cli.options import Command, device_option, dtype_option, json_option, unknown
 from nanolm.cli.tables import cell_width, one_line, shortened, terminal_width
 from nanolm.errors import refuse
+from nanolm.formats import counted
 from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
 
@@ -154,7 +155,8 @@ def arriving_lines(encoding: str, blank: bool = False) -> Iterator[list[str]]:
     rest = (rest + decoder.decode(b"", final=True)).strip()
     yield [rest] if rest else []
     if broken:
-        note(f"{broken:,} characters of stdin are not valid {encoding}; try another --encoding")
+        found = f"{counted(broken, 'character')} of stdin"
+        note(f"{found} could not be decoded as {encoding}; try another --encoding")
 
 
 def show(text: str, label: str, ranked: list[tuple[str, float]]) -> None:

@@ -232,7 +232,7 @@ def show(outcome: "CompareResult") -> None:
         click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
     if "long_exact" in columns:
         both = "BLEU and exact match" if "bleu" in columns else "Exact match"
-        click.echo(f"\n{both} on the validation pairs, and on the fifth with the longest sources.")
+        click.echo(f"\n{both} on all validation pairs, and on the 20% with the longest sources.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
         steps = f"{1000 * short:.1f} ms at {first:,} tokens, {1000 * long:,.1f} ms at {last:,}"

@@ -15,6 +15,7 @@ from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
 from nanolm.cli.tables import show_table
 from nanolm.errors import UsageError, refuse
+from nanolm.formats import counted
 from nanolm.pairs.settings import PairSettings
 from nanolm.text import spelled
 from nanolm.text.labeled import LabelReading
@@ -87,10 +88,10 @@ def command(
 
     RUN can be anything that `nanolm sample` accepts, and FILE anything that `nanolm train` accepts.
     Loss (in nats) and perplexity are per token; top 1 and top 5 are the top-k accuracies of
-    next-token prediction. If RUN is a classifier, FILE is labeled text as for `nanolm finetune`,
+    next-token prediction. If RUN is a classifier, FILE is labeled text, as for `nanolm finetune`,
     and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
-    matrix. If RUN was trained on pairs, FILE is pairs as for `nanolm train-pairs`, and the command
-    reports BLEU, chrF, exact match, loss and edit distance.
+    matrix. If RUN was trained on pairs, FILE contains pairs, as for `nanolm train-pairs`, and the
+    command reports BLEU, chrF, exact match, loss and edit distance.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
@@ -192,7 +193,7 @@ def evaluate_classifier(
         note(text)
     if mistakes_file is not None:
         write_file(Path(mistakes_file), mistakes_csv(measured.mistakes))
-        note(f"wrote all {len(measured.mistakes):,} mistakes to {mistakes_file}")
+        note(f"wrote {counted(len(measured.mistakes), 'mistake')} to {mistakes_file}")
     if as_json:
         values = {"run": run, "labels": classifier.labels, **measured.scores.to_json()}
         print_json(values | {"mistakes": [vars(each) for each in measured.mistakes[:MISTAKES]]})

@@ -8,6 +8,7 @@ from nanolm.cli.console import note, print_json, write_file, write_page
 from nanolm.cli.progress import TrainingView
 from nanolm.cli.tables import show_table
 from nanolm.errors import refuse
+from nanolm.formats import counted
 from nanolm.pairs import evaluation
 from nanolm.pairs.translator import TranslateParams, Translator
 from nanolm.text.pairs import PairReading, read_pairs
@@ -34,7 +35,7 @@ def evaluate_translator(
         note(text)
     if mistakes_file is not None:
         write_file(Path(mistakes_file), evaluation.mistakes_csv(result.mistakes))
-        note(f"wrote all {len(result.mistakes):,} mistakes to {mistakes_file}")
+        note(f"wrote {counted(len(result.mistakes), 'mistake')} to {mistakes_file}")
     shown = {
         "BLEU": f"{scores.bleu:.2f}",
         "chrF": f"{scores.chrf:.2f}",

@@ -61,7 +61,7 @@ TABLE: Table = {
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
-        "patience": "Stop early when N evaluations since the best one have had a loss more than 5% "
+        "patience": "Stop early after N evaluations, since the best one, with a loss more than 5% "
         "above the lowest.  [default: 5; off with --steps or --epochs]",
         "seed": "Random seed for the split and for training.",
     },
@@ -94,7 +94,7 @@ ABOUT_DATA = """
     nanolm finetune tweets.csv --label-column mood --class-weights
     nanolm finetune texts/ --from {SCRATCH} --test-fraction 0.1
 
-    `nanolm finetune-sentiment` does the same, but names the labels 0 and 1 negative and positive.
+    `nanolm finetune-sentiment` does the same, but calls label 0 negative and label 1 positive.
     If training is interrupted, run the same command again to resume it.
     """,
 )

@@ -1,7 +1,7 @@
 """`nanolm info`: describe a run or model folder."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -50,15 +50,20 @@ def rows(info: "Info") -> list[tuple[str, str]]:
     for part, count in info.parts.items():
         shown.append((f"  {part}", f"{count:,} ({count / info.parameters:.1%})"))
     files = ", ".join(f"{name} {megabytes(count)}" for name, count in info.bytes.items())
-    tokenizer = f"{info.tokenizer['kind']}, {info.tokenizer['vocab_size']:,} tokens"
+    tokenizer = tokenizer_row(info.tokenizer)
     if info.source_tokenizer:
-        source = f"{info.source_tokenizer['kind']}, {info.source_tokenizer['vocab_size']:,} tokens"
+        source = tokenizer_row(info.source_tokenizer)
         tokenizer = f"source {source}; target {tokenizer}"
     shown.append(("tokenizer", tokenizer))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
     if info.history:
         shown.append(("trained", training(info.history)))
     return shown
+
+
+def tokenizer_row(facts: dict[str, Any]) -> str:
+    kind = "external" if facts["kind"] == "foreign" else facts["kind"]
+    return f"{kind}, {facts['vocab_size']:,} tokens"
 
 
 def training(past: "History") -> str:
@@ -70,7 +75,7 @@ def training(past: "History") -> str:
     if past.start_from is not None:
         text += f", from {past.start_from}"
     if past.best_step is not None:
-        text += f"; the run is finished, best step {past.best_step:,}"
+        text += f"; finished, best at step {past.best_step:,}"
     if past.val_bits_per_byte is not None:
         text += f" with {past.val_bits_per_byte:.3f} bits per byte on the validation set"
     if past.val_accuracy is not None:

@@ -161,7 +161,6 @@ def command(
     If training is interrupted, run the same command again to resume it.
     """
     started = time.monotonic() - time.process_time()  # --minutes includes starting the program
-    started = time.monotonic() - time.process_time()
     settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()

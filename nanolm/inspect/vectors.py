@@ -32,7 +32,7 @@ class Occurrences:
 def occurrences(model: Model, tokenizer: Tokenizer, word: str, texts: list[str]) -> Occurrences:
     """The vector of the word's last token, which has attended to the whole word."""
     if not isinstance(model, GPT):
-        raise UsageError("--word: recurrent models have no token vectors per layer to compare")
+        raise UsageError("--word: recurrent models have no per-layer token vectors to compare")
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
     contexts, vectors = [], []
     for text in filter(pattern.search, texts):

@@ -80,8 +80,9 @@ def evaluate_pairs(
     ]
     notes = [pairs.how, *pairs.notes]
     if encoded.truncated:
-        cut = f"{counted(encoded.truncated, 'pair')} longer than the context of {context:,} tokens"
-        notes.append(f"{cut}: the loss ignores the rest")
+        long = f"longer than the context of {context:,} tokens"
+        few = counted(encoded.truncated, "pair")
+        notes.append(f"{few} {long}: the loss ignores the tokens beyond it")
     lengths = (encoded.source.lengths - 1).tolist()
     return PairEvaluation(
         scores=score_pairs(outputs, pairs.targets, pairs.sources),
@@ -146,12 +147,12 @@ def length_rows(groups: list[LengthScores]) -> list[tuple[str, ...]]:
 
 def evaluation_page(result: PairEvaluation, title: str, facts: dict[str, str]) -> str:
     """Scores by length of the source as a picture and a table, and the worst mistakes."""
-    body = curves_svg(length_chart("By length of the source", {title: result.by_length}, "tokens"))
+    body = curves_svg(length_chart("By source length", {title: result.by_length}, "tokens"))
     body += text_table(LENGTH_COLUMNS, length_rows(result.by_length))
     if result.mistakes:
         shown = result.mistakes[:SHOWN_MISTAKES]
         of = f"{len(shown):,} of {len(result.mistakes):,}" if shown != result.mistakes else "all"
         rows = [(m.source, m.target, m.translation, f"{m.edit_distance:,}") for m in shown]
         header = ("source", "target", "translation", "edit distance")
-        body += f"<h2>Mistakes ({of}, the worst first)</h2>" + text_table(header, rows)
+        body += f"<h2>Mistakes ({of}, worst first)</h2>" + text_table(header, rows)
     return webpage.page(title, facts, body, STYLE_SHEET)

@@ -257,4 +257,4 @@ def length_chart(title: str, models: dict[str, list[LengthScores]], unit: str) -
         panel("exact match (%)", lambda each: 100 * each.exact),
         panel("BLEU", lambda each: each.bleu),
     ]
-    return Chart(title, panels, f"length of the source in {unit}")
+    return Chart(title, panels, f"source length in {unit}")

@@ -183,8 +183,8 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: PairText) -
     split, truncated = text.split, data.train.truncated
     notes = [split.how, *split.examples, *split.notes]
     if truncated:
-        cut = f"{counted(truncated, 'training pair')} longer than {settings.context} tokens"
-        notes.append(f"{cut}: the rest is cut off")
+        few = f"{counted(truncated, 'training pair')} longer than {settings.context} tokens"
+        notes.append(f"{few} truncated")
     for line in notes if start.fresh else ():
         start.notify(Note(line))  # only once the settings are known to be valid
     start.record(settings, text.choices + choices + measured, fingerprints, model)

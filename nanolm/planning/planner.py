@@ -113,7 +113,7 @@ def choose_sharding(plan: Plan, config: ModelConfig) -> None:
     room = torch.cuda.mem_get_info()[0] if on_gpu else math.inf
     wanted = needed > sizes.GPU_MEMORY_SHARE * room and isinstance(config, GPTConfig)
     reason = f"the whole model needs {readable(needed / 1e9, 2)} GB per process"
-    reason += f", and the GPU has {readable(room / 1e9)} free" if on_gpu else ""
+    reason += f", and the GPU has {readable(room / 1e9)} GB free" if on_gpu else ""
     plan.choose("shard", wanted, reason, "yes" if wanted else "no")
 
 

@@ -110,7 +110,7 @@ class NextToken(Task):
         planned, forecast = self.job.forecast, self.forecast_for(steps)
         if planned and forecast and forecast is not planned:
             text = f"{steps:,} steps instead of {planned.steps:,}: the machine was slower than "
-            text += f"measured. Prediction for {steps:,} steps: {forecast.bits_per_byte:.3f} bits "
+            text += f"expected. Prediction for {steps:,} steps: {forecast.bits_per_byte:.3f} bits "
             self.notify(Note(f"{text}per byte instead of {planned.bits_per_byte:.3f}"))
 
     def why_validation_rises(self) -> str:

@@ -119,7 +119,7 @@ def list_runs(root: Path, note: Callable[[str], None]) -> list[RunSummary]:
             except UNREADABLE as error:
                 note(f"{run.path} skipped: {run.facts_file}: {error!r}")
         elif run.is_rest():
-            note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` deletes the rest")
+            note(f"{run.path} has no run.json; `nanolm runs rm {run.path}` deletes what is left")
     return summaries
 
 

@@ -263,7 +263,7 @@ def retirement(folder: Path, report: Callable[[str], None]) -> journal.Operation
     if not (why := files.why_keep(folder)):
         return "discard", name
     aside = files.name_aside(folder)
-    report(f"{why}; it is kept as {aside}")
+    report(f"{why}; the folder is kept as {aside}")
     return "move", name, f"{CHECKPOINTS}/{aside.name}"
 
 
@@ -298,7 +298,7 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
     except NanolmError as error:
         if name.startswith(HUB):
             raise
-        raise type(error)(f"no folder {name} here, and {error}") from None
+        raise type(error)(f"there is no folder {name} here, and {error}") from None
 
 
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:

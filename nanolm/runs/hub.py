@@ -44,7 +44,7 @@ def hub_model(name: str, report: Report) -> Path:
     if _is_model(folder):
         return folder
     problem = f"{name}: its {INDEX} lists files that are missing"
-    raise ModelError(f"{problem}; if this was fixed on the Hub, delete {folder} to download again")
+    raise ModelError(f"{problem}; if this has been fixed on the Hub, delete {folder} and try again")
 
 
 def _choose(name: str, paths: list[str]) -> list[str]:

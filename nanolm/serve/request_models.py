@@ -186,7 +186,7 @@ def translation_fields(limits: Limits) -> dict[str, Any]:
         "Divide log probabilities by the length raised to this power. "
         "Values above 1 favor longer texts."
     )
-    hot = "Sample with this temperature instead of searching with beams."
+    hot = "Sample with this temperature instead of using beam search."
     return {
         "beams": optional(
             whole(1, 16), default.beams, "Number of beams for beam search.", **slider(1, 8, 1)

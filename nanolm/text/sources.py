@@ -82,7 +82,7 @@ def raise_all(problems: list[NanolmError]) -> None:
         worst = min(problems, key=lambda problem: problem.exit_code)
         lines = [*map(str, problems[:20])]
         if problems[20:]:
-            lines.append(f"... and {len(problems[20:]):,} more files like these")
+            lines.append(f"... and {len(problems[20:]):,} more problems like these")
         raise type(worst)("\n".join(lines))
 
 

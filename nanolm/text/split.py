@@ -63,7 +63,7 @@ def spread(corpus: Corpus, fraction: float | None = None) -> HeldOut:
     if not size:
         return NOTHING
     if corpus.documents >= MANY_DOCUMENTS and (ranges := documents_by_hash(corpus, fraction, size)):
-        return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, by hash")
+        return HeldOut(ranges, f"{len(ranges):,} of {corpus.documents:,} documents, chosen by hash")
     return stretches(corpus, size)
 
 

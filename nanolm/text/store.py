@@ -279,7 +279,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             if not held_out.ranges:
                 share, reason = "none", "the final weights are kept"
                 if request.val_fraction is None:
-                    few = f"{corpus.size:,} bytes with little repetition are too few to split"
+                    few = f"{corpus.size:,} bytes with little repetition: too little to split"
                     reason = f"{few}; {reason}"
             elif held_out.size < TO_CHOOSE_BY:
                 reason += "; too small to choose a best checkpoint, so the final weights are kept"

@@ -109,9 +109,11 @@ def _fasttext_rows(source: TextSource, text_lines: Iterable[str]) -> Iterator[Ro
         label, *others = re.split(r"[ \t]+", line.strip(), maxsplit=1)
         text = "".join(others)
         if not label.startswith(FASTTEXT) or text.startswith(FASTTEXT):
-            count = "several labels" if label.startswith(FASTTEXT) else "no label"
+            starts = "starts with several labels"
+            if not label.startswith(FASTTEXT):
+                starts = "does not start with a label"
             needed = f"each text needs exactly one {FASTTEXT}NAME"
-            raise DataError(f"{source.name}, line {number:,} starts with {count}; {needed}")
+            raise DataError(f"{source.name}, line {number:,} {starts}; {needed}")
         yield number, [label.removeprefix(FASTTEXT), text]
 
 

@@ -23,6 +23,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from torch.nn.parallel import DistributedDataParallel
 
 from nanolm.errors import DataError, NanolmError, PeerLost, ReportedElsewhere, UsageError
+from nanolm.formats import counted
 from nanolm.machine import local_processes, process
 from nanolm.model.base import Model
 from nanolm.model.gpt import GPT
@@ -166,7 +167,7 @@ def local_rank() -> int:
     count, there = local_processes(), torch.cuda.device_count()
     if count > there:
         hint = f"torchrun --nproc-per-node {there}, or --device cpu"
-        raise DataError(f"{count} processes on a machine with {there} GPUs; try {hint}")
+        raise DataError(f"{count} processes on a machine with {counted(there, 'GPU')}; try {hint}")
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

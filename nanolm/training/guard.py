@@ -55,7 +55,7 @@ class Guard:
             state.grad_accum_steps = self.step.grad_accum_steps
             rows = -(-len(batch[0]) // state.grad_accum_steps)
             self.notify(
-                Note(f"not enough memory for a whole batch: using {rows:,} sequences at once")
+                Note(f"not enough memory for a whole batch: using {rows:,} sequences at a time")
             )
 
     def skip(self, step: int) -> bool:

@@ -92,7 +92,7 @@ def test_what_a_classifier_knows_labels_by() -> None:
     assert known_labels({"positive", "neutral"}, three, "x")["positive"] == 2
     assert known_labels({"0", "2"}, three, "x")["2"] == 2
     assert known_labels({"-1", "1"}, three, "x")["1"] == 2
-    with pytest.raises(DataError, match="0, 1 could mean several"):
+    with pytest.raises(DataError, match="0, 1 could mean more than one"):
         known_labels({"0", "1"}, three, "x")
     assert known_labels({"1"}, ("negative", "positive"), "x")["1"] == 1
     with pytest.raises(DataError, match="does not know: blue"):

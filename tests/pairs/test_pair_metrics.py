@@ -140,4 +140,4 @@ def test_the_picture_has_a_curve_for_each_model() -> None:
     bad = by_length(["y"] * 10, sources, sources)
     picture = curves_svg(length_chart("By length", {"good": good, "bad": bad}, "tokens"))
     assert picture.count("good</text>") == 2
-    assert "length of the source in tokens" in picture
+    assert "source length in tokens" in picture

@@ -140,7 +140,7 @@ def test_many_broken_files_do_not_fill_the_screen(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"{number}.txt").write_bytes(b"\xff\xff")
     sources = find_sources([str(tmp_path)], tmp_path, lambda *_: None)
-    with pytest.raises(DataError, match="and 30 more files like these"):
+    with pytest.raises(DataError, match="and 30 more problems like these"):
         read_corpus(sources, Reading(), tmp_path)
 
 

@@ -367,7 +367,7 @@ def test_a_line_without_label_after_the_sample(
     with pytest.raises(DataError, match="line 7 has no label"):
         read(ends)
     fasttext = written(tmp_path, "f.txt", table(FILMS, "__label__{1} {0}\n") + "none\n")
-    with pytest.raises(DataError, match="line 7 starts with no label"):
+    with pytest.raises(DataError, match="line 7 does not start with a label"):
         read(fasttext)
 
 

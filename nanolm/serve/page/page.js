@@ -123,6 +123,7 @@ const settings = () => {
 const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // upper limit of each color in bits, as in the other pages
 const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
 const PICTURES = {" ": "·", "\n": "⏎", "\t": "⇥"};
+const counted = count => `${count} ${count === 1 ? "token" : "tokens"}`;
 const seen = text => [...text].map(letter => PICTURES[letter]
   || (letter < " " ? String.fromCodePoint(0x2400 + letter.codePointAt(0)) : letter)).join("");
 const chance = logprob => {
@@ -209,14 +210,14 @@ const write = async (texts, ids, given) => {
       find("status").textContent = speed;
       const why = {stop: "finished", length: "token limit reached"}[choice.finish_reason];
       if (why) text.done = true;
-      text.say(`${text.tokens.length} tokens${why ? `, ${why}` : ""}, seed ${given.seed}`);
+      text.say(`${counted(text.tokens.length)}${why ? `, ${why}` : ""}, seed ${given.seed}`);
       said = speed;
     }
   } catch (error) {
     problem(error);
     if (error.name !== "AbortError") said = "";
   }
-  for (const text of texts) if (!text.done) text.say(`${text.tokens.length} tokens, stopped`);
+  for (const text of texts) if (!text.done) text.say(`${counted(text.tokens.length)}, stopped`);
   find("status").textContent = said;
   busy(false);
 };
