@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanolm import files
 from nanolm.choice import Report
@@ -36,6 +36,7 @@ from nanolm.text import HUB, NAMED, tokenizer_problem
 if TYPE_CHECKING:
     from nanolm.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
 OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
@@ -78,6 +79,16 @@ class Run:
             resume = f"if it is interrupted, resume it with --out {path}"
             self.report(f"{before} was moved to {path}, and training continues there; {resume}")
         return path
+
+    def retry_if_moved(self, work: Callable[[Path], T]) -> T:
+        """Call `work` with the path of the folder, and again if the folder was moved meanwhile."""
+        path = self.path
+        try:
+            return work(path)
+        except (FileNotFoundError, DataError):
+            if self.path == path:
+                raise
+            return work(self.path)
 
     checkpoints = Entry(CHECKPOINTS)
     metrics = Entry("metrics.jsonl")
@@ -134,7 +145,11 @@ class Run:
         return read_file(self.config_file, tomllib.loads)
 
     def facts(self) -> dict[str, Any]:
-        return read_file(self.facts_file, partial(parse_facts, self.facts_file))
+        def read(path: Path) -> dict[str, Any]:
+            file = path / "run.json"
+            return read_file(file, partial(parse_facts, file))
+
+        return self.retry_if_moved(read)
 
     def begin(self, settings: dict[str, Any], facts: dict[str, Any]) -> None:
         """Write the files of a new run. run.json comes last: with it, the run exists."""
@@ -149,12 +164,19 @@ class Run:
         files.write_atomically(self.config_file, dump_toml(settings))
 
     def update(self, facts: dict[str, Any]) -> None:
-        files.write_atomically(self.facts_file, dump_facts(facts))
+        written = dump_facts(facts)
+        self.retry_if_moved(lambda path: files.write_atomically(path / "run.json", written))
 
     def lengths(self) -> dict[str, int]:
         """The sizes of the files that grow; part of a checkpoint's state."""
-        growing = (self.metrics, self.samples)
-        return {file.name: file.stat().st_size if file.exists() else 0 for file in growing}
+
+        def measure(path: Path) -> dict[str, int]:
+            growing = [path / self.metrics.name, path / self.samples.name]
+            sizes = {file.name: file.stat().st_size if file.exists() else 0 for file in growing}
+            path.stat()  # fails if it was moved meanwhile
+            return sizes
+
+        return self.retry_if_moved(measure)
 
     def flush(self) -> None:
         """Wait until the growing files are on disk: a checkpoint relies on their sizes."""
@@ -425,10 +447,7 @@ def ending(result: dict[str, Any]) -> str:
 
 def append(run: Run, name: str, text: str) -> None:
     """Append to a file of a run, even if the run was moved."""
-    try:
-        stream = (run.path / name).open("a", encoding="utf-8")
-    except FileNotFoundError:  # moved just now
-        stream = (run.path / name).open("a", encoding="utf-8")
+    stream = run.retry_if_moved(lambda path: (path / name).open("a", encoding="utf-8"))
     try:
         with stream:
             stream.write(text)

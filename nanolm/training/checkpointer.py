@@ -12,7 +12,7 @@ from torch import Tensor
 from nanolm import files
 from nanolm.errors import ModelError
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import CHECKPOINTS, Run
 from nanolm.training.distributed import gathered_copy
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Note, Notify
@@ -46,7 +46,9 @@ class Checkpointer:
 
     def link(self, name: str, folder: Path) -> None:
         if self.world.first:
-            checkpoint.point(self.run.path / name, folder)
+            # From one path, since the run may be moved meanwhile.
+            target = Path(CHECKPOINTS, folder.name)
+            self.run.retry_if_moved(lambda path: checkpoint.point(path / name, path / target))
 
     def load_state(self, folder: Path) -> None:
         """Load everything but the weights from `folder`."""
@@ -101,7 +103,7 @@ class Checkpointer:
                 except FileNotFoundError:  # the run was moved meanwhile
                     files.sweep(self.run.checkpoints)
                     files.commit(self.run.checkpoints, self.folder(step).name, write, size)
-            checkpoint.point(self.run.path / "last", self.folder(step))
+            self.link("last", self.folder(step))
             checkpoint.prune(self.run.checkpoints, needed, damaged.append)
             return damaged
 

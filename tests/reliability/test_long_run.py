@@ -32,6 +32,6 @@ def test_memory_and_open_files_stay_what_they_were(
     memory, opened = zip(*seen[len(seen) // 5 :], strict=True)
     written = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert len([line for line in written if "lr" in json.loads(line)]) == steps // 10
-    assert max(opened) <= min(opened) + 1, opened  # a checkpoint may just be written
+    assert max(opened) <= opened[0] + 1, opened  # a checkpoint may just be written
     assert max(memory) <= (1 + GROWTH) * memory[0], memory
     tally("steps of one run without growing", steps, steps)

@@ -1,7 +1,10 @@
 """A run folder that is moved or removed while it is being trained."""
 
+import itertools
+import json
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +103,38 @@ def test_a_run_moved_in_the_middle_of_a_save(
     assert result.run == str(moved) and not run.exists()
     assert Run(moved).finished() and not list(moved.glob("checkpoints/.*"))
     assert any("was moved to" in note for note in notes)
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_moved_just_after_its_path_was_read(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path in hand is no longer where the run is, at any place that uses it."""
+    read = Run.path.fget  # type: ignore[attr-defined]
+    settings = {**TINY, "steps": 30, "save_every": 5, "evaluations": 3, "compile": False}
+    for number in itertools.count(1, every):
+        run, moved, reads = tmp_path / f"{number}", tmp_path / f"{number} moved", itertools.count(1)
+
+        def path(
+            self: Run, number: int = number, reads: Iterator[int] = reads, moved: Path = moved
+        ) -> Path:
+            found: Path = read(self)
+            if self.begun and next(reads) == number:
+                found.rename(moved)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "path", property(path))
+            nanolm.train("embedded:tiny", out=run, **settings)
+        where = Run(moved if moved.exists() else run)
+        assert where.finished() and run.exists() != moved.exists(), number
+        for name in ("best", "last"):
+            assert (where.path / name / "model.safetensors").is_file(), number
+        states = [
+            json.loads((each / "state.json").read_text())
+            for each in where.path.glob("checkpoints/step-*")
+        ]
+        assert all(state["lengths"]["metrics.jsonl"] for state in states if state["step"] > 10)
+        if run.exists():
+            break  # its path is read no more often
+    assert number > 50
