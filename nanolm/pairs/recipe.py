@@ -18,8 +18,8 @@ MOST_SYMBOLS = 200  # different words on the target side, such as phonemes: each
 MANY_TOKENS = 20_000_000  # in the training pairs; from here on, a larger model learns more
 MINUTES = {"cpu": 10.0, "cuda": 3.0, "mps": 5.0}
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192, "mps": 4_096}
-CPU_WIDTHS = (192, 128, 96, 64)  # the widest that sees the pairs LEAST_EPOCHS times is used
-LEAST_EPOCHS = 5
+CPU_WIDTHS = (192, 128, 96, 64)  # the widest with which there is time for both of these is used
+LEAST_EPOCHS, LEAST_STEPS = 5, 1_000
 CPU_FLOPS = 25e9  # per core and second
 CPU_LAYERS = 3
 CPU_DIM = 128  # narrower models learn more from more, smaller batches
@@ -90,8 +90,9 @@ def choose_settings(
     if base is None and not recurrent:
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
     repeated = device != "cpu" and not many  # a GPU reads few pairs many times
-    choose("dropout", 0.3 if repeated else 0.0, f"{tokens:,} training tokens")
-    choose("label_smoothing", 0.1 if repeated else 0.0, f"{tokens:,} training tokens")
+    times = "many" if repeated else "only a few"
+    choose("dropout", 0.3 if repeated else 0.0, f"each pair is seen {times} times")
+    choose("label_smoothing", 0.1 if repeated else 0.0, f"each pair is seen {times} times")
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device])
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
@@ -107,11 +108,12 @@ def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
     width, reason = 64, f"for training on {device}"  # of a head
     if device == "cpu":
         seen = CPU_FLOPS * available_threads() * 60 * (given.minutes or MINUTES[device])
-        parameters = seen / (6 * LEAST_EPOCHS * tokens)
+        batch = given.batch or BATCH_TOKENS[device]
+        parameters = seen / 6 / max(LEAST_EPOCHS * tokens, LEAST_STEPS * batch)
         # 12 dim ** 2 in each encoder layer, 16 in each decoder layer
         fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
         wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
-        reason = f"the widest that leaves time for several epochs of {tokens:,} tokens"
+        reason = f"the widest with which there is time to learn from {tokens:,} tokens"
     heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
     chosen.choose("dim", dim, reason)
     if given.family not in RECURRENT:

@@ -6,7 +6,6 @@
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 import torch
 
 from nanolm.choice import Choice, Chosen, Report
-from nanolm.errors import DataError, TooLittleTime
+from nanolm.errors import DataError
 from nanolm.formats import counted
-from nanolm.machine import available_threads
 from nanolm.model.build import build_seq2seq
 from nanolm.model.config import Seq2SeqConfig
 from nanolm.model.device import choose_device
@@ -31,16 +29,13 @@ from nanolm.pairs.settings import TOKENIZERS, PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
 from nanolm.pretraining.begin import RunStart, check_context, reports
-from nanolm.pretraining.train import MOST_SLOWDOWN, stopwatch
+from nanolm.pretraining.session import all_steps, first_process, stopwatch
 from nanolm.runs import folder as runs
 from nanolm.runs.folder import Run
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
-from nanolm.training.budget import MIN_STEPS
-from nanolm.training.distributed import World, join_world, local_rank
+from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import write_result
-from nanolm.training.trainer import Trainer
 
 LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # batches are padded to a multiple of this
 FINAL_BEAMS = 4
@@ -97,10 +92,7 @@ def train_pairs(
     """Train on `settings.pairs`, or resume an unfinished run with the same settings. Minutes count
     from `started`, by `time.monotonic`, or from now. Other processes call `follow`."""
     elapsed = stopwatch(started)
-    settings.check()
-    with join_world() as world, world.leading():
-        if world.joined and choose_device(settings.device)[0] == "cuda":
-            local_rank()  # fail early if there are too few GPUs
+    with first_process(settings) as world:
         start = RunStart(settings, out, notify)
         base = None
         if start.settings.start_from is not None:
@@ -235,26 +227,10 @@ def build(
 
 def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Notify) -> PairResult:
     """Run all remaining steps of a job."""
-    settings = job.settings
-    if world.joined:  # threads chosen for one process may be too many for each of several
-        threads = min(settings.threads or 1, available_threads())
-        settings = replace(settings, workers=1, threads=threads)
-        job = replace(job, settings=settings)
-    world.connect(settings.device)
-    with tuning.threads_for(settings.threads, settings.workers), StopRequest() as stop:
-        tuning.warn_about_threads(settings, notify)
-        # On a busy machine, the work after the last step takes longer too.
-        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
-        task = PairTask(job, notify, world, slowdown)
-        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-            stopped = trainer.train(stop)
+    with all_steps(job, PairTask, world, elapsed, notify) as (task, trainer, stopped):
         state = trainer.state
-        if stopped == "minutes" and state.step < MIN_STEPS:
-            stopped = TooLittleTime.stopped
         loss, scores = state.scores.get("val_loss"), dict[str, Any]()
         if stopped != "interrupted":
-            trainer.checkpointer.load_best()
             if not (task.evaluated_all and state.best_step == state.step):
                 loss = task.score()
             split = job.data.split

@@ -4,30 +4,22 @@
 """
 
 import shlex
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanolm.errors import TooLittleTime
 from nanolm.formats import counted
-from nanolm.machine import available_threads
-from nanolm.model.device import choose_device
 from nanolm.planning import tuning
 from nanolm.planning.planner import SETUP_SHARE, Plan
 from nanolm.pretraining import prepare
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadline
-from nanolm.training.budget import MIN_STEPS
-from nanolm.training.distributed import World, join_world, local_rank
+from nanolm.pretraining.session import all_steps, first_process, stopwatch
+from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
-from nanolm.training.trainer import Trainer
-
-MOST_SLOWDOWN = 4.0  # of the work after the last step, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,7 @@ def train(
     """Train on `settings.corpus`, or resume an unfinished run with the same settings. Minutes count
     from `started`, by `time.monotonic`, or from now. Other processes call `follow`."""
     elapsed = stopwatch(started)
-    settings.check()
-    with join_world() as world, world.leading():
-        if world.joined and choose_device(settings.device)[0] == "cuda":
-            local_rank()  # fail early if there are too few GPUs
+    with first_process(settings) as world:
         start = RunStart(settings, out, notify)
         base = find_base(start.settings, notify)
         # A resumed run uses the same text as before, however little time remains.
@@ -85,31 +74,12 @@ def follow() -> TrainResult:
 
 def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
     """Run all remaining steps of a job."""
-    settings = job.settings
-    if world.joined:  # threads chosen for one process may be too many for each of several
-        threads = min(settings.threads or 1, available_threads())
-        settings = replace(settings, workers=1, threads=threads)
-        job = replace(job, settings=settings)
-    world.connect(settings.device)
-    with (
-        tuning.threads_for(settings.threads, settings.workers),
-        tuning.attention_by(settings.attention),
-        StopRequest() as stop,
-    ):
-        tuning.warn_about_threads(settings, notify)
-        # On a busy machine, the work after the last step takes longer too.
-        slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
-        task = NextToken(job, notify, world, slowdown)
-        trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-            stopped = trainer.train(stop)
-        if stopped == "minutes" and trainer.state.step < MIN_STEPS:
-            stopped = TooLittleTime.stopped
-        elif stopped == "minutes":
+    steps = all_steps(job, NextToken, world, elapsed, notify)
+    with tuning.attention_by(job.settings.attention), steps as (task, trainer, stopped):
+        if stopped == "minutes":
             task.report_slow_steps(trainer.state.step)
         state, scores, held_out = trainer.state, trainer.state.scores, len(job.text.val)
         if stopped != "interrupted":
-            trainer.checkpointer.load_best()
             if held_out and not (task.evaluated_all and state.best_step == state.step):
                 scores = as_metrics(task.score())  # on the whole validation set
                 if not task.evaluated_all and state.evaluated_tokens:
@@ -154,9 +124,3 @@ def plan_only(
     base = find_base(settings, notify)
     text = prepare_text(settings, base, notify, text_deadline(settings, elapsed))
     return prepare.plan_for(settings, base, text, elapsed, notify)
-
-
-def stopwatch(started: float | None) -> Callable[[], float]:
-    """A function that returns the seconds since `started`, or since now."""
-    begin = time.monotonic() if started is None else started
-    return lambda: time.monotonic() - begin

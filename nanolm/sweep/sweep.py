@@ -29,7 +29,8 @@ from nanolm.pretraining.begin import numbered, run_name, with_absolute_paths
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.ledger import Ledger, opened
 from nanolm.pretraining.prepare import find_base, plan_for, prepare_text, text_deadline
-from nanolm.pretraining.train import TrainResult, stopwatch, train
+from nanolm.pretraining.session import stopwatch
+from nanolm.pretraining.train import TrainResult, train
 from nanolm.report.sweep import Dot, sweep_svg
 from nanolm.runs.folder import Run
 from nanolm.sweep import halving, space
