@@ -106,9 +106,9 @@ def command(
 ) -> int:
     """Compare architectures on the same data.
 
-    On labeled DATA (default: the embedded reviews), it compares the majority class, bags of words,
-    averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from, a
-    pretrained one. It reports the accuracy and time of each model, and what each one illustrates.
+    On labeled DATA (default: the embedded reviews), the command compares the majority class, bags
+    of words, averaged embeddings, a CNN, RNNs, a Transformer trained from scratch and, with --from,
+    a pretrained one. It reports the accuracy and time of each model, and what each one illustrates.
 
     On pairs of texts, it compares a GRU with and without attention, the original Transformer
     (2017) and a modern one. It reports BLEU or exact match, overall and by source length.
@@ -235,8 +235,8 @@ def show(outcome: "CompareResult") -> None:
         click.echo(f"\n{both} on all validation pairs, and on the 20% with the longest sources.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        steps = f"{1000 * short:.1f} ms at {first:,} tokens, {1000 * long:,.1f} ms at {last:,}"
-        click.echo(f"{family}: a step takes {steps}, {long / short:.0f} times as long")
+        steps = f"{1000 * short:.1f} ms at {first:,} tokens and {1000 * long:,.1f} ms at {last:,}"
+        click.echo(f"{family}: a step takes {steps} ({long / short:.0f} times as long)")
 
 
 def measured(row: "ComparedRow", name: str) -> str:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def command(context: click.Context, run: str | None, as_json: bool) -> None:
     """Describe this machine or verify a run's checkpoints.
 
-    Without RUN, it prints versions, devices, memory and free disk space for a bug report. With RUN,
-    it verifies the checksum of every file and names the checkpoint that would be loaded. The exit
-    code is 4 if anything is damaged.
+    Without RUN, the command prints versions, devices, memory and free disk space for a bug report.
+    With RUN, it verifies the checksum of every file and names the checkpoint that would be loaded.
+    The exit code is 4 if anything is damaged.
 
     \b
     nanolm doctor
@@ -63,6 +63,6 @@ def rows(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
         names = ", ".join(diagnosis.set_aside)
         shown.append(("set aside", f"{names}: damaged; delete those you do not need"))
     if diagnosis.left_behind:
-        names = ", ".join(diagnosis.left_behind)
-        shown.append(("left over", f"{names}: left by a killed process; removed at the next start"))
+        why = "left by a killed process; removed when training resumes"
+        shown.append(("left over", f"{', '.join(diagnosis.left_behind)}: {why}"))
     return shown

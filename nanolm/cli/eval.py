@@ -123,8 +123,8 @@ def command(
     if Path(run).exists() and is_seq2seq(Path(run)):
         if against or per_token or context or stride:
             raise UsageError(
-                f"{run} was trained on pairs; only language models take --against, --context, "
-                "--stride and --per-token"
+                f"{run} was trained on pairs; --against, --context, --stride and --per-token work "
+                "only with language models"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
 

@@ -61,7 +61,7 @@ TABLE: Table = {
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
-        "patience": "Stop early after N evaluations, since the best one, with a loss more than 5% "
+        "patience": "Stop early once N evaluations after the best one have had a loss more than 5% "
         "above the lowest.  [default: 5; off with --steps or --epochs]",
         "seed": "Random seed for the split and for training.",
     },

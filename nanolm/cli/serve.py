@@ -132,7 +132,8 @@ def command(
         click.echo(address + (f"#key={quote(key, safe='')}" if key else ""))
         note(f"serving {', '.join(models)}; the API is at {address}v1. Press Ctrl-C to stop")
         if key:
-            note(f"API key: {key} (sent as `Authorization: Bearer KEY`; not encrypted without TLS)")
+            how = "send it as `Authorization: Bearer KEY`; not encrypted without TLS"
+            note(f"API key: {key} ({how})")
 
     listen(app, listening, ready)
     note("stopped")

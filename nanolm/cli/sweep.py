@@ -61,7 +61,7 @@ def command(over: str, trials: int | None, out: str | None, as_json: bool, **opt
     CORPUS and the training options are those of `nanolm train`; options apply to every trial. The
     search uses successive halving: all trials train briefly, the best third train three times as
     long, and so on. The winner becomes an ordinary run. If --over includes seed, each
-    combination is trained with every seed and ranked by its mean.
+    combination is trained with every seed and ranked by its mean score.
 
     \b
     nanolm sweep novel.txt --over lr,dropout        half an hour, values chosen for you

@@ -155,6 +155,8 @@ LANGUAGE_MODELS: dict[str, ModelKind] = {
         train_convolution,
     ),
     "rnn": family("Elman RNN", "one state for all past tokens, updated at every token", "rnn"),
-    "lstm": family("LSTM", "gates keep information longer, still token by token", "lstm"),
+    "lstm": family(
+        "LSTM", "gates keep information longer, but tokens are still read one by one", "lstm"
+    ),
     "transformer": family("Transformer", "all positions in parallel; learns more per second", None),
 }

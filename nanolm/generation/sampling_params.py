@@ -155,7 +155,8 @@ class SamplingParams:
     )
     temperature: float = sampling(
         0.8,  # a little below 1: fewer slips, still varied
-        "Sampling temperature. Below 1 is more predictable, above 1 more varied, 0 is greedy.",
+        "Sampling temperature. Text is more predictable below 1 and more varied above 1; 0 is "
+        "greedy.",
         range=(0, 100),
         off=1.0,
         filter=lambda logits, temperature, _: logits / temperature.float(),

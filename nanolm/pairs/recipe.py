@@ -113,12 +113,12 @@ def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
         # 12 dim ** 2 in each encoder layer, 16 in each decoder layer
         fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
         wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
-        reason = f"the widest with which there is time to learn from {tokens:,} tokens"
+        reason = f"the widest model that has time to learn from {tokens:,} tokens"
     heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
     chosen.choose("dim", dim, reason)
     if given.family not in RECURRENT:
         chosen.fill(heads=heads)
-    chosen.choose("layers", layers, "of the decoder; --encoder-layers for the encoder")
+    chosen.choose("layers", layers, "in the decoder; set --encoder-layers for the encoder")
     chosen.fill(encoder_layers=chosen.settings.layers)
 
 

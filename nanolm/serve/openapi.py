@@ -103,7 +103,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
         "/v1/models": ("List the served models.", None, MODELS),
         "/v1/completions": (
             "Complete a prompt. Defaults are as in `nanolm sample`. With stream, the response "
-            "is sent as server-sent events, each with new tokens of one text, then [DONE].",
+            "is a series of server-sent events, each with new tokens of one text, and then [DONE].",
             requests.completion,
             COMPLETION,
         ),

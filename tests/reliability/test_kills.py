@@ -85,7 +85,7 @@ def test_an_error_waits_for_the_checkpoint(
     assert newest[-1] == "step-00000004"
 
 
-@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_moment_of_a_save(
     every: int, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_writer_that_writes_in_place_loses_it(writes: int, tmp_path: Path, tal
 
 
 @pytest.mark.parametrize(
-    "stops", [[1, 9, 10, 11, 49], pytest.param([*range(1, 51)], marks=pytest.mark.slow)], ids=len
+    "stops", [[1, 10, 49], pytest.param([*range(1, 51)], marks=pytest.mark.slow)], ids=len
 )
 def test_stopped_at_step_k(
     stops: list[int],
