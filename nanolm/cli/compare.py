@@ -40,15 +40,18 @@ TABLE: Table = {
     "Data": {
         **LABELED,
         "limit": "Use only the first N rows, before splitting.",
-        "val": "Validation file, used instead of a held-out part of DATA.",
         "val_fraction": "Fraction to hold out for validation.  [default: 0.2 for labeled data, "
         "0.05 for pairs, else 0.1]",
-        "test": "Test file of labeled texts or pairs, evaluated once at the end.",
     },
     "Hardware": {
         **{name: MACHINE[name] for name in ("device", "threads")},
         "seed": "First random seed.",
     },
+}
+AGAIN = "for pairs in two files, repeat the option."
+FILES = {
+    "val": f"Validation file, used instead of a held-out part of DATA; {AGAIN}",
+    "test": f"Test file of labeled texts or pairs, evaluated once at the end; {AGAIN}",
 }
 OF_PAIRS, OF_LABELS = tuple(PAIR_COLUMNS), ("label_column", "label_file", "start_from")
 KINDS = {"labels": "labeled texts", "pairs": "pairs of texts", "text": "plain text"}
@@ -93,7 +96,7 @@ COLUMNS = {  # of the table, where they are measured
 @own_option("--out", metavar="FOLDER", help="Output folder.  [default: runs/NAME-compare]")
 @json_option(cls=Option, heading="Comparison", help="Print the full results as JSON.")
 @options_of(FinetuneSettings, TABLE)
-@options_of(PairSettings, {"Data": PAIR_COLUMNS})
+@options_of(PairSettings, {"Data": {**FILES, **PAIR_COLUMNS}})
 def command(
     data: tuple[str, ...],
     only: str,
@@ -133,6 +136,10 @@ def command(
         others = " or ".join(f"--as {each}" for each in UNUSED if each != kind)
         text = f"{', '.join(given)} cannot be used with {KINDS[kind]}"
         raise UsageError(f"{text}, which {data[0]} seems to contain; if it does not, add {others}")
+    for name in {*FILES} & {*options} if kind != "pairs" else ():
+        if len(options[name]) > 1:
+            raise UsageError(f"{option(name)}: two files are for pairs of texts; use one")
+        options[name] = next(iter(options[name]), None)
     if kind == "labels":
         if options["start_from"] == SCRATCH:
             raise UsageError(
@@ -140,8 +147,7 @@ def command(
             )
         settings = FinetuneSettings.from_dict({**options, "data": data})
     elif kind == "pairs":
-        files = {name: sides(options.pop(name)) for name in ("val", "test")}
-        settings = PairSettings.from_dict({**options, **files, "pairs": data})
+        settings = PairSettings.from_dict({**options, "pairs": data})
     else:
         settings = TrainSettings.from_dict({**options, "corpus": data})
 
@@ -179,13 +185,6 @@ def guess_kind(data: tuple[str, ...], options: dict[str, Any]) -> str:
     table = suffixes[-1].lower() in TABLES
     folders = path.is_dir() and any(entry.is_dir() for entry in path.iterdir())
     return "labels" if data[0] == DATA or table or folders else "text"
-
-
-def sides(name: str | None) -> tuple[str, ...]:
-    """A table, or two files: val.de,val.en."""
-    if name is None:
-        return ()
-    return (name,) if Path(name).exists() else tuple(name.split(","))
 
 
 def show_event(view: "TrainingView", event: "Event | RowTrained") -> None:

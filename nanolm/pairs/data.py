@@ -110,7 +110,8 @@ def _groups(pairs: Pairs, by_target: bool) -> Ints:
 def _also_in_training(train: Pairs, other: Pairs, name: str) -> list[str]:
     known = set(train.sources)
     same = sum(source in known for source in other.sources)
-    words = f"{same:,} of {len(other):,} {name} sources are also in the training set"
+    verb = "is" if same == 1 else "are"
+    words = f"{same:,} of {len(other):,} {name} sources {verb} also in the training set"
     return [words] if same else []
 
 

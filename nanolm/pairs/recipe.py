@@ -23,6 +23,8 @@ LEAST_EPOCHS, LEAST_STEPS = 5, 1_000
 CPU_FLOPS = 25e9  # per core and second
 CPU_LAYERS = 3
 CPU_DIM = 128  # narrower models learn more from more, smaller batches
+RECURRENT_LAYERS, LEAST_RECURRENT_DIM = 1, 128  # with more layers or less width they learn slowly
+RECURRENT_RATE = 0.5  # relative to a recurrent language model
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
@@ -96,8 +98,8 @@ def choose_settings(
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device])
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
-    rate = rate if base is None else float(f"{recipe.CONTINUED_RATE * rate:.2g}")
-    choose("lr", rate, f"for width {dim} with {chosen.settings.optimizer}")
+    rate *= (RECURRENT_RATE if recurrent else 1) * (recipe.CONTINUED_RATE if base else 1)
+    choose("lr", float(f"{rate:.2g}"), f"for width {dim} with {chosen.settings.optimizer}")
     fill(evaluations=EVALUATIONS)
     return chosen.settings, chosen.choices
 
@@ -114,6 +116,10 @@ def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
         fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
         wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
         reason = f"the widest model that has time to learn from {tokens:,} tokens"
+    if given.family in RECURRENT:
+        layers = RECURRENT_LAYERS
+        if wide < LEAST_RECURRENT_DIM:
+            wide, reason = LEAST_RECURRENT_DIM, "narrower recurrent models learn slowly"
     heads, dim = complete_shape(wide // width, wide, given.heads, given.dim)
     chosen.choose("dim", dim, reason)
     if given.family not in RECURRENT:

@@ -71,6 +71,13 @@ def test_the_kind_of_data(cli: Cli, tmp_path: Path) -> None:
     assert re.search("--label-column, --test .*novel.txt .*--as labels", shown.stderr)
     shown = cli("compare", "embedded:dates", "--from", "x", "--as", "pairs")
     assert re.search("--from .*embedded:dates .*--as labels", shown.stderr)
+    twice = ["--val", "novel.txt", "--val", "other.txt"]
+    shown = cli("compare", "novel.txt", *twice)
+    assert shown.returncode == 2 and "--val: two files are for pairs" in shown.stderr
+    shown = cli("compare", "embedded:dates", *twice)
+    assert shown.returncode == 2 and re.search(
+        "--val .*novel.txt .*other.txt does not", shown.stderr
+    )
     shown = cli("compare", "novel.txt", "--only", "bag")
     assert re.search("--only bag: .*ngram, convolution, rnn, lstm, transformer", shown.stderr)
     shown = cli("compare", "--from", "none")
