@@ -120,12 +120,16 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
     names = {train: "training", "val_": "validation"}
     return [
         Panel(
-            key.replace("_", " "),
+            measure_name(key),
             [data.series(prefix + key, name, x) for prefix, name in names.items()],
             mark,
         )
         for key in ("loss", MEASURES[data.verb])
     ]
+
+
+def measure_name(key: str) -> str:
+    return {"bleu": "BLEU"}.get(key, key.replace("_", " "))
 
 
 def by_epoch(data: RunData) -> list[dict[str, Any]]:
@@ -164,7 +168,8 @@ def epoch_table(data: RunData) -> str:
             cells.append("" if row.get(key) is None else EPOCH_COLUMNS[key][1].format(row[key]))
         rows.append(cells)
     header = ["epoch", "step", *(EPOCH_COLUMNS[key][0] for key in keys)]
-    note = "Training values are averages over all steps since the previous row, with dropout on."
+    note = "Training values are averages over all steps since the previous row"
+    note += ", with dropout on." if data.settings.get("dropout") else "."
     return f"{text_table(header, rows)}\n<p>{note}</p>"
 
 
@@ -274,7 +279,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    what = MEASURES[data[0].verb].replace("_", " ")
+    what = measure_name(MEASURES[data[0].verb])
     key = f"val_{MEASURES[data[0].verb]}"
     charts = []
     for x in ("step", "epoch", "seconds"):
