@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nanolm.choice import Choice, Chosen
 from nanolm.machine import available_threads
-from nanolm.model.config import Seq2SeqConfig, complete_shape, configure
+from nanolm.model.config import EncoderDecoderConfig, Seq2SeqConfig, complete_shape, configure
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.pairs.settings import DEFAULT_FAMILY, RECURRENT, PairSettings
 from nanolm.planning import recipe
@@ -25,6 +25,7 @@ CPU_LAYERS = 3
 CPU_DIM = 128  # narrower models learn more from more, smaller batches
 RECURRENT_LAYERS, LEAST_RECURRENT_DIM = 1, 128  # with more layers or less width they learn slowly
 RECURRENT_RATE = 0.5  # relative to a recurrent language model
+POST_NORM_RATE = 0.5  # relative to a model whose blocks begin with a norm
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
 EMA_DECAY = {"cpu": 0.99, "cuda": 0.998, "mps": 0.99}  # an average over a tenth of a short run
 EVALUATIONS = 10
@@ -98,7 +99,13 @@ def choose_settings(
     fill(optimizer="adamw", weight_decay=0.1, average=EMA_DECAY[device])
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
-    rate *= (RECURRENT_RATE if recurrent else 1) * (recipe.CONTINUED_RATE if base else 1)
+    post_norm = isinstance(config, EncoderDecoderConfig) and config.norm_place == "post"
+    for share, applies in (
+        (RECURRENT_RATE, recurrent),
+        (POST_NORM_RATE, post_norm),
+        (recipe.CONTINUED_RATE, base is not None),
+    ):
+        rate *= share if applies else 1
     choose("lr", float(f"{rate:.2g}"), f"for width {dim} with {chosen.settings.optimizer}")
     fill(evaluations=EVALUATIONS)
     return chosen.settings, chosen.choices

@@ -39,7 +39,7 @@ from nanolm.training.task import Task
 EVALUATION_SHARE = 0.03  # of the budget, to score validation pairs
 EVALUATION_SPEEDUP = 3  # how many times faster scoring is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
-TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 200  # of the validation pairs that are scored
+TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 100  # of the validation pairs that are scored
 SAMPLES = 3  # in samples.md, each time
 # Relative to greedy decoding; on a GPU, larger batches take little longer.
 BEAM_COST = {"cpu": 3.0, "cuda": 1.5, "mps": 2.0}

@@ -33,3 +33,11 @@ def test_recurrent_models_are_wide_and_have_one_layer() -> None:
     assert (modern.layers, modern.encoder_layers, modern.heads) == (3, 3, 3)
     assert gru.optimizer == "adamw" and modern.optimizer == "muon"
     assert choose(340_000, minutes=5, family="seq2seq-gru", layers=2).layers == 2
+
+
+def test_post_norm_needs_a_lower_learning_rate() -> None:
+    post, pre = (
+        choose(340_000, minutes=5, family="encoder-decoder", norm_place=place).lr or 0
+        for place in ("post", "pre")
+    )
+    assert post == pytest.approx(pre / 2, rel=0.05)  # both are rounded
