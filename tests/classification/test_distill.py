@@ -198,7 +198,7 @@ def test_a_vocabulary_that_is_asked_for(data: Path, tmp_path: Path, trained: Pat
     assert size < 310
     assert load(tmp_path / "as it was", note=lambda text: None).tokenizer.vocab_size == size
     assert load(tmp_path / "more", note=lambda text: None).tokenizer.vocab_size == 310
-    with pytest.raises(UsageError, match=f"has {size} tokens"):
+    with pytest.raises(UsageError, match=f" {size} tokens"):
         run(data, tmp_path / "fewer", vocab_size=size - 1, **settings)
     with pytest.raises(UsageError, match="--vocab-size with --from needs --train all"):
         run(data, tmp_path / "frozen", vocab_size=310, train="head", **settings)

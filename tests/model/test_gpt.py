@@ -24,6 +24,8 @@ from nanolm.model.positions import (
 families = pytest.mark.parametrize("family", FAMILIES)
 parts = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "none"])
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
+# Every seventh combination has each value of each switch equally often.
+strides = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 
 TIME = SHAPE["context"]
 
@@ -53,8 +55,9 @@ def check_that_nothing_looks_ahead(model: Model) -> None:
 
 @parts
 @norms
-def test_no_position_sees_what_comes_after_it(positions: str, norm: str) -> None:
-    for config in every_gpt(positions=positions, norm=norm):
+@strides
+def test_no_position_sees_what_comes_after_it(positions: str, norm: str, stride: int) -> None:
+    for config in every_gpt(positions=positions, norm=norm)[::stride]:
         check_that_nothing_looks_ahead(lively(config))
 
 
@@ -65,9 +68,10 @@ def test_no_state_knows_what_comes_after_it(family: str) -> None:
 
 @parts
 @norms
-def test_written_out_attention_is_the_fused_one(positions: str, norm: str) -> None:
+@strides
+def test_written_out_attention_is_the_fused_one(positions: str, norm: str, stride: int) -> None:
     ids = torch.randint(SHAPE["vocab_size"], (2, TIME))
-    for config in every_gpt(positions=positions, norm=norm):
+    for config in every_gpt(positions=positions, norm=norm)[::stride]:
         model = lively(config)
         weights: list[Tensor] = []
         with torch.no_grad():
