@@ -100,12 +100,8 @@ def choose_settings(
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
     post_norm = isinstance(config, EncoderDecoderConfig) and config.norm_place == "post"
-    for share, applies in (
-        (RECURRENT_RATE, recurrent),
-        (POST_NORM_RATE, post_norm),
-        (recipe.CONTINUED_RATE, base is not None),
-    ):
-        rate *= share if applies else 1
+    rate *= RECURRENT_RATE if recurrent else POST_NORM_RATE if post_norm else 1
+    rate *= recipe.CONTINUED_RATE if base else 1
     choose("lr", float(f"{rate:.2g}"), f"for width {dim} with {chosen.settings.optimizer}")
     fill(evaluations=EVALUATIONS)
     return chosen.settings, chosen.choices
