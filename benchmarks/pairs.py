@@ -31,6 +31,8 @@ from nanolm.training.optim import Optimizers
 from nanolm.training.step import Step
 
 LR = 1e-4
+# One compilation per layer and shape: beyond the default of 8, layers silently run uncompiled.
+RECOMPILE_LIMIT = 512
 
 
 def main() -> None:
@@ -131,6 +133,7 @@ class Marian:
     ) -> None:
         from transformers import AutoConfig, MarianMTModel
 
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         self.device = device = task.settings.device
         padding = task.data.tokenizer.padding
         config = AutoConfig.for_model(**config_to_json(task.network.config), pad_token_id=padding)

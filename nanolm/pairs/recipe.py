@@ -21,7 +21,7 @@ BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192, "mps": 4_096}
 CPU_WIDTHS = (192, 128, 96, 64)  # the widest with which there is time for both of these is used
 LEAST_EPOCHS, LEAST_STEPS = 5, 1_000
 CPU_FLOPS = 25e9  # per core and second
-CPU_LAYERS = 3
+CPU_LAYERS = 3  # 2 with the least width
 CPU_DIM = 128  # narrower models learn more from more, smaller batches
 RECURRENT_LAYERS, LEAST_RECURRENT_DIM = 1, 128  # with more layers or less width they learn slowly
 RECURRENT_RATE = 0.5  # relative to a recurrent language model
@@ -91,6 +91,8 @@ def choose_settings(
     choose("batch", batch, "tokens of source and target, including padding")
     recurrent = chosen.settings.family in RECURRENT
     if base is None and not recurrent:
+        if device == "cpu" and dim < CPU_DIM:
+            choose("optimizer", "adamw", "muon would spend too much of each small step")
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
     repeated = device != "cpu" and not many  # a GPU reads few pairs many times
     times = "many" if repeated else "only a few"
@@ -117,7 +119,8 @@ def choose_shape(chosen: Chosen[PairSettings], tokens: int) -> None:
         parameters = seen / 6 / max(LEAST_EPOCHS * tokens, LEAST_STEPS * batch)
         # 12 dim ** 2 in each encoder layer, 16 in each decoder layer
         fits = [dim for dim in CPU_WIDTHS if 28 * CPU_LAYERS * dim**2 <= parameters]
-        wide, layers, width = max([*fits, CPU_WIDTHS[-1]]), CPU_LAYERS, 32
+        wide, width = max([*fits, CPU_WIDTHS[-1]]), 32
+        layers = 2 if (given.dim or wide) <= CPU_WIDTHS[-1] else CPU_LAYERS
         reason = f"the widest model that has time to learn from {tokens:,} tokens"
     if given.family in RECURRENT:
         layers = RECURRENT_LAYERS

@@ -21,12 +21,11 @@ from nanolm.model.huggingface import load_seq2seq, save_seq2seq, snapshot
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.pairs.data import EncodedPairs, PairBatches, PairSplit
 from nanolm.pairs.evaluation import pair_loss
-from nanolm.pairs.metrics import LengthScores, PairScores, by_length, score_pairs
+from nanolm.pairs.metrics import score_pairs
 from nanolm.pairs.settings import RECURRENT, PairSettings
 from nanolm.pairs.translator import TranslateParams, Translator
 from nanolm.planning import recipe
 from nanolm.runs.folder import Run, append
-from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training import distributed
 from nanolm.training.distributed import ALONE, World
@@ -41,8 +40,7 @@ EVALUATION_SPEEDUP = 3  # how many times faster scoring is than training, per to
 LEAST_EVALUATED_TOKENS = 4_096
 TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 100  # of the validation pairs that are scored
 SAMPLES = 3  # in samples.md, each time
-# Relative to greedy decoding; on a GPU, larger batches take little longer.
-BEAM_COST = {"cpu": 3.0, "cuda": 1.5, "mps": 2.0}
+BEAM_COST = 3.0  # of decoding and scoring, relative to greedy decoding
 MOST_DECODING = 0.15  # of the time budget, since an untrained model generates long texts
 FINAL_SECONDS = 0.7  # to finish a run
 GREEDY_SECONDS = 0.02  # per source, until it is measured
@@ -190,11 +188,6 @@ class PairTask(Task):
             found = translator.translate(sources, TranslateParams(beams=beams, max_tokens=most))
         return [translation.text for translation in found]
 
-    def measure(self, pairs: Pairs, beams: int) -> tuple[PairScores, list[LengthScores]]:
-        """The scores of these pairs, and those by the length of the source in characters."""
-        rows = (self.translate(pairs.sources, beams), pairs.targets, pairs.sources)
-        return score_pairs(*rows), by_length(*rows)
-
     def score(self, tokens: int | None = None) -> float:
         """The loss per target token of the validation pairs, or of the first `tokens` tokens. All
         processes return that of the first, to agree on the best step."""
@@ -217,7 +210,7 @@ class PairTask(Task):
         split, val = self.data.split, self.data.val
         tokens = 0 if self.evaluated_all else int(val.target_lengths.sum())
         sources = len(split.val) + (len(split.test) if split.test else 0)
-        decoding = BEAM_COST[self.settings.device] * self.seconds_per_source * sources
+        decoding = BEAM_COST * self.seconds_per_source * sources
         if self.settings.minutes:
             decoding = min(decoding, MOST_DECODING * 60 * self.settings.minutes)
         return self.slowdown * FINAL_SECONDS + self.seconds_per_token * tokens + decoding

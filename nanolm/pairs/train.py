@@ -24,7 +24,7 @@ from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
 from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
-from nanolm.pairs.metrics import LengthScores, PairScores
+from nanolm.pairs.metrics import LengthScores, PairScores, by_length, score_pairs
 from nanolm.pairs.settings import TOKENIZERS, PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.planning import tuning
@@ -237,8 +237,10 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
             parts = {"val": split.val, "test": split.test} if world.first else {}
             for name, part in parts.items():
                 if part:
-                    scores[name], groups = task.measure(part, FINAL_BEAMS)
-                    scores.setdefault("by_length", groups)  # of the first: the validation pairs
+                    rows = (task.translate(part.sources, FINAL_BEAMS), part.targets, part.sources)
+                    scores[name] = score_pairs(*rows)
+                    if name == "val":
+                        scores["by_length"] = by_length(*rows)
             trainer.budget.tick()
         return PairResult(
             run=str(job.run.path),
