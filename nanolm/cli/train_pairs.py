@@ -69,7 +69,8 @@ TABLE: Table = {
         "batch": "Batch size in tokens of source and target, including padding.",
         "label_smoothing": "Fraction of the target token's probability to spread over all tokens.  "
         "[default: 0.1 for few pairs on a GPU, else 0]",
-        "optimizer": "Optimizer for the weight matrices.  [default: muon for Transformers]",
+        "optimizer": "Optimizer for the weight matrices.  [default: muon for Transformers, except "
+        "narrow ones on a CPU]",
         "lr": "Peak learning rate.  [default: depends on width and optimizer]",
         "average": AVERAGE,
         "weight_decay": "Weight decay for the weight matrices.  [default: 0.1]",
