@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 
 from nanolm.errors import DataError, UsageError, did_you_mean
-from nanolm.formats import abridged, joined, listed
+from nanolm.formats import abridged, counted, joined, listed
 from nanolm.text.source import TextSource
 
 # Better names first; all names in a group are equally good.
@@ -60,8 +60,11 @@ class TextTable:
         for number, cells in chain(self.sample, self.rest):
             if len(cells) != width and (len(cells) <= max(needed) or any(cells[width:])):
                 where = f"{self.source.name}, line {number:,}"
-                cure = "fix that row (quote a text that contains the separator)"
-                raise DataError(f"{where} has {len(cells)} columns, not {width}; {cure}")
+                cure = "fix or remove that row"
+                if len(cells) > width:
+                    cure = "quote a text that contains the separator"
+                found = counted(len(cells), "column")
+                raise DataError(f"{where} has {found}, not {width}; {cure}")
             yield cells
 
     def summary(self, text: int, label: int) -> str:

@@ -70,7 +70,7 @@ def decoded(
         if at_start and text:
             if looks_binary(text):
                 raise not_text(source, block)
-            text, at_start = text.removeprefix("\ufeff") if utf8 else text, False  # the mark
+            text, at_start = text.removeprefix("\ufeff"), False  # the byte-order mark
         yield line_ends.decode(text)
         offset += len(block)
     yield line_ends.decode(decode(b"", final=True), final=True)
@@ -82,8 +82,10 @@ def not_text(source: TextSource, start: bytes) -> DataError:
         return DataError(f"{source.name} is not text ({known.name}); {known.cure}")
     low, high = start[::2].count(0), start[1::2].count(0)
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
-        order = "be" if low > high else "le"
-        return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16-{order}")
+        order = "-be" if low > high else "-le"
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            order = ""  # the mark tells
+        return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16{order}")
     why = "it is full of control characters; save it as plain text first"
     return DataError(f"{source.name} is not text: {why}")
 
@@ -114,7 +116,7 @@ def line_at(source: TextSource, offset: int) -> int:
 
 def likely_encoding(data: bytes) -> str:
     """The first encoding whose non-ASCII characters are mostly from its script."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     scripts = {
         "shift_jis": "[\u3000-\u30ff]",  # kana, with the kanji between them

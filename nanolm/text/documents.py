@@ -72,15 +72,20 @@ def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Ro
 
 
 def json_objects(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    """The objects in a JSON list, or in JSON lines if the file has no list."""
+    """The objects in a JSON list, which may be in an object, or in JSON lines."""
     text = "\n".join(lines)
-    if not text.lstrip().startswith("["):
+    if re.search(r"\}[ \t]*\n\s*\{", text):
         yield from json_rows(source, stream, text.split("\n"))
         return
     # Each value takes memory, however short it is in the file.
     ExpansionLimit(source.name, source.size()).check(ROW_BYTES * sum(map(text.count, ",[{")))
     try:
         values = json.loads(text)
+        if isinstance(values, dict):
+            lists = [each for each in values.values() if isinstance(each, list) and each]
+            tables = [each for each in lists if all(isinstance(row, dict) for row in each)]
+            values = tables[0] if len(tables) == 1 else [values]
+        values = values if isinstance(values, list) else [values]
         if any(depth(value) > MOST_NESTED for value in values):
             raise RecursionError
     except RecursionError:

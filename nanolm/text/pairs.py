@@ -19,38 +19,32 @@ from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.formats import abridged, counted, listed, printable
 from nanolm.machine import cache_folder
 from nanolm.text.bounds import ROW_BYTES, ExpansionLimit
-from nanolm.text.columns import INDICES, Column, TextTable, asked_column, listed_columns
+from nanolm.text.columns import TextTable
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import TABLES
 from nanolm.text.labeled import ReadLog, open_each
+from nanolm.text.pair_columns import (
+    FIRST_WORD,
+    by_name,
+    by_position,
+    header_note,
+    input_columns,
+    is_side,
+    pair_columns,
+    summary,
+    with_pair_names,
+)
 from nanolm.text.source import TextSource
 from nanolm.text.sources import ADDRESSES, STDIN, Sources, find_sources
 from nanolm.text.tables import read_table
 
 LONGEST_TEXT = 20_000  # characters of a source or a target
-NAMES = (  # of the source and the target column, the most specific first
-    ("source", "target"),
-    ("src", "tgt|trg"),
-    ("instruction", "output|response"),
-    ("inputs?", "outputs?|targets?"),
-    ("questions?|query|problem", "answers?|solution"),
-    ("prompt", "completion|response"),
-    ("article|document|text", "summary|highlights"),
-    ("spelling|word|graphemes?", "sound|pronunciation|phonemes?|ipa"),
-    ("wrong|incorrect|noisy|original", "right|correct|clean|corrected"),
-    ("text|sentence", "target|translation"),
-    ("x", "y"),
-)
-LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z]{2,4})?", re.I)  # de, deu, de_DE
-LANGUAGES = re.compile(
-    "arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hebrew|hindi|hungarian|"
-    "italian|japanese|korean|latin|norwegian|polish|portuguese|romanian|russian|spanish|swedish|"
-    "turkish|ukrainian|vietnamese"
-)
 VARIANT = re.compile(r"\(\d+\)$")  # word(2): another pronunciation of a word
 COMMENT = re.compile(r"(^|\s)#\s.*|^;;;.*")
-BY_COLUMN = "--source-column X --target-column Y"
-FIRST_WORD = "--source-column 1 --target-column 2"
+FIRST_TWO = ("1", "2")  # the same as given
+BETWEEN = " ||| "
+# Formats with pairs in them, but not in rows or lines.
+MARKUP = (".tmx", ".xml", ".xlf", ".xliff", ".sgm", ".sgml", ".srt", ".vtt", ".po", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -104,6 +98,8 @@ def read_pairs(
     if not len(pairs):
         raise DataError(f"{where}: no pairs of a source and a target")
     notes = log.all_notes()
+    if len(log.how) > 1:
+        notes.append(f"pairs of {len(log.how):,} files: {listed([*log.how], 5)}")
     notes += [reason.format(counted(count, "pair")) for reason, count in skipped.items()]
     if again := len(pairs) - len(set(zip(pairs.sources, pairs.targets, strict=True))):
         notes.append(f"{counted(again, 'duplicate pair')} found")
@@ -120,25 +116,40 @@ def _short(text: str) -> str:
 def _rows(
     sources: Sources, reading: PairReading, report: Report, log: ReadLog, skipped: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    asked = (reading.source_column, reading.target_column)
-    tables = any(file.suffix in (*TABLES, ".json") for file in sources.files)
-    if len(sources.files) == 2 and not tables and not any(asked):
-        yield from _side_by_side(sources.files, reading, report, log)
+    asked, files = (reading.source_column, reading.target_column), sources.files
+    for file in files:
+        if file.suffix in MARKUP:
+            cure = "convert it to a .tsv with two columns, or to two files whose lines correspond"
+            raise UsageError(f"{file.name}: pairs cannot be read from {file.suffix} files; {cure}")
+    tables = any(file.suffix in (*TABLES, ".json") for file in files)
+    if len(files) > 2 and all(is_side(file.suffix[1:]) for file in files):
+        cure = f"pass the two that belong together, such as {files[0].name} {files[1].name}"
+        raise UsageError(f"{len(files)} files of lines; {cure}")
+    if len(files) == 2 and not tables and not any(asked) and not _all_have_tabs(files, reading):
+        yield from _side_by_side(files, reading, report, log)
         return
-    for source, stream, lines in open_each(sources.files, reading.encoding, report, log):
+    for source, stream, lines in open_each(files, reading.encoding, report, log):
         table = read_table(source, stream, lines, any(asked), cautious=True)
         if not table.sample:
             continue
-        if table.obvious and len(table.columns()) == 1:
-            order = "the rest → the first word" if reading.reverse else "the first word → the rest"
-            log.how[source.name] = f"lines; {order}"
-            yield from _words_and_rest(table, asked, skipped)
+        if table.obvious:
+            yield from _from_lines(table, reading, log, skipped)
             continue
-        table = _with_pair_names(table, asked)
-        both = _pair_columns(table, *asked)
-        log.how[source.name] = _summary(table, both[::-1] if reading.reverse else both)
-        numbers = [column.number for column in both]
-        yield from ((cells[numbers[0]], cells[numbers[1]]) for cells in table.rows(numbers))
+        found, table = table, with_pair_names(table, asked)
+        both = pair_columns(table, *asked)
+        more = input_columns(table, both[0]) if not any(asked) else []
+        log.how[source.name] = summary(table, both[::-1] if reading.reverse else both, more)
+        log.notes += header_note(found, table, asked)
+        numbers = [column.number for column in (*both, *more)]
+        for cells in table.rows(numbers):
+            texts = [cells[number] for number in numbers]
+            yield "\n".join(filter(str.strip, (texts[0], *texts[2:]))), texts[1]
+
+
+def _all_have_tabs(files: list[TextSource], reading: PairReading) -> bool:
+    """Whether the first line of each file has a tab: each has pairs in columns then."""
+    opened = (open_each([file], reading.encoding, lambda *_: None, ReadLog()) for file in files)
+    return all("\t" in next(lines, "") for each in opened for _, _, lines in each)
 
 
 def look_like_pairs(names: Sequence[str]) -> bool:
@@ -148,16 +159,16 @@ def look_like_pairs(names: Sequence[str]) -> bool:
         if any(name == STDIN or name.startswith(ADDRESSES) for name in names):
             return False
         files = find_sources(names, cache_folder(), lambda *progress: None).files
-        if len(files) == 2 and _is_language(files[0].suffix[1:]):
+        if len(files) == 2 and is_side(files[0].suffix[1:]):
             first, second = (file.suffix[1:] for file in files)
-            return first != second and _is_language(second)
+            return first != second and is_side(second)
         for source, stream, lines in open_each(files, "utf-8", lambda *progress: None, ReadLog()):
             if source.suffix not in (*TABLES, ".json"):
                 return False
-            table = _with_pair_names(read_table(source, stream, lines, False, True), (None, None))
-            named = _by_name(table.columns())
+            table = with_pair_names(read_table(source, stream, lines, False, True), (None, None))
+            named = by_name(table.columns())
             times = 5 if named else 2  # text and target may also be the names of text and label
-            both = named or _by_position(table.columns())
+            both = named or by_position(table.columns())
             return bool(both) and not any(column.is_label(times) for column in both)
     return False
 
@@ -167,8 +178,10 @@ def _side_by_side(
 ) -> Iterator[tuple[str, str]]:
     """The lines of one file, each with the same line of the other."""
     names_of = [file.name for file in files]
+    if names_of[0] == names_of[1]:
+        raise UsageError(f"{names_of[0]} is given as both source and target")
     first, second = (file.suffix[1:] for file in (files[::-1] if reading.reverse else files))
-    known = first != second and _is_language(first) and _is_language(second)
+    known = first != second and is_side(first) and is_side(second)
     languages = f", {first} → {second}" if known else ""
     log.how[names_of[0]] = f"{names_of[0]} and {names_of[1]}, line by line{languages}"
     opened = [open_each([file], reading.encoding, report, log) for file in files]
@@ -189,107 +202,49 @@ def _side_by_side(
         )
 
 
-def _words_and_rest(
-    table: TextTable, asked: tuple[str | None, ...], skipped: Counter[str]
+def _from_lines(
+    table: TextTable, reading: PairReading, log: ReadLog, skipped: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    """The first word of each line and the rest, without comments."""
-    name = table.source.name
-    if asked != ("1", "2"):
-        example = f"such as {abridged(table.sample[0][1][0])!r}"
+    """The two sides of each line around |||; without these, its first word and the rest, if that
+    was asked for."""
+    name, lines = table.source.name, [" ".join(cells) for _, cells in table.sample]
+    if tabs := _usual_count(lines, "\t"):
+        for (number, _), line in zip(table.sample, lines, strict=True):
+            if line.count("\t") != tabs:
+                found = counted(line.count("\t") + 1, "column")
+                raise DataError(
+                    f"{name}, line {number:,} has {found}, but most lines have {tabs + 1}; fix or "
+                    "remove that line"
+                )
+    between = _usual_count(lines, BETWEEN) == 1
+    if not between and (reading.source_column, reading.target_column) != FIRST_TWO:
+        example = f"such as {abridged(lines[0])!r}"
         raise UsageError(
             f"{name} has lines without columns, {example}. Pass a table with two columns, or "
             "two files whose lines correspond (train.de train.en). If each line is a word followed "
             f"by its target, pass {FIRST_WORD}"
         )
-    for number, (line,) in chain(table.sample, table.rest):
-        plain = COMMENT.sub("", line).strip()
-        if plain != line.strip():
-            skipped["comments removed from {}"] += bool(plain)
-        if not plain:
+    order = "the rest → the first word" if reading.reverse else "the first word → the rest"
+    log.how[name] = "two sides separated by |||" if between else f"lines; {order}"
+    for number, cells in chain(table.sample, table.rest):
+        line = " ".join(cells)
+        if between:
+            source, *target = line.split(BETWEEN)
+            if len(target) != 1:
+                raise DataError(f"{name}, line {number:,}: needs one ||| between source and target")
+            yield source, target[0]
             continue
-        word, *rest = plain.split(maxsplit=1)
-        if not rest:
-            raise DataError(f"{name}, line {number:,}: only one word, {abridged(word)!r}")
-        yield VARIANT.sub("", word) or word, rest[0]
+        plain = COMMENT.sub("", line).strip()
+        if plain and plain != line.strip():
+            skipped["comments removed from {}"] += 1
+        if plain:
+            word, *rest = plain.split(maxsplit=1)
+            if not rest:
+                raise DataError(f"{name}, line {number:,}: only one word, {abridged(word)!r}")
+            yield VARIANT.sub("", word) or word, rest[0]
 
 
-def _with_pair_names(table: TextTable, asked: tuple[str | None, ...]) -> TextTable:
-    """The same table with a header if its first row has the names of such columns, and without if
-    it looks like a header, but is a pair of short sentences."""
-    separated = " with" in table.kind  # a header, or no header
-    if separated and table.names and any(re.search(r"[.!?,]$", name) for name in table.names):
-        kind = table.kind.replace("with", "without")
-        return replace(table, kind=kind, names=None, sample=[(1, table.names), *table.sample])
-    first = table.sample[0][1] if separated and table.names is None else []
-    names = [cell.strip().lower() for cell in first]
-    if any(name in names for name in asked) or _by_name(
-        [Column(n, name, Counter()) for n, name in enumerate(names)]
-    ):
-        kind = table.kind.replace("without", "with")
-        return replace(table, kind=kind, names=first, sample=table.sample[1:])
-    return table
-
-
-def _pair_columns(table: TextTable, source: str | None, target: str | None) -> tuple[Column, ...]:
-    """The source and the target column."""
-    columns = table.columns()
-    both = [
-        asked_column(table, columns, source, "--source-column"),
-        asked_column(table, columns, target, "--target-column"),
-    ]
-    if both[0] is both[1] is None:
-        both = list(_by_name(columns)) or list(_by_position(columns)) or both
-    elif None in both:
-        given, pair = both[0] or both[1], _by_name(columns)
-        texts = list(pair) if given in pair else [c for c in columns if c.may_be_text()]
-        others = [column for column in texts if column != given]
-        if len(others) == 1:
-            both = [column or others[0] for column in both]
-    chosen = [column for column in both if column is not None]
-    if len(chosen) < 2:
-        there = f"which columns are source and target? Pass {BY_COLUMN}"
-        raise UsageError(
-            f"{table.source.name} ({table.kind}): {there}; the columns are "
-            f"{listed_columns(columns)}"
-        )
-    if chosen[0] is chosen[1]:
-        same = f"{abridged(chosen[0].name)!r} cannot be both source and target"
-        raise UsageError(f"{table.source.name}: {same}; pass {BY_COLUMN}")
-    return tuple(chosen)
-
-
-def _by_name(columns: list[Column]) -> tuple[Column, ...]:
-    """The columns with the names of a source and a target, or of two languages."""
-    leaf = [re.split(r"[.\s]", column.name.lower())[-1] for column in columns]  # a.b: b
-    for names in NAMES:
-        found = [[c for c in columns if re.fullmatch(name, leaf[c.number])] for name in names]
-        if all(len(each) == 1 for each in found):
-            return found[0][0], found[1][0]
-    texts = [c for c in columns if c.may_be_text() or not c.values]
-    for words in (leaf, [re.split("[_-]", name)[-1] for name in leaf]):
-        languages = [c for c in texts if _is_language(words[c.number])]
-        if len(languages) == 2:
-            return languages[0], languages[1]
-    return ()
-
-
-def _is_language(name: str) -> bool:
-    code = LANGUAGE.fullmatch(name) is not None and name not in INDICES
-    return code or LANGUAGES.fullmatch(name) is not None
-
-
-def _by_position(columns: list[Column]) -> tuple[Column, ...]:
-    """The only two columns, or the only two with texts."""
-    texts = columns
-    for test in (Column.may_be_text, Column.is_text):
-        if len(texts) > 2:
-            texts = [c for c in texts if test(c) and c.name.lower() not in INDICES]
-    return tuple(texts) if len(texts) == 2 else ()
-
-
-def _summary(table: TextTable, both: tuple[Column, ...]) -> str:
-    named = table.names is not None
-    shown = [repr(abridged(c.name)) if named else f"column {c.number + 1}" for c in both]
-    others = [abridged(c.name) for c in table.columns() if c not in both and c.filled and named]
-    unused = f" (not used: {listed(others, 5)})" if others else ""
-    return f"{table.kind}; source is {shown[0]}, target is {shown[1]}{unused}"
+def _usual_count(lines: list[str], separator: str) -> int:
+    """How often the separator occurs in more than half of the lines; 0 if that varies."""
+    count, times = Counter(line.count(separator) for line in lines).most_common(1)[0]
+    return count if 2 * times > len(lines) else 0

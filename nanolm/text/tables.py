@@ -23,6 +23,7 @@ MOST_CLASSES = 100  # more are unlikely as words before each text
 FEW_CLASSES, TEXTS_EACH = 6, 10  # this many in any file; more if each has TEXTS_EACH texts
 PROSE_SHARE = 0.03  # of all words; at least 0.06 in prose, at most 0.004 in labeled data
 
+SEPARATOR_LINE = re.compile(r"\s*sep=[,;|\t]\s*", re.I)  # Excel's first line
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 FASTTEXT = "__label__"
@@ -39,6 +40,8 @@ def read_table(
     if known.rows:
         return _object_table(source, known.name, known.rows(source, stream, text_lines))
     sample, cut = _first(text_lines)
+    if sample and SEPARATOR_LINE.fullmatch(sample[0]):
+        sample[0] = ""
     everything = chain(sample, text_lines)
     full = [line for line in sample if line.strip()]
     fasttext = bool(full) and all(line.lstrip().startswith(FASTTEXT) for line in full)
@@ -68,10 +71,13 @@ def _table(
 
 def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
     def flattened(number: int, value: Any) -> dict[str, str]:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            value = {str(place): each for place, each in enumerate(value, start=1)}
         if not isinstance(value, dict | str):
             raise DataError(f"{source.name}, line {number:,}: must be a JSON object or a string")
         values = leaves({"text": value} if isinstance(value, str) else value)
-        return {path: _cell(each) for path, each in values if not isinstance(each, list | bytes)}
+        alone = ((path, each[0] if is_one_text(each) else each) for path, each in values)
+        return {path: _cell(each) for path, each in alone if not isinstance(each, list | bytes)}
 
     rows = ((number, flattened(number, value)) for number, value in objects)
     sample = list(islice(rows, SAMPLE_ROWS))
@@ -81,6 +87,11 @@ def _object_table(source: TextSource, kind: str, objects: Rows) -> TextTable:
         raise DataError(f"{source.name} has {many}")
     cells = ((n, [row.get(name, "") for name in names]) for n, row in chain(sample, rows))
     return _table(source, kind, names, cells)
+
+
+def is_one_text(value: Any) -> bool:
+    """Whether this is a list of a single text, such as the only right answer."""
+    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
 
 
 def _cell(value: Any) -> str:
@@ -164,8 +175,10 @@ def _separated_rows(
 
 def _looks_quoted(rows: list[Row]) -> bool:
     """Whether this is a TSV with CSV quoting: quoted cells, and quotes in them doubled."""
-    cells = [cell for _, row in rows for cell in row if '"' in cell]
-    return any('""' in cell[1:-1] for cell in cells) and all(map(QUOTED.fullmatch, cells))
+    filled = [cell for _, row in rows for cell in row if cell]
+    cells = [cell for cell in filled if '"' in cell]
+    sure = len(cells) == len(filled) or any('""' in cell[1:-1] for cell in cells)
+    return sure and all(map(QUOTED.fullmatch, cells))
 
 
 def _looks_like_a_table(source: TextSource, rows: list[Row], times: int) -> bool:

@@ -71,6 +71,100 @@ def test_tables(name: str, form: str, start: str, how: str, tmp_path: Path) -> N
     assert len(read_pairs([file], PairReading(), quiet, limit=2)) == 2
 
 
+CREDIT = "CC-BY 2.0 (France) Attribution: tatoeba.org #{2}"
+WORDS = [("dog", "Hund"), ("to go", "gehen"), ("good morning", "guten Morgen")]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "start", "how"),
+    [
+        ("deu.txt", "{0}\t{1}\t" + CREDIT + "\n", "", "(not used: column 3)"),
+        ("links.tsv", "https://x.org/{2}\t{0}\t{1}\t0.8\n", "", "source is column 2"),
+        ("tatoeba.tsv", "1{2}\tdeu\t{0}\t7{2}\teng\t{1}\n", "", "tsv without a header"),
+        ("excel.csv", '"{0}";"{1}"\n', "sep=;\nsource;target\n", "source is 'source'"),
+        ("quoted.tsv", '"{0}"\t"{1}"\n', '"de"\t"en"\n', "quoted tsv with a header"),
+        ("moses.txt", "{0} ||| {1}\n", "", "separated by |||"),
+        ("topics.csv", '{2},"{0}","{1}",x\n', "No.,German,English,Topic\n", "'German'"),
+        ("kaggle.csv", '"{0}","{1}"\n', "German words/sentences,English words\n", "with a header"),
+        ("hindi.csv", '"{0}","{1}",ab{2}\n', "de,en,key\n", "(not used: key)"),
+    ],
+)
+def test_common_collections(name: str, form: str, start: str, how: str, tmp_path: Path) -> None:
+    file = written(tmp_path, name, table(form, start))
+    assert rows(file) == ROWS
+    assert how in read(file).how
+
+
+def test_the_first_pair_is_not_a_header(tmp_path: Path) -> None:
+    for name, pairs in {
+        "words.tsv": WORDS,
+        "typos.tsv": [("teh", "the"), ("recieve", "receive"), ("adn", "and")],
+        "short.tsv": [("Go", "Geh"), *ROWS],
+        "zh.txt": [("你好", "Hello"), ("我喜欢喝茶。", "I like tea.")],
+    }.items():
+        file = written(tmp_path, name, "".join(f"{a}\t{b}\n" for a, b in pairs))
+        assert rows(file) == pairs
+        if name != "typos.tsv":
+            assert f"({pairs[0][0]!r} and {pairs[0][1]!r}) is a pair; if" in read(file).notes[0]
+    file = written(tmp_path, "words.csv", "".join(f"{a},{b}\n" for a, b in WORDS))
+    assert "('dog' and 'Hund') is the header" in read(file).notes[0]
+    assert rows(file, source_column="1", target_column="2") == WORDS
+
+
+def test_instructions_and_answers(tmp_path: Path) -> None:
+    objects = [
+        {"instruction": "Translate.", "input": a * (n > 0), "output": b}
+        for n, (a, b) in enumerate(ROWS)
+    ]
+    file = written(tmp_path, "a.json", json.dumps({"version": "1", "data": objects}))
+    assert read(file).sources == ["Translate.", *(f"Translate.\n{a}" for a, _ in ROWS[1:])]
+    assert "source is 'instruction' and 'input', target is 'output'" in read(file).how
+    squad = [
+        {"context": f"{b} {a}", "question": a, "answers": {"text": [b], "answer_start": [0]}}
+        for a, b in ROWS
+    ]
+    assert rows(written(tmp_path, "b.json", json.dumps(squad, indent=1))) == ROWS
+    queries = [{"db": f"d{n}", "query": b, "question": a} for n, (a, b) in enumerate(ROWS)]
+    assert rows(written(tmp_path, "c.jsonl", "\n".join(map(json.dumps, queries)))) == ROWS
+    assert rows(written(tmp_path, "d.json", json.dumps(ROWS))) == ROWS
+    chat = [{"messages": [{"role": "user", "content": a}]} for a, _ in ROWS]
+    with pytest.raises(UsageError, match="lists, which are not read"):
+        read(written(tmp_path, "e.json", json.dumps(chat)))
+
+
+def test_lines_that_do_not_fit(tmp_path: Path) -> None:
+    whole = table("{0}\t{1}\n")
+    for line, found in (("no tab", "1 column,"), ("a\tb\tc", "3 columns,")):
+        file = written(tmp_path, "a.txt", f"{whole}{line}\n")
+        with pytest.raises(DataError, match=f"line 4 has {found} but most lines have 2"):
+            read(file, source_column="1", target_column="2")
+    file = written(tmp_path, "a.tsv", f"{whole}no tab\n")
+    with pytest.raises(DataError, match="line 4 has 1 column, not 2; fix or remove"):
+        read(file)
+    numbered = "".join(f"{n % 3 + 1} Mary moved to the kitchen.\n" for n in range(30))
+    with pytest.raises(UsageError, match="lines without columns"):
+        read(written(tmp_path, "babi.txt", numbered))
+    xml = [written(tmp_path, f"a.{side}.sgm", "<seg>x</seg>\n") for side in ("de", "en")]
+    with pytest.raises(UsageError, match=r"cannot be read from \.sgm files; convert"):
+        read(*xml)
+    sides = [written(tmp_path, f"{name}.{side}", "x\n") for name in "ab" for side in ("de", "en")]
+    with pytest.raises(UsageError, match="pass the two that belong together"):
+        read(*sides)
+    with pytest.raises(UsageError, match="both source and target"):
+        read(sides[0], sides[0])
+    two = [written(tmp_path, f"{name}.txt", whole) for name in "xy"]
+    assert rows(*two) == ROWS + ROWS
+    assert "pairs of 2 files" in read(*two).notes[0]
+
+
+def test_marks_of_utf_16(tmp_path: Path) -> None:
+    text = table("{0}\t{1}\n", "source\ttarget\n")
+    file = written(tmp_path, "a.txt", b"\xff\xfe" + text.encode("utf-16-le"))
+    with pytest.raises(DataError, match=r"try --encoding utf-16$"):
+        read(file)
+    assert rows(file, encoding="utf-16") == rows(file, encoding="utf-16-le") == ROWS
+
+
 def test_objects(tmp_path: Path) -> None:
     objects = [{"id": f"r{n}", "translation": {"de": a, "en": b}} for n, (a, b) in enumerate(ROWS)]
     lines = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, objects)))
