@@ -5,7 +5,7 @@
 set -eu
 : "${NANOLM:=nanolm}" "${SMALL:=embedded:tiny}" "${LARGE:=embedded:stories}"
 : "${SST:=embedded:reviews}" "${SST_TEST:=}" "${GPT2:=}" "${MINUTES:=3}"
-: "${COURSE:=runs/course}" "${PROMPT:=}" "${PAIR_MINUTES:=8}"
+: "${COURSE:=runs/course}" "${PROMPT:=}" "${PAIR_MINUTES:=20}"
 if [ "$SMALL$PROMPT" = embedded:tiny ]; then PROMPT='the small cat'; fi
 
 heading() { printf '\n=== %s ===\n' "$1"; }
@@ -60,14 +60,16 @@ label() {
 
 if [ "${1:-}" = pairs ]; then
     heading '1. One vector, attention, and nothing but attention'
-    show compare embedded:dates --budget "$PAIR_MINUTES" --out "$COURSE/dates-compare"
-    heading '2. What each model makes of a long date'
+    show compare embedded:veltish --budget "$PAIR_MINUTES" --out "$COURSE/veltish-compare"
+    heading '2. What each model makes of a long sentence'
+    long='a green mouse did not watch your three black old teachers when the happy teacher waited from castles.'
     for name in bottleneck attention transformer modern; do
-        show translate "$COURSE/dates-compare/$name/seed-1" 'Wednesday the twentieth of October 1943'
+        show translate "$COURSE/veltish-compare/$name/seed-1" "$long"
     done
     heading '3. Where the attention goes'
-    show translate "$COURSE/dates-compare/attention/seed-1" '3 May 1998' --show attention
-    show translate "$COURSE/dates-compare/modern/seed-1" '3 May 1998' --show attention
+    short='the queen saw the seven happy big girls.'
+    show translate "$COURSE/veltish-compare/attention/seed-1" "$short" --show attention
+    show translate "$COURSE/veltish-compare/modern/seed-1" "$short" --show attention
     exit
 fi
 

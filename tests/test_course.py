@@ -107,9 +107,9 @@ def test_curves_of_every_run_and_a_test_set(course: Course) -> None:
 
 def test_from_the_bottleneck_to_attention(course: Course) -> None:
     compared, *translated = course.commands("course-pairs", PAIR_MINUTES="2")
-    asked = ["compare", "embedded:dates", "--budget", "2", "--out", "COURSE/dates-compare"]
+    asked = ["compare", "embedded:veltish", "--budget", "2", "--out", "COURSE/veltish-compare"]
     assert compared == asked
-    rows = {words[1].removeprefix("COURSE/dates-compare/") for words in translated}
+    rows = {words[1].removeprefix("COURSE/veltish-compare/") for words in translated}
     assert rows == {f"{name}/seed-1" for name in PAIR_MODELS}
     for verb, *words in (compared, *translated):
         command = cli.get_command(click.Context(cli), verb)
