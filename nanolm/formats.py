@@ -41,10 +41,10 @@ def listed(names: Collection[str], most: int = 10) -> str:
     return shown + (f", ... ({len(names):,} in all)" if len(names) > most else "")
 
 
-def joined(names: Sequence[str]) -> str:
+def joined(names: Sequence[str], word: str = "and") -> str:
     """`a`, `a and b`, or `a, b and c`."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def counted(count: float, what: str) -> str:

@@ -65,9 +65,9 @@ COLUMNS = {  # of the table, where they are measured
     "test_accuracy": "test",
     "bits_per_byte": "bits/byte",
     "bleu": "BLEU",
-    "long_bleu": "longest fifth",
+    "long_bleu": "longest",
     "exact": "exact",
-    "long_exact": "longest fifth",
+    "long_exact": "longest",
     "test_bleu": "test BLEU",
     "test_exact": "test exact",
 }
@@ -84,7 +84,8 @@ COLUMNS = {  # of the table, where they are measured
     "--seeds",
     type=int,
     metavar="N",
-    help="Number of seeds, each with its own split.  [default: 5 for small data, else 1]",
+    help="Number of seeds; for labeled data, each has its own split.  [default: 5 for small "
+    "labeled data, else 1]",
 )
 @own_option(
     "--as",
@@ -231,7 +232,10 @@ def show(outcome: "CompareResult") -> None:
         click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
     if "long_exact" in columns:
         both = "BLEU and exact match" if "bleu" in columns else "Exact match"
-        click.echo(f"\n{both} on all validation pairs, and on the 20% with the longest sources.")
+        *_, last = groups = outcome.rows[0].results[0]["by_length"]
+        share = last["count"] / sum(group["count"] for group in groups)
+        part = f"the {share:.0%} with the longest sources"
+        click.echo(f"\n{both} on all validation pairs, and on {part}.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
         steps = f"{1000 * short:.1f} ms at {first:,} tokens and {1000 * long:,.1f} ms at {last:,}"

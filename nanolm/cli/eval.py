@@ -115,12 +115,17 @@ def command(
 
     from nanolm.cli.progress import TrainingView
     from nanolm.evaluation import evaluate_texts
-    from nanolm.generation.language_model import load
+    from nanolm.generation.language_model import load, load_folder
+    from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
     from nanolm.model.device import choose_device
-    from nanolm.runs.folder import is_classifier, is_seq2seq
+    from nanolm.model.stored import load_any_config
+    from nanolm.runs.folder import find_named
 
     where, _ = choose_device(device)
-    if Path(run).exists() and is_seq2seq(Path(run)):
+    with TrainingView() as view:
+        folder = find_named(run, note, view.report)
+    config = load_any_config(folder)
+    if isinstance(config, Seq2SeqConfig):
         if against or per_token or context or stride:
             raise UsageError(
                 f"{run} was trained on pairs; --against, --context, --stride and --per-token work "
@@ -129,17 +134,17 @@ def command(
         from nanolm.cli.eval_pairs import evaluate_translator
 
         columns = PairReading(settings.encoding, source_column, target_column, reverse)
-        evaluate_translator(run, corpus, columns, beams, device, as_json, html, mistakes)
+        evaluate_translator(run, folder, corpus, columns, beams, device, as_json, html, mistakes)
         return
     if beams is not None or source_column or target_column or reverse:
         flags = "--beams, --source-column, --target-column and --reverse"
         raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
-    if Path(run).exists() and is_classifier(Path(run)):
+    if isinstance(config, ClassifierConfig):
         if against or per_token or html is not None or context or stride:
             others = "--against, --context, --stride, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, corpus, labels, device, as_json, mistakes)
+        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes)
         return
     if mistakes is not None:
         raise UsageError(
@@ -147,7 +152,7 @@ def command(
         )
     names = (run, *against)
     with TrainingView() as view:
-        models = [load(name, note, view.report) for name in names]
+        models = [load_folder(folder), *(load(name, note, view.report) for name in against)]
         windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
@@ -176,6 +181,7 @@ def command(
 
 def evaluate_classifier(
     run: str,
+    folder: Path,
     names: tuple[str, ...],
     reading: LabelReading,
     device: str,
@@ -187,7 +193,7 @@ def evaluate_classifier(
     from nanolm.cli.scores import show_mistakes, show_scores
 
     with TrainingView() as view:
-        classifier = load(run, note).on(device, "auto")
+        classifier = load(folder, note).on(device, "auto")
         measured = classifier.measure(names, reading, view.report)
     for text in measured.notes:
         note(text)

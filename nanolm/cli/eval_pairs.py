@@ -16,6 +16,7 @@ from nanolm.text.pairs import PairReading, read_pairs
 
 def evaluate_translator(
     run: str,
+    folder: Path,
     names: tuple[str, ...],
     reading: PairReading,
     beams: int | None,
@@ -28,7 +29,7 @@ def evaluate_translator(
     refuse(params.problems())
     with TrainingView() as view:
         pairs = read_pairs(names, reading, view.report)
-        translator = Translator.load(run, note, view.report).on(device, "auto")
+        translator = Translator.load_folder(folder).on(device, "auto")
         result = evaluation.evaluate_pairs(translator, pairs, params, view.report)
     scores = result.scores
     for text in result.notes:

@@ -12,7 +12,7 @@ from nanolm.cli.columns import visible, visible_text
 from nanolm.cli.console import note, note_written, print_json, write_page
 from nanolm.errors import UsageError
 from nanolm.files import replacing
-from nanolm.formats import counted, printable
+from nanolm.formats import printable
 from nanolm.text import spelled
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ class Inspector:
             print_json(values)
         else:
             facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}"}
-            facts["attention"] = shape(len(heads), len(heads[0]))
             page = inspection_page(tokenizer, inspection, heads, facts, chosen, decision)
             write_page(self.out, page)
         self.draw("attention.png", attention_png, inspection, heads)
@@ -124,7 +123,7 @@ class Inspector:
             numbers = {"attention": rounded(weights), "mean": rounded(mean)}
             print_json({"model": self.run, **texts, **tokens, **numbers})
         else:
-            facts = {"model": self.run, **texts, "attention": shape(*weights.shape[:2])}
+            facts = {"model": self.run, **texts}
             write_page(self.out, alignment_page(weights, sources, targets, facts, chosen))
         rows, columns = ([*map(visible_text, side)] for side in (targets, sources))
         self.draw("alignment.png", head_png, mean, "average of all heads", rows, columns)
@@ -192,10 +191,6 @@ def chosen_head(head: str | None, layers: int, heads: int) -> tuple[int, int] | 
     if layer >= layers or number >= heads:
         raise UsageError(f"--head {head}: the last head is {layers}.{heads}")
     return layer, number
-
-
-def shape(layers: int, heads: int) -> str:
-    return f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
 
 
 def cut(ids: list[int], window: int | None) -> list[int]:

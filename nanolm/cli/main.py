@@ -23,6 +23,7 @@ from nanolm import __version__, errors
 from nanolm.cli.console import INTERRUPTED, Output, complain
 from nanolm.cli.options import HELP_ALL, CommandGroup
 from nanolm.files import disk_problem
+from nanolm.formats import joined
 from nanolm.machine import process
 from nanolm.training.interrupt import StopRequest, interrupt
 
@@ -33,6 +34,7 @@ VERBS = (  # modules with a `command`, or the attribute named after the dash
     *("info", "bench", "doctor"),
 )
 TRAINING = ("train", "train-pairs", "sweep", "finetune", "finetune-sentiment", "compare")
+MEMORY = ("--batch", "--context", "--dim", "--preset", "--beams", "-n")  # smaller values need less
 NOTHING_TRAINED = (
     "stopped before the first step; nothing was trained. Downloads and prepared text stay cached; "
     "run the same command again"
@@ -65,11 +67,21 @@ class Verbs(CommandGroup):
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt | click.Abort)
             known = isinstance(error, errors.NanolmError | click.ClickException)
+            verb = context.invoked_subcommand or ""
+            if isinstance(error, Exception) and not known and errors.out_of_memory(error):
+                raise errors.OutOfMemory(less_memory(self.get_command(context, verb))) from None
             # A library may have turned Ctrl-C into an error.
             if not stopped and (known or not StopRequest.missed):
                 raise
-            unsaved = context.invoked_subcommand in TRAINING and not StopRequest.used
+            unsaved = verb in TRAINING and not StopRequest.used
             raise errors.Interrupted(NOTHING_TRAINED if unsaved else "stopped") from None
+
+
+def less_memory(command: click.Command | None) -> str:
+    """The message about too little memory, with the options of `command` that need less of it."""
+    known = {flag for parameter in command.params for flag in parameter.opts} if command else set()
+    flags = [flag for flag in MEMORY if flag in known]
+    return f"out of memory; try a smaller {joined(flags, 'or')}" if flags else "out of memory"
 
 
 @click.group(
@@ -178,9 +190,8 @@ def run() -> int:
         complain(f"{name}: {error.strerror or error}")
         return errors.DataError.exit_code
     except (KeyboardInterrupt, Exception) as error:
-        out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        if out_of_memory or "can't allocate memory" in str(error):
-            complain("out of memory; try a smaller --batch, --dim or --preset, or fewer samples")
+        if isinstance(error, Exception) and errors.out_of_memory(error):
+            complain(less_memory(None))
             return errors.OutOfMemory.exit_code
         # A library may have turned Ctrl-C into an error.
         if isinstance(error, KeyboardInterrupt | click.Abort) or StopRequest.missed:

@@ -61,7 +61,7 @@ TABLE: Table = {
     },
     "Budget": {
         "minutes": "Total time, including preparation; also caps --steps and --epochs.  "
-        "[default: 10 on a CPU, 3 on a GPU]",
+        "[default: 10 on a CPU, 3 with CUDA, 5 with MPS]",
         "epochs": "Number of passes over the pairs.",
         "steps": "Number of steps; with the same number of threads, reruns are bit-identical.",
     },
@@ -74,7 +74,7 @@ TABLE: Table = {
         "lr": "Peak learning rate.  [default: depends on width and optimizer]",
         "average": AVERAGE,
         "weight_decay": "Weight decay for the weight matrices.  [default: 0.1]",
-        "seed": "Random seed for the split and for training.",
+        "seed": "Random seed. The held-out pairs do not depend on it.",
     },
     "Hardware": MACHINE,
     "Run": {
@@ -139,7 +139,8 @@ def command(out: str | None, report_to: list[str], as_json: bool, **options: Any
 
 def show(result: "PairResult") -> None:
     at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
-    click.echo(f"{result.run}: validation loss {result.val_loss or 0:.3f} {at}")
+    loss = "is not finite" if result.val_loss is None else f"{result.val_loss:.3f}"
+    click.echo(f"{result.run}: validation loss {loss} {at}")
     for name, scores in (("validation", result.val), ("test", result.test)):
         if scores:
             both = f"BLEU {scores.bleu:.1f}, chrF {scores.chrf:.1f}"

@@ -78,7 +78,7 @@ search_options = combined(
     "--show",
     metavar="attention",
     help="Show how much each target token (row) attended to each source token (column): the mean "
-    "of all cross-attention heads.",
+    "of all cross-attention heads, in a table for each part of the text.",
 )
 @json_option(help="Print one JSON object per text.")
 @device_option()
@@ -101,8 +101,9 @@ def command(
     """Translate texts with a model trained on pairs.
 
     RUN is a run of `nanolm train-pairs`, a checkpoint, or a Hugging Face folder of a Marian or
-    Pegasus model with a tokenizer.json. Without TEXT or --file, each line of stdin is translated as
-    soon as possible, in order. A text that exceeds the model's context is translated in parts.
+    Pegasus model with a tokenizer.json; SentencePiece files, as in opus-mt models, are not read.
+    Without TEXT or --file, each line of stdin is translated as soon as possible, in order. A text
+    that exceeds the model's context is translated in parts.
 
     \b
     nanolm translate runs/de-en "Ein Hund rennt durch den Schnee."
@@ -132,6 +133,9 @@ def command(
     params = TranslateParams(beams=beams, seed=chosen, **options)
     refuse(params.problems())
     translator = Translator.load(run, note).on(device, dtype)
+    attention = show is not None and translator.model.attends
+    if show is not None and not attention:
+        note("this model has no attention: its decoder sees only the encoder's last state")
     if sampling:
         note(f"seed {chosen}")
     if text:
@@ -145,7 +149,7 @@ def command(
     for count, translation in enumerate(translator.stream(arriving, params), start=1):
         for each in translation.notes:
             note(f"text {count:,}: {each}")
-        show_translation(translator, translation, as_json, show is not None)
+        show_translation(translator, translation, as_json, attention)
     if not count:
         note("no texts found")
 
@@ -169,12 +173,8 @@ def file_lines(files: tuple[str, ...], encoding: str) -> Iterator[str]:
 def show_translation(
     translator: "Translator", translation: "Translation", as_json: bool, attention: bool
 ) -> None:
-    alignment = None
-    if attention and translation.tokens:
-        alignment = translator.alignment(translation.source, translation.tokens)
-        if not alignment.weights:
-            note("this model has no attention: its decoder sees only the encoder's last state")
-            alignment = None
+    parts = translation.parts if attention else []
+    alignments = [translator.alignment(*part) for part in parts]
     if as_json:
         values = {
             "source": translation.source,
@@ -182,12 +182,14 @@ def show_translation(
             "score": finite(translation.score),
             "notes": translation.notes,
         }
-        print_json(values | ({"attention": alignment_json(alignment)} if alignment else {}))
+        if attention:
+            values["attention"] = [alignment_json(each) for each in alignments]
+        print_json(values)
         sys.stdout.flush()
     else:
         show_text(" ".join(translation.text.splitlines()) + "\n")
-        if alignment:
-            show_alignment(alignment)
+        for each in alignments:
+            show_alignment(each)
 
 
 def alignment_json(alignment: "Alignment") -> dict[str, Any]:

@@ -56,6 +56,7 @@ def inspection_page(
             layers=scale + layer_table(tokenizer, inspection.layers, tokens),
             predictions=prediction_table(tokenizer, inspection.layers[-1], tokens),
         )
+    facts = facts | {"attention": shape(inspection.attention)}
     return webpage.page("What the model sees", facts, body, SURPRISE_STYLE + STYLE_SHEET, SCRIPT)
 
 
@@ -85,7 +86,13 @@ def alignment_page(
         grid=head_grid([[("", "")] * heads] * layers),
         data=attention_data(weights, len(targets), len(sources), first),
     )
+    facts = facts | {"attention": shape(weights)}
     return webpage.page("Alignment", facts, body, STYLE_SHEET, SCRIPT)
+
+
+def shape(attention: Floats) -> str:
+    layers, heads = attention.shape[:2]
+    return f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
 
 
 def buttons(tokens: list[str]) -> str:

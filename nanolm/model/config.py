@@ -13,7 +13,7 @@ from typing import Any, Literal
 Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
-FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
+FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu"]
 CrossAttentionKind = Literal["none", "additive", "dot"]
 Pool = Literal["last", "mean", "max"]
 Long = Literal["head", "tail", "windows"]

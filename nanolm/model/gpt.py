@@ -259,6 +259,7 @@ NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's approximation
     "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
     "swiglu": swiglu,
 }
 

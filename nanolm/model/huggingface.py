@@ -67,7 +67,8 @@ def save_seq2seq(
     source and target have separate vocabularies, it is the tokenizer of the target; the other is
     `PreTrainedTokenizerFast(tokenizer_file="source_tokenizer.json")`."""
     end, config = tokenizer.end_of_text, model.config
-    ends = {"bos_token_id": end, "eos_token_id": end, "decoder_start_token_id": end}
+    ends = {"bos_token_id": end, "eos_token_id": end}
+    ends["decoder_start_token_id"] = tokenizer.start_of_text
     # transformers needs a padding id that is in both vocabularies, or none.
     both = min(config.vocab_size, config.source_vocab_size or config.vocab_size)
     padding = tokenizer.padding if tokenizer.padding < both else None
@@ -121,8 +122,10 @@ def save_config(model: Model | Classifier, folder: Path, tokenizer: Tokenizer) -
 def suppressed_tokens(folder: Path, vocab_size: int) -> frozenset[int]:
     """The tokens that a model folder lists as never to be generated."""
     file = folder / "generation_config.json"
-    listed = (stored.read_json(file) if file.exists() else {}).get("suppress_tokens")
-    ids = listed if isinstance(listed, list) else []
+    values = stored.read_json(file) if file.exists() else {}
+    lists = [values.get(name) for name in ("suppress_tokens", "bad_words_ids")]
+    listed = [each for part in lists if isinstance(part, list) for each in part]
+    ids = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in listed]
     never = frozenset(id for id in ids if type(id) is int and 0 <= id < vocab_size)
     return never if len(never) < vocab_size else frozenset()
 

@@ -6,7 +6,9 @@ from nanolm.model.config import SEQ2SEQ_FAMILIES, EncoderDecoderConfig, Switches
 from nanolm.model.json_values import Values
 
 SEQ2SEQ = {"marian": "MarianMTModel", "pegasus": "PegasusForConditionalGeneration"}
+# Our names of activation functions, by their Hugging Face names; the last of several is written.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
+ACTIVATIONS |= dict.fromkeys(("swish", "silu"), "silu")
 # The values of each switch that a family supports.
 SWITCHES = ("positions", "norm", "norm_place", "feed_forward", "qk_norm", "bias")
 EXPRESSED_SEQ2SEQ: dict[str, Switches] = {

@@ -48,6 +48,11 @@ class Seq2Seq(Network):
         if config.tied:
             self.head.weight = self.token_embedding.weight
 
+    @property
+    def attends(self) -> bool:
+        """Whether the decoder attends to the source."""
+        return getattr(self.config, "attention", "") != "none"
+
     def embed_source(self, ids: Tensor) -> Tensor:
         shared = self.config.source_vocab_size is None
         x: Tensor = (self.token_embedding if shared else self.source_embedding)(ids)

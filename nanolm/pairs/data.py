@@ -18,7 +18,7 @@ from nanolm.classification.data import Ints, packed, rounded
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
 from nanolm.pairs.settings import PairSettings
-from nanolm.text.pairs import PairReading, Pairs, read_pairs
+from nanolm.text.pairs import Pairs, read_pairs
 from nanolm.text.tokenizer import Tokenizer
 
 VAL_FRACTION, LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 100, 2_000  # pairs
@@ -40,8 +40,7 @@ class PairSplit:
 
 def split_pairs(settings: PairSettings, report: Report) -> PairSplit:
     """Read all pairs; hold some out for validation unless there is a file of them."""
-    columns = settings.source_column, settings.target_column
-    reading = PairReading(settings.encoding, *columns, settings.reverse)
+    reading = settings.reading()
     train = read_pairs(settings.pairs, reading, report, settings.limit)
     notes, others = list(train.notes), list[Pairs | None]()
     for option, names in (("--val", settings.val), ("--test", settings.test)):
@@ -134,7 +133,8 @@ class Sequences:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """Pairs as token ids. A source ends with `end_of_text`; a target begins and ends with it."""
+    """Pairs as token ids. Sources and targets end with `end_of_text`, and a target begins with
+    `start_of_text`, which is usually the same."""
 
     source: Sequences
     target: Sequences
@@ -191,7 +191,7 @@ def encode_pairs(
         ids, end = source_tokenizer.encode(source), source_tokenizer.end_of_text
         sources.append([*ids[: context - 1], end])
         labels = [*tokenizer.encode(target), tokenizer.end_of_text]
-        targets.append([tokenizer.end_of_text, *labels[:context]])
+        targets.append([tokenizer.start_of_text, *labels[:context]])
         truncated += len(ids) >= context or len(labels) > context
         if number % 1000 == 0:
             report("encoding", number, len(pairs))

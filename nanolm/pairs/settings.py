@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_args
 from nanolm.model import config
 from nanolm.model.config import SEQ2SEQ_FAMILIES
 from nanolm.text import TRAINABLE
+from nanolm.text.pairs import PairReading
 from nanolm.training.settings import CHOICES, Settings, option
 
 DEFAULT_FAMILY = "modern-encoder-decoder"
@@ -62,6 +63,9 @@ class PairSettings(Settings):
     evaluations: int | None = None
     workers: int | None = None
 
+    def reading(self) -> PairReading:
+        return PairReading(self.encoding, self.source_column, self.target_column, self.reverse)
+
     def shape(self) -> dict[str, Any]:
         """What `configure` needs to know, as far as it is decided."""
         recurrent = self.family in RECURRENT
@@ -78,8 +82,8 @@ class PairSettings(Settings):
         elif "attention" in given and self.start_from is None:
             hint = f"try --family seq2seq-gru --attention {self.attention}"
             problems.append(f"--attention is for recurrent models, not for {family}; {hint}")
-        if self.dropout and (self.workers or 1) > 1:
-            problems.append(f"--workers {self.workers} needs --dropout 0")
+        if self.dropout and (self.workers or 1) > 1:  # only a config file can set the latter
+            problems.append(f"workers = {self.workers} needs --dropout 0, or workers = 1")
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.start_from is not None:
@@ -103,4 +107,4 @@ class PairSettings(Settings):
             problems.append("use either --val or --val-fraction, not both")
         if self.val and self.val == self.test:
             problems.append(f"--test {' '.join(self.test)} is the same as --val; use another file")
-        return problems
+        return problems + self.reading().problems()

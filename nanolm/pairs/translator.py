@@ -233,7 +233,7 @@ class Translator:
         order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
         device, most = self.model.device, max(1, self.model.config.context - 1)  # without the start
         sampling = params.sampling(min(params.max_tokens or most, most))
-        start = [self.tokenizer.end_of_text]
+        start = [self.tokenizer.start_of_text]
         with self.model.eval_mode():
             while order:
                 batch = self._batch(order, ids, sampling, params.batch)
@@ -296,7 +296,7 @@ class Translator:
         sources = self.source_ids(source)
         weights: list[Tensor] = []
         with self.model.eval_mode():
-            inputs = torch.tensor([[tokenizer.end_of_text, *ids[:-1]]], device=self.model.device)
+            inputs = torch.tensor([[tokenizer.start_of_text, *ids[:-1]]], device=self.model.device)
             self.model.decode(inputs, self._encode([sources]), cross_weights=weights)
         return Alignment(
             [token_name(self.encoder, id) for id in sources],

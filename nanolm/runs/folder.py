@@ -40,6 +40,11 @@ T = TypeVar("T")
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
 OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
+NO_SENTENCEPIECE = (
+    "nanolm does not read SentencePiece files. For a Pegasus model, transformers writes a "
+    'tokenizer.json: AutoTokenizer.from_pretrained("NAME").save_pretrained("FOLDER"). Published '
+    "Marian models (opus-mt) cannot be converted; train your own with `nanolm train-pairs`"
+)
 PAGES = ("report.html", "loss.svg", "loss.png", "epochs.svg", "epochs.png")  # of `nanolm report`
 
 
@@ -366,15 +371,20 @@ def model_tokenizer(folder: Path) -> "Tokenizer":
 
 
 def model_tokenizers(folder: Path) -> "tuple[Tokenizer, Tokenizer]":
-    """The tokenizers of target and source of a sequence-to-sequence model, often the same."""
+    """The tokenizers of target and source of a sequence-to-sequence model, often the same. The
+    decoder starts with the end-of-text token or, in most published models, with padding."""
     from nanolm.text.tokenizer_files import load_tokenizer
 
-    config, target = load_seq2seq_config(folder), model_tokenizer(folder)
-    config_file = folder / "config.json"
+    config = load_seq2seq_config(folder)
+    if not (folder / "tokenizer.json").exists():
+        raise ModelError(f"{folder} has no tokenizer.json. {NO_SENTENCEPIECE}")
+    target, config_file = model_tokenizer(folder), folder / "config.json"
     start = read_json(config_file).get("decoder_start_token_id")
-    if type(start) is not int or start != target.end_of_text:
-        wrong = f"must be {target.end_of_text}, the end-of-text token"
-        raise ModelError(f"{config_file}: decoder_start_token_id is {start!r:.80}: {wrong}")
+    if type(start) is not int or start not in target.special:
+        known = " or ".join(f"{id} ({name})" for id, name in target.special.items())
+        wrong = f"decoder_start_token_id is {start!r:.80}: must be {known:.200}"
+        raise ModelError(f"{config_file}: {wrong}")
+    target.begin = () if start == target.end_of_text else (start,)
     file = folder / SOURCE_TOKENIZER
     source = load_tokenizer(file) if file.exists() else target
     return target, fitting(source, config.source_vocab_size or config.vocab_size, folder)

@@ -17,7 +17,6 @@ import torch
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
-from nanolm.formats import counted
 from nanolm.generation.language_model import LanguageModel
 from nanolm.generation.transcript import Transcript
 from nanolm.inspect.attribution import attribute
@@ -83,8 +82,7 @@ class ServedModel:
         return partial(self.page, inspect_text(self.base, ids))
 
     def page(self, seen: Inspection, attribution: Any = None) -> str:
-        about = shape(*seen.attention.shape[:2])
-        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}", "attention": about}
+        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}"}
         patterns = describe_heads(seen.attention, seen.ids)
         return inspection_page(self.tokenizer, seen, patterns, facts, attribution=attribution)
 
@@ -151,7 +149,7 @@ class ServedTranslator(ServedModel):
 
     @property
     def attention(self) -> bool:
-        return getattr(self.loaded.model.config, "attention", "") != "none"
+        return self.loaded.model.attends
 
     def translate(
         self, texts: list[str], params: TranslateParams, result: Callable[[Translation], Any]
@@ -179,7 +177,7 @@ class ServedTranslator(ServedModel):
         seen = self.loaded.alignment(translation.source, translation.tokens)
         weights = torch.stack(seen.weights).numpy()
         texts = {"source": translation.source, "translation": translation.text}
-        facts = {"model": self.name, **texts, "attention": shape(*weights.shape[:2])}
+        facts = {"model": self.name, **texts}
         return partial(alignment_page, weights, seen.source_tokens, seen.target_tokens, facts)
 
     def result(self, translation: Translation, alignment: bool) -> dict[str, Any]:
@@ -203,10 +201,6 @@ class ServedTranslator(ServedModel):
             "target": pieces(target, ids),
             "weights": [array("f", row) for row in weights],
         }
-
-
-def shape(layers: int, heads: int) -> str:
-    return f"{counted(layers, 'layer')} of {counted(heads, 'head')}"
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -47,7 +47,8 @@ class Guard:
                 raise
             rows, hint = 1, f"--context {max(1, (context or 1) // 2)}, or a smaller model"
             if self.step.world.joined:
-                rows, hint = len(batch[0]), "more processes, --shard, or a smaller --batch"
+                shard = "--shard, " if hasattr(self.settings, "shard") else ""
+                rows, hint = len(batch[0]), f"more processes, {shard}or a smaller --batch"
             tokens = f" of {context:,} tokens" if context else ""
             problem = f"out of memory with {counted(rows, 'sequence')}{tokens}"
             raise OutOfMemory(f"{problem}; try {hint}") from None

@@ -8,7 +8,8 @@ import pytest
 from conftest import Cli
 from journeys import journeys
 
-from nanolm.cli.compare import UNUSED, guess_kind
+from nanolm.cli.compare import UNUSED, guess_kind, show
+from nanolm.comparison.compare import ComparedRow, CompareResult
 
 
 def test_the_table_and_its_lessons(cli: Cli, tmp_path: Path) -> None:
@@ -37,11 +38,20 @@ def test_a_table_of_pairs(cli: Cli, tmp_path: Path) -> None:
     shown = cli("compare", data, "--only", "modern", "--budget", "0.05", "--threads", "1")
     assert shown.returncode == 0, shown.stderr
     head, row, _, lesson, *_ = shown.stdout.splitlines()
-    assert head.split() == ["exact", "longest", "fifth", "parameters", "training"]
+    assert head.split() == ["exact", "longest", "parameters", "training"]
     assert re.fullmatch(r"modern Transformer +\d+\.\d% +\d+\.\d% +[\d,]+ +[\d.]+ s", row)
     assert lesson.startswith("modern Transformer: ")
-    assert "longest sources" in shown.stdout
+    assert re.search(r"on the \d+% with the longest sources", shown.stdout)
     assert re.search(r"seed 1, modern .*: BLEU [\d.]+, exact match [\d.]+% after", shown.stderr)
+
+
+def test_the_share_of_long_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sources of equal length are in one group, so it is not always a fifth."""
+    means = {"exact": 0.5, "long_exact": 0.25, "seconds": 1.0}
+    results = [{"by_length": [{"count": 60}, {"count": 40}]}]
+    row = ComparedRow("modern", "modern", "it learns", 1, means, {}, results)
+    show(CompareResult("x", True, "exact", [row], {}))
+    assert "and on the 40% with the longest sources." in capsys.readouterr().out
 
 
 def test_pairs_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from conftest import Cli, program
 
@@ -74,6 +75,12 @@ ERRORS = {
     "no corpus": (["train"], 2, "nanolm train embedded:stories"),
     "no such file": (["train", "none.txt"], 2, "none.txt does not exist"),
     "a misspelt preset": (["train", "x.txt", "--preset", "nanno"], 2, "did you mean nano?"),
+    "an unknown encoding": (["train-pairs", "x.tsv", "--encoding", "no"], 2, "--encoding no: unk"),
+    "the same, of pairs to compare": (
+        ["compare", "embedded:dates", "--encoding", "utf8-8"],
+        2,
+        "--encoding utf8-8: unknown encoding; did you mean utf-8?",
+    ),
     "a misspelt tokenizer": (["train", "x.txt", "--tokenizer", "chr"], 2, "did you mean char?"),
     "an empty file": (["train", "empty.txt"], 3, "empty.txt"),
     "not UTF-8": (["train", "latin.txt"], 3, "byte 0xe9 at offset 3"),
@@ -163,6 +170,27 @@ def test_exit_codes_of_other_errors(
 
     monkeypatch.setattr(main.cli, "main", broken)
     assert main.run() == code
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("train", "--batch, --context, --dim or --preset"),
+        ("train-pairs", "--batch, --context or --dim"),
+        ("translate", "--batch or --beams"),
+    ],
+)
+def test_out_of_memory_names_options_of_the_command(
+    verb: str, options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(**rest: object) -> None:
+        raise MemoryError
+
+    command = main.cli.get_command(click.Context(main.cli), verb)
+    monkeypatch.setattr(command, "callback", broken)
+    monkeypatch.setattr(sys, "argv", ["nanolm", verb, "x"])
+    assert main.run() == 6
+    assert capsys.readouterr().err == f"error: out of memory; try a smaller {options}\n"
 
 
 def test_control_characters_are_escaped() -> None:

@@ -58,7 +58,7 @@ def test_json(cli: Cli, model: Path) -> None:
     (note,) = lines[2]["notes"]
     assert f"text 3: {note}" in shown.stderr
     (line,) = cli("translate", model, "ab", "--json", "--show", "attention").stdout.splitlines()
-    attention = json.loads(line)["attention"]
+    (attention,) = json.loads(line)["attention"]
     assert attention["source"] == ["a", "b", "<|endoftext|>"]
     assert len(attention["weights"]) == len(attention["target"])
     assert sum(attention["weights"][0]) == pytest.approx(1, abs=1e-3)
@@ -147,11 +147,24 @@ def test_attention_fits_the_terminal(cli: Cli, terminal: Terminal, model: Path) 
     assert "".join(headers).split() == [*"abcdefgh", "<|end…"]
 
 
+def test_each_part_of_a_long_text_has_its_own_attention(cli: Cli, model: Path) -> None:
+    text = "abc de. fgh. " * 12
+    asked = ("translate", model, text, "--greedy", "--max-tokens", 5, "--show", "attention")
+    translator = nanolm.load(model)
+    parts = translator.translate(text, beams=1, max_tokens=5).parts
+    assert len(parts) == 3
+    found = json.loads(cli(*asked, "--json").stdout)["attention"]
+    for each, part in zip(found, parts, strict=True):
+        expected = translator.alignment(*part)
+        assert (each["source"], each["target"]) == (expected.source_tokens, expected.target_tokens)
+    assert cli(*asked).stdout.count("\n\n") == 3  # a table for each
+
+
 def test_a_model_without_attention_says_so(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "bottleneck"
     folder.mkdir()
     saved(folder, copyist("seq2seq-lstm", attention="none"))
-    shown = cli("translate", folder, "abc", "--show", "attention")
+    shown = cli("translate", folder, "abc", "fed", "--show", "attention")
     assert shown.returncode == 0
-    assert shown.stdout.count("\n") == 1
-    assert "no attention" in shown.stderr
+    assert shown.stdout.count("\n") == 2
+    assert shown.stderr.count("no attention") == 1

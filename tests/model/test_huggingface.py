@@ -59,6 +59,7 @@ YARN = {
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2, another nonlinearity": ("gpt2", {**GPT2, "activation_function": "gelu", "n_inner": 50}),
+    "gpt2, swish": ("gpt2", {**GPT2, "activation_function": "swish"}),
     "gpt2, untied": ("gpt2", {**GPT2, "activation_function": "relu", "tie_word_embeddings": False}),
     "llama, grouped queries": ("llama", SMALL),
     "llama, tied, one key head": (
@@ -352,7 +353,7 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
         ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
         ("llama", {"tie_word_embeddings": "maybe"}, "tie_word_embeddings is 'maybe'"),
         ("gpt2", {"n_positions": 0}, "n_positions is 0"),
-        ("gpt2", {"activation_function": "silu"}, "activation_function is 'silu'"),
+        ("gpt2", {"activation_function": "mish"}, "activation_function is 'mish'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention scaled by layer"),
         ("gpt2", {"add_cross_attention": True}, "cross-attention"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

@@ -4,15 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import SHAPE, lively_seq2seq
 
+from nanolm.errors import ModelError
 from nanolm.model.config import EncoderDecoderConfig
 from nanolm.model.huggingface import load_seq2seq, save_seq2seq
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.stored import load_any_config
+from nanolm.pairs.data import encode_pairs
+from nanolm.pairs.translator import Translator
 from nanolm.runs.folder import model_tokenizers
+from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 3
@@ -60,17 +65,22 @@ def check_parity(ours: Seq2Seq, theirs: Any) -> None:
         torch.testing.assert_close(ours(source, mask, target), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", THEIRS)
-def test_what_transformers_writes_is_read(case: str, tmp_path: Path) -> None:
+def random_model(kind: str, values: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    kind, values = THEIRS[case]
-    config = AutoConfig.for_model(kind, **SMALL | values)
     torch.manual_seed(0)
-    theirs = AutoModelForSeq2SeqLM.from_config(config)
+    theirs = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **SMALL | values))
     for parameter in theirs.parameters():
         if parameter.requires_grad:  # all but the positions
             torch.nn.init.normal_(parameter, std=0.15)
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_what_transformers_writes_is_read(case: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    theirs = random_model(*THEIRS[case])
     theirs.save_pretrained(tmp_path)
     ours = load_seq2seq(tmp_path)
     check_parity(ours, theirs)
@@ -147,3 +157,71 @@ def test_the_ids_are_those_of_auto_tokenizer(kind: str, tmp_path: Path) -> None:
     assert [each.fingerprint() for each in ours] == [target.fingerprint(), source.fingerprint()]
     assert [type(each) for each in ours] == [type(target), type(source)]
     assert [each.padding for each in ours] == [target.padding, source.padding]
+
+
+def check_translations(folder: Path, theirs: Any, tokenizer: Any, texts: list[str]) -> Translator:
+    """Greedy and beam search give the tokens of `transformers`."""
+    ours = Translator.load_folder(folder)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    both = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    for beams in (1, 4):
+        rows = theirs.generate(**both, num_beams=beams, do_sample=False, max_new_tokens=12)
+        found = ours.translate(texts, beams=beams, length_penalty=1.0, max_tokens=12)
+        for each, (start, *ids) in zip(found, rows.tolist(), strict=True):
+            assert start == theirs.config.decoder_start_token_id == ours.tokenizer.start_of_text
+            assert each.tokens == ids[: len(each.tokens)]
+            assert set(ids[len(each.tokens) :]) <= {tokenizer.pad_token_id}
+    return ours
+
+
+def test_a_model_like_opus_mt(tmp_path: Path) -> None:
+    """Its decoder starts with padding, which is never generated, and its activation is swish."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = train_tokenizer([], "byte")
+    start = {"vocab_size": 258, "decoder_start_token_id": 257, "activation_function": "swish"}
+    theirs = random_model("marian", start)
+    theirs.generation_config.bad_words_ids = [[257]]
+    with torch.no_grad():  # padding would be the most likely
+        theirs.model.shared.weight[257] = 3 * theirs.model.shared.weight[100:110].sum(dim=0)
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path, 64, end=True)
+    check_parity(load_seq2seq(tmp_path), theirs)
+    library = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = check_translations(tmp_path, theirs, library, ["abc", "a cat", "the dog sat on it"])
+
+    pairs = encode_pairs(Pairs(["a"], ["b"]), tokenizer, tokenizer, 8, 1, lambda *how_far: None)
+    assert pairs.rows(np.array([0]))[1].tolist() == [[256, 98, 256]]
+    pairs = encode_pairs(
+        Pairs(["a"], ["b"]), ours.tokenizer, ours.encoder, 8, 1, lambda *how_far: None
+    )
+    assert pairs.rows(np.array([0]))[1].tolist() == [[257, 98, 256]]
+    again = tmp_path / "again"
+    again.mkdir()
+    save_seq2seq(ours.model, again, ours.tokenizer)
+    back = transformers.AutoModelForSeq2SeqLM.from_pretrained(again)
+    check_parity(load_seq2seq(again), back)
+    check_translations(again, back, library, ["abc"])
+
+
+def test_a_pegasus_with_its_own_tokenizer(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
+    pieces += [(letter, -3.0) for letter in "acdeghostn."] + [("\u2581the", -1.0), ("at", -1.5)]
+    library = transformers.PegasusTokenizer(vocab=pieces)
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    values = {**special, "vocab_size": len(library), "activation_function": "relu"}
+    theirs = random_model("pegasus", values)
+    theirs.save_pretrained(tmp_path)
+    library.save_pretrained(tmp_path)
+    texts = ["the cat sat.", "a dog", "the goat \u65e5 sang"]
+    ours = check_translations(tmp_path, theirs, library, texts)
+    for text in texts:
+        assert ours.source_ids(text) == library(text)["input_ids"]
+
+
+def test_a_folder_without_tokenizer_json(tmp_path: Path) -> None:
+    """Such as a published model, with source.spm, target.spm and vocab.json."""
+    save_seq2seq(lively_seq2seq("encoder-decoder"), tmp_path, train_tokenizer([], "byte"))
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json\. nanolm does not read Sent"):
+        model_tokenizers(tmp_path)

@@ -4,6 +4,7 @@ a model writes is the right target, or a wrong one on purpose."""
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,19 @@ def test_eval_on_the_command_line(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert json.loads(cli("eval", run, "x.tsv", *options).stdout)["count"] == 8
     swapped = cli("eval", run, "x.tsv", "--reverse", "--json")
     assert json.loads(swapped.stdout)["loss"] != pytest.approx(expected.loss)
+
+
+def test_eval_of_a_model_on_the_hub(cli: Cli, run: Path, tmp_path: Path) -> None:
+    write_pairs(tmp_path, SOURCES)
+    repository = tmp_path / "hub" / "models--o--n"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    shutil.copytree(run, repository / "snapshots" / "abc")
+    cache = {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    shown = cli("eval", "hf://o/n", "x.tsv", "--beams", 1, "--json", environment=cache)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["run"] == "hf://o/n"
+    assert json.loads(shown.stdout)["count"] == 8
 
 
 def test_options_that_do_not_fit(cli: Cli, run: Path, trained: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from journeys import journeys
 from torch import Tensor
 
 import nanolm
+from nanolm.cli.train_pairs import show
 from nanolm.errors import DataError, UsageError
 from nanolm.model.build import build_seq2seq
 from nanolm.model.huggingface import load_seq2seq
@@ -20,6 +21,7 @@ from nanolm.pairs.data import PairSplit, encode_pairs
 from nanolm.pairs.recipe import fresh_config
 from nanolm.pairs.settings import PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
+from nanolm.pairs.train import PairResult
 from nanolm.runs.folder import Run
 from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import train_tokenizer
@@ -165,6 +167,8 @@ def test_epochs_and_minutes(tmp_path: Path) -> None:
         ({"val": ("a",), "test": ("a",)}, "--test a is the same as --val"),
         ({"steps": 5, "epochs": 2.0}, "use only one of --steps and --epochs"),
         ({"dtype": "float8"}, "try --dtype bfloat16"),
+        ({"encoding": "nonsense"}, "--encoding nonsense: unknown encoding"),
+        ({"workers": 2, "dropout": 0.1}, "^workers = 2 needs --dropout 0"),
     ],
 )
 def test_settings_that_do_not_fit(options: dict[str, Any], problem: str) -> None:
@@ -177,6 +181,12 @@ def test_settings_survive_a_file() -> None:
     assert settings.to_dict()["val"] == ["c", "d"]
     assert PairSettings.from_dict(settings.to_dict()) == settings
     assert PairSettings.from_dict({"pairs": "a", "val": "c"}).val == ("c",)
+
+
+def test_a_loss_that_is_not_finite_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    how: dict[str, Any] = {"steps": 9, "tokens": 9, "seconds": 1.0, "train_loss": None}
+    show(PairResult("runs/x", **how, val_loss=None, best_step=9, stopped="steps"))
+    assert "validation loss is not finite at step 9" in capsys.readouterr().out
 
 
 def test_the_command(cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ from journeys import Journey, counts, journeys, lines, same
 
 from nanolm.errors import DiskFull, Diverged, OutOfMemory
 from nanolm.files import verify
+from nanolm.pairs.settings import PairSettings
 from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.training.guard import Guard
+from nanolm.training.settings import Settings, TrainSettings
 
 Ended = tuple[Journey, Path]
 
@@ -138,6 +142,24 @@ def test_not_even_one_sequence_fits(
     short_of_memory(monkeypatch, 0)
     with pytest.raises(OutOfMemory, match=r"try --context \d+"):
         journey.go(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        (TrainSettings(("x",), context=8), "more processes, --shard, or a smaller --batch"),
+        (PairSettings(("x",), context=8), "more processes, or a smaller --batch"),
+    ],
+)
+def test_one_of_many_processes_is_out_of_memory(settings: Settings, hint: str) -> None:
+    step: Any = SimpleNamespace(world=SimpleNamespace(joined=True))
+    state: Any = None
+    guard = Guard(settings, state, step, state, print)
+    with (
+        pytest.raises(OutOfMemory, match=f"2 sequences of 8 tokens; try {hint}$"),
+        guard.out_of_memory((torch.zeros(2, 8),)),
+    ):
+        raise torch.OutOfMemoryError
 
 
 @pytest.mark.parametrize("times", counts(4, 20))
