@@ -44,7 +44,8 @@ TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 100  # of the validation pairs that are
 SAMPLES = 3  # in samples.md, each time
 LEAST_SCORED = 256  # pairs of each set that are translated at the end, however little time is left
 MOST_GROWTH = 4  # the first pairs may be shorter than the rest: translate more and more at a time
-SCORING_SHARE = 0.1  # of the time after training, to compare the translations with the targets
+SLACK = 1.1  # times the time for it, at most, so that it does not end just before the last pairs
+SCORING_SECONDS = 0.002  # per pair, to compare a translation with its target
 BEAM_COST = 3.0  # of decoding and scoring, relative to greedy decoding
 MOST_DECODING = 0.15  # of the time budget, since an untrained model generates long texts
 FINAL_SECONDS = 0.7  # to finish a run
@@ -211,8 +212,9 @@ class PairTask(Task):
         while size and not stop.requested:
             some = sources[len(texts) :][:size]
             texts += self.translate(some, TranslateParams(), stop, report)
-            used, rest = time.monotonic() - start, len(sources) - len(texts)
-            fitting = len(texts) * ((1 - SCORING_SHARE) * seconds / used - 1)
+            used = time.monotonic() - start + SCORING_SECONDS * len(texts)
+            rest = len(sources) - len(texts)
+            fitting = len(texts) * (SLACK * seconds / used - 1)
             size = int(min(rest, fitting, MOST_GROWTH * len(texts)))
             if size < min(rest, least):
                 break
