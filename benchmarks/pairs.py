@@ -71,9 +71,7 @@ def make_task(settings: PairSettings, folder: Path) -> PairTask:
     text = read_text(settings, None, lambda event: None)
     settings = replace(text.settings, context=recipe.MOST_CONTEXT)
     data = encoded(text, settings, lambda *progress: None)
-    lengths = (data.train.source_lengths, data.train.target_lengths)
-    tokens, longest = sum(int(side.sum()) for side in lengths), max(int(n.max()) for n in lengths)
-    settings, _ = recipe.choose_settings(settings, None, tokens, longest)
+    settings, _ = recipe.choose_settings(settings, None, *data.train.size())
     job = PairJob(settings, Run(folder), data, build(settings, None, None, text), None)
     return PairTask(job, lambda event: None)
 

@@ -235,7 +235,7 @@ def show(outcome: "CompareResult") -> None:
         *_, last = groups = outcome.rows[0].results[0]["by_length"]
         share = last["count"] / sum(group["count"] for group in groups)
         part = f"the {share:.0%} with the longest sources"
-        click.echo(f"\n{both} on all validation pairs, and on {part}.")
+        click.echo(f"\n{both} on the validation pairs, and on {part}.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
         steps = f"{1000 * short:.1f} ms at {first:,} tokens and {1000 * long:,.1f} ms at {last:,}"

@@ -36,7 +36,7 @@ TABLE: Table = {
         "separate_vocabularies": "Separate tokenizers and embeddings for source and target.",
         "source_tokenizer": (
             "|".join(TRAINABLE),
-            "Type of the source tokenizer, if it is separate.  [default: that of the target]",
+            "Train a separate tokenizer of this type for the source.",
         ),
     },
     "Model": {

@@ -25,7 +25,7 @@ from nanolm.files import write_atomically
 from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.pairs.metrics import LengthScores, length_chart
 from nanolm.pairs.settings import PairSettings
-from nanolm.pretraining.begin import reports, run_name, with_absolute_paths
+from nanolm.pretraining.begin import pipe_problems, reports, run_name, with_absolute_paths
 from nanolm.pretraining.ledger import Ledger, LedgerState, opened
 from nanolm.report.bars import Bar, bars_svg
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
@@ -60,6 +60,8 @@ class CompareRequest:
             )
         if self.seeds is not None and not 1 <= self.seeds <= 100:
             problems.append(f"--seeds {self.seeds}: must be from 1 to 100")
+        if not isinstance(self.settings, FinetuneSettings):
+            problems += pipe_problems(self.settings, "a comparison reads its data for every model")
         refuse(problems)
 
     def kinds(self) -> dict[str, ModelKind]:
@@ -240,6 +242,7 @@ def averaged(
     name: str, kind: ModelKind, results: list[dict[str, Any]], measure: str
 ) -> ComparedRow:
     count, names = len(results), [k for k, v in results[0].items() if isinstance(v, int | float)]
+    names = [key for key in names if all(key in result for result in results)]
     numbers = {key: [float(result[key]) for result in results] for key in names}
     means = {key: statistics.mean(values) for key, values in numbers.items()}
     measured = [key for key in (measure, f"test_{measure}", f"long_{measure}") if key in numbers]

@@ -5,8 +5,6 @@ and Transformers.
 >>> task.train("attention", seed=1, seconds=60, folder=Path("runs/x/attention"))
 """
 
-import hashlib
-import json
 import statistics
 from dataclasses import replace
 from functools import cached_property, partial
@@ -39,9 +37,7 @@ class PairComparison:
         return split_pairs(self.settings, reports(self.notify)[1])
 
     def fingerprint(self) -> str:
-        parts = (self.split.train, self.split.val, self.split.test)
-        rows = [[part.sources, part.targets] for part in parts if part]
-        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        return self.split.fingerprint()
 
     @cached_property
     def measure(self) -> str:
@@ -59,7 +55,7 @@ class PairComparison:
         scores = {"": result["val"], "long_": by_length[-1], "test_": result.get("test", {})}
         return {
             **{f"{p}{key}": s[key] for p, s in scores.items() for key in ("bleu", "exact") if s},
-            "val_loss": result["val_loss"],
+            **({"val_loss": result["val_loss"]} if "val_loss" in result else {}),
             "parameters": describe(str(folder), lambda text: None).parameters,
             "seconds": result["seconds"],
             "steps": result["steps"],

@@ -6,6 +6,7 @@
 """
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,6 +37,13 @@ class PairSplit:
     how: str  # one line on how the data was read
     examples: list[str]  # the first rows, for display
     notes: list[str]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for part in (self.train, self.val, self.test):
+            rows = [part.sources, part.targets] if part else []
+            digest.update(json.dumps(rows).encode())
+        return digest.hexdigest()
 
 
 def split_pairs(settings: PairSettings, report: Report) -> PairSplit:
@@ -145,13 +153,14 @@ class EncodedPairs:
         return len(self.source.lengths)
 
     @property
-    def source_lengths(self) -> Ints:
-        return self.source.lengths
-
-    @property
     def target_lengths(self) -> Ints:
         """The number of tokens to predict in each target."""
         return self.target.lengths - 1
+
+    def size(self) -> tuple[int, int]:
+        """The number of tokens, as in `tokens`, and the length of the longest source or target."""
+        longest = max(int(side.lengths.max()) for side in (self.source, self.target))
+        return self.tokens(np.arange(len(self))), longest
 
     def first(self, count: int) -> "EncodedPairs":
         """The first `count` pairs."""
@@ -163,7 +172,7 @@ class EncodedPairs:
 
     def shape(self, which: Ints) -> tuple[int, int]:
         """The lengths of source and decoder input to which these pairs are padded."""
-        source, target = self.source_lengths[which].max(), self.target_lengths[which].max()
+        source, target = self.source.lengths[which].max(), self.target_lengths[which].max()
         return rounded(int(source), self.multiple), rounded(int(target), self.multiple)
 
     def rows(self, which: Ints) -> tuple[Ints, Ints]:
@@ -174,7 +183,7 @@ class EncodedPairs:
 
     def tokens(self, which: Ints) -> int:
         """The number of source and target tokens, without padding."""
-        return int((self.source_lengths[which] + self.target_lengths[which]).sum())
+        return int((self.source.lengths[which] + self.target_lengths[which]).sum())
 
 
 def encode_pairs(
@@ -185,14 +194,15 @@ def encode_pairs(
     multiple: int,
     report: Report,
 ) -> EncodedPairs:
-    """Encode pairs; a source or target longer than `context` is cut off at its end."""
+    """Encode pairs. A source with its end, or a target with its start and end, is truncated if it
+    is longer than `context`: `Translator` generates no longer ones."""
     sources, targets, truncated = list[list[int]](), list[list[int]](), 0
     for number, (source, target) in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
         ids, end = source_tokenizer.encode(source), source_tokenizer.end_of_text
         sources.append([*ids[: context - 1], end])
         labels = [*tokenizer.encode(target), tokenizer.end_of_text]
-        targets.append([tokenizer.start_of_text, *labels[:context]])
-        truncated += len(ids) >= context or len(labels) > context
+        targets.append([tokenizer.start_of_text, *labels[: max(1, context - 1)]])
+        truncated += len(ids) >= context or len(labels) >= max(2, context)
         if number % 1000 == 0:
             report("encoding", number, len(pairs))
     return EncodedPairs(
@@ -210,7 +220,7 @@ class PairBatches:
 
     def __init__(self, encoded: EncodedPairs, tokens: int, seed: int) -> None:
         self.encoded, self.limit, self.seed = encoded, tokens, seed
-        lengths = np.stack([encoded.target_lengths, encoded.source_lengths], axis=1)
+        lengths = np.stack([encoded.target_lengths, encoded.source.lengths], axis=1)
         step = encoded.multiple if encoded.multiple > 1 else BUCKET
         shapes = np.array([rounded(n, step) for n in range(lengths.max() + 1)])[lengths]
         # The source lengths go up and down by turns, so neighbors in this order are similar.

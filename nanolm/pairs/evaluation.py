@@ -32,6 +32,7 @@ from nanolm.report.page import STYLE_SHEET, text_table
 from nanolm.text.pairs import Pairs
 
 SCORED_TOKENS = {"cpu": 4_096, "cuda": 65_536, "mps": 16_384}  # per batch, to compute the loss
+MOST_LOGITS = 1 << 25  # at a time: 128 MB
 SHOWN_MISTAKES = 50  # on the page
 LENGTH_COLUMNS = ("source tokens", "pairs", "exact", "BLEU", "chrF", "edit distance")
 
@@ -99,7 +100,7 @@ def pair_loss(
     model: Seq2Seq, encoded: EncodedPairs, report: Report = lambda *how_far: None
 ) -> float:
     """The mean loss per target token, in nats."""
-    nats, tokens = 0.0, 0
+    nats, tokens, size = 0.0, 0, max(1, MOST_LOGITS // model.config.vocab_size)
     batches = PairBatches(encoded, SCORED_TOKENS[model.device.type], seed=0)
     with model.eval_mode():
         for number in range(batches.in_epoch):
@@ -114,9 +115,11 @@ def pair_loss(
                 for part, size in zip((source, target), sizes, strict=True)
             )
             source, target = source.to(model.device), target.to(model.device)
-            logits = model(source, mask, target[:, :-1]).float()  # (rows, target, vocabulary)
-            logits, labels = logits[real[:, 1:]], target[:, 1:][real[:, 1:]]
-            nats += F.cross_entropy(logits, labels, reduction="sum").item()
+            x = model.decode(target[:, :-1], model.encode(source, mask))  # (rows, target, dim)
+            x, labels = x[real[:, 1:]], target[:, 1:][real[:, 1:]]  # (tokens, dim), (tokens,)
+            for some, right in zip(x.split(size), labels.split(size), strict=True):
+                logits = model.head(some).float()  # (tokens, vocabulary)
+                nats += F.cross_entropy(logits, right, reduction="sum").item()
             tokens += len(labels)
             report("computing the loss", number + 1, batches.in_epoch)
     return nats / max(1, tokens)

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from nanolm.choice import Choice, Chosen
 from nanolm.machine import available_threads
-from nanolm.model.config import EncoderDecoderConfig, Seq2SeqConfig, complete_shape, configure
+from nanolm.model.config import (
+    EncoderDecoderConfig,
+    RecurrentSeq2SeqConfig,
+    Seq2SeqConfig,
+    complete_shape,
+    configure,
+)
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.pairs.settings import DEFAULT_FAMILY, RECURRENT, PairSettings
 from nanolm.planning import recipe
@@ -40,6 +46,11 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
     ]
     symbols = len({word for text in train.targets for word in text.split()})
     spelled = unspaced == ["source"] and symbols <= MOST_SYMBOLS
+    if settings.vocab_size is not None:
+        chosen.choose("tokenizer", "bpe", "a vocabulary size is given")
+    own = settings.source_tokenizer
+    if own is not None:
+        spelled, unspaced = spelled and own == "char", [n for n in unspaced if n == "target"]
     if spelled and chosen.open("tokenizer") and chosen.open("separate_vocabularies"):
         chosen.set("tokenizer", "bpe", f"each of the {symbols} symbols of the target is one token")
         chosen.set("separate_vocabularies", True, "the source is tokenized by character", "yes")
@@ -47,8 +58,13 @@ def choose_tokenizer(settings: PairSettings, train: Pairs) -> tuple[PairSettings
     elif unspaced:
         reason = f"no spaces between words in the {' and the '.join(unspaced)}"
         chosen.choose("tokenizer", "char", reason)
-    chosen.choose("tokenizer", "bpe", "both sides consist of words")
-    chosen.fill(separate_vocabularies=False, source_tokenizer=chosen.settings.tokenizer)
+    words = "both sides consist" if own is None else "the target consists"
+    chosen.choose("tokenizer", "bpe", f"{words} of words")
+    if own is not None:
+        chosen.choose("separate_vocabularies", True, "the source has its own tokenizer", "yes")
+    chosen.fill(separate_vocabularies=False)
+    if chosen.settings.separate_vocabularies:
+        chosen.fill(source_tokenizer=chosen.settings.tokenizer)
     by_symbol = spelled and chosen.settings.source_tokenizer == "char"
     if chosen.settings.tokenizer == "bpe" and not by_symbol:
         size = sum(len(text.encode()) for texts in sides.values() for text in texts)
@@ -89,8 +105,7 @@ def choose_settings(
     dim = base.dim if base else chosen.settings.dim or 1
     batch = BATCH_TOKENS[device] // (2 if dim < CPU_DIM else 1)
     choose("batch", batch, "tokens of source and target, including padding")
-    recurrent = chosen.settings.family in RECURRENT
-    if base is None and not recurrent:
+    if base is None and chosen.settings.family not in RECURRENT:
         if device == "cpu" and dim < CPU_DIM:
             choose("optimizer", "adamw", "muon would spend too much of each small step")
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
@@ -102,6 +117,7 @@ def choose_settings(
     config = base or fresh_config(replace(chosen.settings, dropout=0.0), 1, None)
     rate = recipe.learning_rate(chosen.settings.optimizer or "adamw", config)
     post_norm = isinstance(config, EncoderDecoderConfig) and config.norm_place == "post"
+    recurrent = isinstance(config, RecurrentSeq2SeqConfig)
     rate *= RECURRENT_RATE if recurrent else POST_NORM_RATE if post_norm else 1
     rate *= recipe.CONTINUED_RATE if base else 1
     choose("lr", float(f"{rate:.2g}"), f"for width {dim} with {chosen.settings.optimizer}")

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, ClassVar, get_args
 
 from nanolm.model import config
-from nanolm.model.config import SEQ2SEQ_FAMILIES
+from nanolm.model.config import SEQ2SEQ_FAMILIES, complete_shape, configure
 from nanolm.text import TRAINABLE
 from nanolm.text.pairs import PairReading
 from nanolm.training.settings import CHOICES, Settings, option
@@ -82,8 +82,11 @@ class PairSettings(Settings):
         elif "attention" in given and self.start_from is None:
             hint = f"try --family seq2seq-gru --attention {self.attention}"
             problems.append(f"--attention is for recurrent models, not for {family}; {hint}")
+        problems += self.model_problems() + self.tokenizer_problems()
         if self.dropout and (self.workers or 1) > 1:  # only a config file can set the latter
             problems.append(f"workers = {self.workers} needs --dropout 0, or workers = 1")
+        if self.deterministic and not (self.steps or self.epochs or self.minutes):
+            problems.append("--deterministic needs --steps or --epochs")
         if self.dtype == "float8":
             problems.append("--dtype float8 is for `nanolm train`; try --dtype bfloat16")
         if self.start_from is not None:
@@ -108,3 +111,25 @@ class PairSettings(Settings):
         if self.val and self.val == self.test:
             problems.append(f"--test {' '.join(self.test)} is the same as --val; use another file")
         return problems + self.reading().problems()
+
+    def model_problems(self) -> list[str]:
+        """Conflicts between the given sizes; open ones are chosen to fit."""
+        family, sizes = self.family or DEFAULT_FAMILY, (self.heads, self.dim)
+        transformer = family in SEQ2SEQ_FAMILIES and family not in RECURRENT
+        possible = all(size is None or size >= 1 for size in sizes)
+        if self.start_from is not None or not transformer or not possible:
+            return []
+        heads, dim = complete_shape(1, 64, *sizes)
+        shape = {"layers": 1, "heads": heads, "dim": dim, "context": 1}
+        return configure(family, vocab_size=1, **shape).problems()
+
+    def tokenizer_problems(self) -> list[str]:
+        separate = ["--separate-vocabularies"] * bool(self.separate_vocabularies)
+        if self.source_tokenizer not in (None, self.tokenizer):
+            separate.append(f"--source-tokenizer {self.source_tokenizer}")
+        if separate and self.tokenizer not in (None, *TRAINABLE):
+            clash = f"cannot be used with --tokenizer {self.tokenizer}, which is for both sides"
+            return [f"{separate[0]} {clash}; use one of --tokenizer {', '.join(TRAINABLE)}"]
+        if separate and self.separate_vocabularies is False:
+            return [f"{separate[0]} and --no-separate-vocabularies contradict; use one of them"]
+        return []

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanolm.choice import Report
 from nanolm.errors import ModelError
 from nanolm.formats import printable
 from nanolm.model.huggingface import load_seq2seq, save_seq2seq, snapshot
@@ -29,7 +30,8 @@ from nanolm.runs.folder import Run, append
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training import distributed
 from nanolm.training.distributed import ALONE, World
-from nanolm.training.events import Notify, Started, Wrote
+from nanolm.training.events import Notify, Preparing, Started, Wrote
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.loss import next_token_loss, smoothing_loss
 from nanolm.training.state import State
 from nanolm.training.step import AUTOCAST_DTYPES
@@ -40,6 +42,10 @@ EVALUATION_SPEEDUP = 3  # how many times faster scoring is than training, per to
 LEAST_EVALUATED_TOKENS = 4_096
 TRANSLATED_SHARE, MOST_TRANSLATED = 0.2, 100  # of the validation pairs that are scored
 SAMPLES = 3  # in samples.md, each time
+LEAST_SCORED = 256  # pairs of each set that are translated at the end, however little time is left
+MOST_GROWTH = 4  # the first pairs may be shorter than the rest: translate more and more at a time
+SLACK = 1.1  # times the time for it, at most, so that it does not end just before the last pairs
+SCORING_SECONDS = 0.002  # per pair, to compare a translation with its target
 BEAM_COST = 3.0  # of decoding and scoring, relative to greedy decoding
 MOST_DECODING = 0.15  # of the time budget, since an untrained model generates long texts
 FINAL_SECONDS = 0.7  # to finish a run
@@ -76,17 +82,12 @@ class PairTask(Task):
         self.job, self.settings, self.data, self.notify = job, settings, data, notify
         self.world, self.slowdown = world, slowdown
         self.network = self.model = job.model.to(settings.device)
-        self.batches = self.batches_for(data, settings)
+        self.batches = PairBatches(data.train, settings.batch, settings.seed)
         self.weight_decay, self.evaluations = settings.weight_decay, settings.evaluations
         self.batch_tokens = 0  # of the last batch, in all processes
         self.evaluated_all = False  # the last evaluation used all validation pairs
         self.seconds_per_token = 0.0  # of scoring
         self.seconds_per_source = GREEDY_SECONDS  # of greedy decoding
-
-    @staticmethod
-    def batches_for(data: PairData, settings: PairSettings) -> PairBatches:
-        assert settings.batch
-        return PairBatches(data.train, settings.batch, settings.seed)
 
     def start_event(self, run: Path, step: int) -> Started:
         split = self.data.split
@@ -106,14 +107,14 @@ class PairTask(Task):
         the mean over all tokens, however a batch is split among micro-batches and processes."""
         rows, train = self.batches[index], self.data.train
         count = int(train.target_lengths[rows].sum())
-        self.batch_tokens = count + int(train.source_lengths[rows].sum())
+        self.batch_tokens = count + int(train.source.lengths[rows].sum())
         mine = rows[self.world.rows(len(rows))]
         share = len(mine) * self.world.size / count
         if not len(mine):  # more processes than pairs
             mine = rows[:1]
         source, target = map(torch.from_numpy, train.rows(mine))
         lengths, targets = (
-            torch.from_numpy(side[mine]) for side in (train.source_lengths, train.target_lengths)
+            torch.from_numpy(side[mine]) for side in (train.source.lengths, train.target_lengths)
         )
         real = torch.arange(target.shape[1] - 1) < targets[:, None]  # (batch, target)
         return source, lengths, target, real * share
@@ -161,9 +162,11 @@ class PairTask(Task):
         """Translate the first validation pairs, and add a few of them to samples.md."""
         val = self.data.split.val
         sources, targets = val.sources[:count], val.targets[:count]
+        longest = int(self.data.val.target_lengths.max())
+        greedy = TranslateParams(beams=1, max_tokens=longest + longest // 2)
         start = time.monotonic()
         try:
-            written = self.translate(sources, beams=1)
+            written = self.translate(sources, greedy)
         except ModelError as error:  # the weights may recover
             written = [f"({error})"] * len(sources)
         self.seconds_per_source = (time.monotonic() - start) / len(sources)
@@ -179,14 +182,43 @@ class PairTask(Task):
         self.notify(Wrote(step, f"{sources[0]} → ", written[0]))
         return {"val_bleu": scores.bleu, "val_chrf": scores.chrf, "val_exact": scores.exact}
 
-    def translate(self, sources: list[str], beams: int) -> list[str]:
-        """By the current weights, and no longer than any validation target would need."""
+    def translate(
+        self,
+        sources: list[str],
+        params: TranslateParams,
+        stop: StopRequest | None = None,
+        report: Report = lambda *how_far: None,
+    ) -> list[str]:
+        """By the current weights; fewer than all if it has to stop."""
         translator = Translator(self.network, self.data.tokenizer, self.data.source_tokenizer)
-        longest = int(self.data.val.target_lengths.max())
-        most = min(self.network.config.context, longest + longest // 2)
+        texts = list[str]()
         with self.autocast():
-            found = translator.translate(sources, TranslateParams(beams=beams, max_tokens=most))
-        return [translation.text for translation in found]
+            for ready in translator.steps([sources], params, report):
+                texts += [translation.text for translation in ready]
+                if stop and stop.requested:
+                    break
+        return texts
+
+    def translate_within(
+        self, seconds: float, sources: list[str], least: int, stop: StopRequest, kind: str
+    ) -> list[str]:
+        """Translate the first sources as `nanolm eval` does: as many as there is time for, but at
+        least `least`."""
+        texts, start, size = list[str](), time.monotonic(), least
+
+        def report(what: str, done: int, total: int) -> None:
+            self.notify(Preparing(f"{what} {kind}", len(texts) + done, len(texts) + total))
+
+        while size and not stop.requested:
+            some = sources[len(texts) :][:size]
+            texts += self.translate(some, TranslateParams(), stop, report)
+            used = time.monotonic() - start + SCORING_SECONDS * len(texts)
+            rest = len(sources) - len(texts)
+            fitting = len(texts) * (SLACK * seconds / used - 1)
+            size = int(min(rest, fitting, MOST_GROWTH * len(texts)))
+            if size < min(rest, least):
+                break
+        return texts
 
     def score(self, tokens: int | None = None) -> float:
         """The loss per target token of the validation pairs, or of the first `tokens` tokens. All

@@ -3,9 +3,8 @@
 >>> train_pairs(PairSettings(pairs=("words.tsv",), minutes=2), out="runs/words")
 """
 
-import hashlib
-import json
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from nanolm.choice import Choice, Chosen, Report
-from nanolm.errors import DataError
+from nanolm.errors import DataError, TooLittleTime, refuse
 from nanolm.formats import counted
 from nanolm.model.build import build_seq2seq
 from nanolm.model.config import Seq2SeqConfig
@@ -23,22 +22,24 @@ from nanolm.model.huggingface import load_seq2seq, weights_fingerprint
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.stored import load_seq2seq_config
 from nanolm.pairs import recipe
-from nanolm.pairs.data import PairBatches, PairSplit, encode_pairs, split_pairs
+from nanolm.pairs.data import EncodedPairs, PairBatches, PairSplit, encode_pairs, split_pairs
 from nanolm.pairs.metrics import LengthScores, PairScores, by_length, score_pairs
 from nanolm.pairs.settings import TOKENIZERS, PairSettings
-from nanolm.pairs.task import PairData, PairJob, PairTask
+from nanolm.pairs.task import FINAL_SECONDS, LEAST_SCORED, SAMPLES, PairData, PairJob, PairTask
 from nanolm.planning import tuning
-from nanolm.pretraining.begin import RunStart, check_context, reports
+from nanolm.pretraining.begin import RunStart, check_context, pipe_problems, reports
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
 from nanolm.runs import folder as runs
 from nanolm.runs.folder import Run
+from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import write_result
+from nanolm.training.trainer import Trainer
 
 LENGTH_MULTIPLE = {"cpu": 1, "cuda": 8, "mps": 1}  # batches are padded to a multiple of this
-FINAL_BEAMS = 4
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,15 @@ class PairText:
     source_tokenizer: Tokenizer | None
 
     def fingerprints(self) -> dict[str, str]:
-        digest = hashlib.sha256()
-        for part in (self.split.train, self.split.val, self.split.test):
-            rows = [part.sources, part.targets] if part else []
-            digest.update(json.dumps(rows).encode())
         tokenizers = [self.tokenizer, *filter(None, [self.source_tokenizer])]
         ids = "".join(tokenizer.fingerprint() for tokenizer in tokenizers)
-        return {"data": digest.hexdigest(), "tokenizer": ids}
+        return {"data": self.split.fingerprint(), "tokenizer": ids}
+
+    def encode(self, pairs: Pairs, settings: PairSettings, progress: Report) -> EncodedPairs:
+        multiple = LENGTH_MULTIPLE[choose_device(settings.device)[0]]
+        assert settings.context
+        tokenizers = (self.tokenizer, self.source_tokenizer or self.tokenizer)
+        return encode_pairs(pairs, *tokenizers, settings.context, multiple, progress)
 
 
 def train_pairs(
@@ -93,6 +96,8 @@ def train_pairs(
     from `started`, by `time.monotonic`, or from now. Other processes call `follow`."""
     elapsed = stopwatch(started)
     with first_process(settings) as world:
+        if world.size > 1:
+            refuse(pipe_problems(settings, "each process reads the pairs"))
         start = RunStart(settings, out, notify)
         base = None
         if start.settings.start_from is not None:
@@ -156,23 +161,22 @@ def make_job(start: RunStart[PairSettings], base: Path | None, text: PairText) -
     longest_allowed = config.context if config else recipe.MOST_CONTEXT
     context = start.settings.context or longest_allowed
     settings = replace(start.settings, **known, context=context)
-    data = encoded(text, settings, progress)
-    lengths = (data.train.source_lengths, data.train.target_lengths)
-    longest, tokens = max(int(side.max()) for side in lengths), sum(int(n.sum()) for n in lengths)
+    train = text.encode(text.split.train, settings, progress)
     if not config and start.settings.context is None:
-        settings = replace(settings, context=None)
-    settings, choices = recipe.choose_settings(settings, config, tokens, longest)
+        settings = replace(settings, context=None)  # chosen by their lengths
+    settings, choices = recipe.choose_settings(settings, config, *train.size())
     if settings.epochs:
-        batches = PairBatches(data.train, settings.batch or 1, settings.seed).in_epoch
+        batches = PairBatches(train, settings.batch or 1, settings.seed).in_epoch
         steps = max(1, round(settings.epochs * batches))
         choices.append(Choice("steps", steps, f"{settings.epochs:g} times {batches:,} batches"))
         settings = replace(settings, steps=steps, epochs=None)
     model = build(settings, base, folder, text)
     if folder and model.config != wanted_config(settings, base, text):
         raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
+    data = encoded(text, settings, progress, train)
     job = PairJob(settings, start.run, data, model, folder)
     settings, measured = fit_to_machine(job)
-    split, truncated = text.split, data.train.truncated
+    split, truncated = text.split, train.truncated
     notes = [split.how, *split.examples, *split.notes]
     if truncated:
         few = f"{counted(truncated, 'training pair')} longer than {settings.context} tokens"
@@ -199,13 +203,13 @@ def fit_to_machine(job: PairJob) -> tuple[PairSettings, list[Choice]]:
     return chosen.settings, chosen.choices
 
 
-def encoded(text: PairText, settings: PairSettings, progress: Report) -> PairData:
-    split, tokenizer, source = text.split, text.tokenizer, text.source_tokenizer
-    multiple = LENGTH_MULTIPLE[choose_device(settings.device)[0]]
-    assert settings.context
-    how = (tokenizer, source or tokenizer, settings.context, multiple, progress)
-    both = (encode_pairs(part, *how) for part in (split.train, split.val))
-    return PairData(split, tokenizer, source, *both)
+def encoded(
+    text: PairText, settings: PairSettings, progress: Report, train: EncodedPairs | None = None
+) -> PairData:
+    """The pairs with their token ids; `train` if those are known."""
+    train = train or text.encode(text.split.train, settings, progress)
+    val = text.encode(text.split.val, settings, progress)
+    return PairData(text.split, text.tokenizer, text.source_tokenizer, train, val)
 
 
 def wanted_config(settings: PairSettings, base: Path | None, text: PairText) -> Seq2SeqConfig:
@@ -227,20 +231,17 @@ def build(
 
 def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Notify) -> PairResult:
     """Run all remaining steps of a job."""
-    with all_steps(job, PairTask, world, elapsed, notify) as (task, trainer, stopped):
+    steps = all_steps(job, PairTask, world, elapsed, notify)
+    with StopRequest() as stop, steps as (task, trainer, stopped):
         state = trainer.state
         loss, scores = state.scores.get("val_loss"), dict[str, Any]()
         if stopped != "interrupted":
             if not (task.evaluated_all and state.best_step == state.step):
                 loss = task.score()
-            split = job.data.split
-            parts = {"val": split.val, "test": split.test} if world.first else {}
-            for name, part in parts.items():
-                if part:
-                    rows = (task.translate(part.sources, FINAL_BEAMS), part.targets, part.sources)
-                    scores[name] = score_pairs(*rows)
-                    if name == "val":
-                        scores["by_length"] = by_length(*rows)
+            if world.first:
+                least = SAMPLES if stopped == TooLittleTime.stopped else LEAST_SCORED
+                found = final_scores(task, trainer, least, stop)
+                scores, stopped = found or {}, stopped if found else "interrupted"
             trainer.budget.tick()
         return PairResult(
             run=str(job.run.path),
@@ -254,3 +255,30 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
             setup_seconds=round(state.setup, 3),
             **scores,
         )
+
+
+def final_scores(task: PairTask, trainer: Trainer, least: int, stop: StopRequest) -> dict[str, Any]:
+    """The scores of the validation and test pairs, or of as many as there is time to translate;
+    nothing if it has to stop."""
+    scores, settings, split = dict[str, Any](), task.settings, task.data.split
+    parts = {name: part for name in ("val", "test") if (part := getattr(split, name))}
+    waiting = sum(map(len, parts.values()))
+    for name, part in parts.items():
+        kind = f"{'validation' if name == 'val' else 'test'} pairs"
+        trainer.budget.tick()
+        left = trainer.budget.total - trainer.state.seconds - task.slowdown * FINAL_SECONDS
+        share = len(part) / waiting
+        texts = task.translate_within(share * left, part.sources, least, stop, kind)
+        waiting -= len(part)
+        if stop.requested:
+            return {}
+        if len(texts) < len(part):
+            command = ["nanolm", "eval", str(task.job.run.path), *getattr(settings, name)]
+            command += ["--reverse"] * settings.reverse
+            hint = f"; `{shlex.join(command)}` scores all" if getattr(settings, name) else ""
+            task.notify(Note(f"scored on the first {len(texts):,} of {len(part):,} {kind}{hint}"))
+        rows = (texts, part.targets[: len(texts)], part.sources[: len(texts)])
+        scores[name] = score_pairs(*rows)
+        if name == "val":
+            scores["by_length"] = by_length(*rows)
+    return scores

@@ -25,7 +25,7 @@ from nanolm.generation.language_model import max_rows
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.generation.transcript import token_name
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
-from nanolm.model.huggingface import load_seq2seq, suppressed_tokens
+from nanolm.model.huggingface import BEAMS, load_seq2seq, suppressed_tokens
 from nanolm.model.seq2seq import Memory, Seq2Seq
 from nanolm.runs.folder import find_named, model_tokenizers
 from nanolm.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ TOKEN_CHARACTERS = 16  # at most this many characters per token in a part of a l
 class TranslateParams:
     """Beam search by default, greedy decoding with one beam, sampling with a temperature."""
 
-    beams: int = 4
+    beams: int = BEAMS
     length_penalty: float = 1.0  # 0 compares log probabilities, 1 their mean over the tokens
     temperature: float | None = None
     top_k: int | None = None

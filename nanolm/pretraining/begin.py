@@ -7,6 +7,7 @@
 """
 
 import itertools
+import os
 import platform
 import re
 import time
@@ -169,6 +170,17 @@ def with_absolute_paths(settings: S) -> S:
         for name, path in paths.items()
     }
     return replace(settings, **(changes | {settings.texts: texts}))
+
+
+def pipe_problems(settings: Settings, why: str) -> list[str]:
+    """A problem for each file of the settings that is a pipe."""
+    names = list(getattr(settings, settings.texts))
+    for name in settings.files:
+        files = getattr(settings, name) or ()
+        names += [files] if isinstance(files, str) else files
+    cure = f"a pipe can be read only once, but {why}; save it to a file first"
+    pipes = [n for n in names if n == STDIN or (os.path.exists(n) and Path(n).is_fifo())]
+    return [f"{name}: {cure}" for name in pipes]
 
 
 def run_name(corpus: str) -> str:

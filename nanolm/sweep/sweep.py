@@ -25,7 +25,7 @@ from nanolm.model.device import choose_device, choose_dtype, free_memory
 from nanolm.model.huggingface import load_model
 from nanolm.planning.sizes import model_config
 from nanolm.planning.tuning import fit_to_machine
-from nanolm.pretraining.begin import numbered, run_name, with_absolute_paths
+from nanolm.pretraining.begin import numbered, pipe_problems, run_name, with_absolute_paths
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.ledger import Ledger, opened
 from nanolm.pretraining.prepare import find_base, plan_for, prepare_text, text_deadline
@@ -37,7 +37,6 @@ from nanolm.sweep import halving, space
 from nanolm.sweep.halving import cost, rungs
 from nanolm.sweep.result import SweepResult, SweepState, SweepTrial, combinations, in_words, ranked
 from nanolm.sweep.space import AROUND, BUDGETS, SEED, Point
-from nanolm.text.sources import STDIN
 from nanolm.training.events import Event, Note, Planned
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings, option
@@ -75,10 +74,7 @@ class SweepRequest:
                 problems.append(f"{option(name)} {value}: {cure}")
         if self.trials is not None and not 1 <= self.trials <= 1_000:
             problems.append(f"--trials {self.trials}: must be from 1 to 1000")
-        for path in settings.corpus:
-            if path == STDIN or Path(path).is_fifo():
-                reason = "a pipe can be read only once, but a sweep reads its text for every trial"
-                problems.append(f"{path}: {reason}; save it to a file first")
+        problems += pipe_problems(settings, "a sweep reads its text for every trial")
         refuse(problems)
 
 

@@ -26,7 +26,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Preparing:
-    """Progress before training starts."""
+    """Progress before training starts, and after it ends."""
 
     what: str
     done: int

@@ -5,14 +5,16 @@ import os
 import signal
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from journeys import journeys
 
 from nanolm.classification.settings import FinetuneSettings
+from nanolm.comparison import pairs as of_pairs
 from nanolm.comparison import step_times
-from nanolm.comparison.compare import CompareRequest, RowTrained, compare
+from nanolm.comparison.compare import CompareRequest, RowTrained, averaged, compare
 from nanolm.comparison.pairs import PairComparison
 from nanolm.errors import DataError, UsageError
 from nanolm.pairs.settings import PairSettings
@@ -175,6 +177,26 @@ def test_sentences_are_measured_by_bleu(tmp_path: Path) -> None:
     rows = [f"{n} x\tthe {n}th of many is here" for n in range(300)]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     assert PairComparison(settings, print).measure == "bleu"
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"bleu": 1.0, "exact": 0.5}
+    result = {"val": scores, "by_length": [scores], "seconds": 9.0, "steps": 30}
+    monkeypatch.setattr(of_pairs, "train_in_run", lambda *how: result)
+    parameters = SimpleNamespace(parameters=7)
+    monkeypatch.setattr(of_pairs, "describe", lambda *how: parameters)
+    task = PairComparison(PairSettings(pairs=("x.tsv",)), print)
+    found = [task.train("modern", 1, 9.0, tmp_path)]
+    result["val_loss"] = 2.0
+    found = [task.train("modern", 2, 9.0, tmp_path), *found]
+    row = averaged("modern", task.kinds["modern"], found, "exact")
+    assert row.means["exact"] == 0.5 and "val_loss" not in row.means
+
+
+def test_a_pipe_cannot_be_read_for_every_model() -> None:
+    for settings in (PairSettings(pairs=("-",)), TrainSettings(corpus=("-",))):
+        with pytest.raises(UsageError, match=r"a comparison reads .*save it to a file first"):
+            CompareRequest(settings).check()
 
 
 def test_what_cannot_be_compared(labeled: FinetuneSettings) -> None:

@@ -18,6 +18,7 @@ from nanolm.pairs.data import (
     hold_out,
     split_pairs,
 )
+from nanolm.pairs.recipe import choose_settings
 from nanolm.pairs.settings import PairSettings
 from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import train_tokenizer
@@ -135,8 +136,23 @@ def test_long_pairs_are_truncated() -> None:
     source, target = short.rows(np.arange(3))
     end = tokenizer.end_of_text
     assert source[1].tolist() == [*tokenizer.encode("abb"), end]
-    assert target[2].tolist() == [end, *tokenizer.encode("baba")]  # it did not end there
-    assert encode_pairs(pairs, tokenizer, tokenizer, 11, 1, quiet).truncated == 0
+    assert target[2].tolist() == [end, *tokenizer.encode("bab")]  # it did not end there
+    assert [encode_pairs(pairs, tokenizer, tokenizer, n, 1, quiet).truncated for n in (11, 12)] == [
+        1,
+        0,
+    ]
+    assert encode_pairs(pairs, tokenizer, tokenizer, 1, 1, quiet).target_lengths.tolist() == [1] * 3
+
+
+def test_a_model_can_generate_the_longest_target_of_its_training() -> None:
+    """With its start and its end, it is as long as the context that is chosen for it."""
+    tokenizer = train_tokenizer(["ab"], "char")
+    for letters, context in ((62, 64), (63, 128)):
+        pairs = Pairs(["ab"], ["a" * letters])
+        tokens, longest = encode_pairs(pairs, tokenizer, tokenizer, 512, 1, quiet).size()
+        assert (tokens, longest) == (3 + letters + 1, letters + 2)
+        asked = PairSettings(pairs=("x.tsv",), device="cpu")
+        assert choose_settings(asked, None, tokens, longest)[0].context == context
 
 
 @given(

@@ -14,6 +14,8 @@ from models import lively_seq2seq
 
 from nanolm.errors import ModelError
 from nanolm.model.huggingface import save_seq2seq
+from nanolm.pairs import evaluation
+from nanolm.pairs.data import encode_pairs
 from nanolm.pairs.evaluation import PairEvaluation, evaluate_pairs
 from nanolm.pairs.metrics import score_pairs
 from nanolm.pairs.translator import Translator
@@ -83,6 +85,16 @@ def test_loss_is_that_of_each_pair_alone(family: str) -> None:
         nats -= logits.log_softmax(dim=1)[range(len(labels)), labels].sum().item()
         tokens += len(labels)
     assert evaluate(model, targets).loss == pytest.approx(nats / tokens, rel=1e-5)
+
+
+def test_few_logits_at_a_time_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = translator("encoder-decoder"), list[int]()
+    whole = evaluate(model, SOURCES).loss
+    model.model.head.register_forward_hook(lambda head, x, y: rows.append(len(y)))
+    monkeypatch.setattr(evaluation, "MOST_LOGITS", 5 * model.tokenizer.vocab_size)
+    pairs = encode_pairs(Pairs(SOURCES, SOURCES), model.tokenizer, model.tokenizer, 16, 1, print)
+    assert evaluation.pair_loss(model.model, pairs) == pytest.approx(whole, rel=1e-6)
+    assert max(rows) == 5 and sum(rows) == pairs.target_lengths.sum()
 
 
 def test_any_target_of_a_source_is_right() -> None:

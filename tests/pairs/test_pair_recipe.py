@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
+from nanolm.model.config import Seq2SeqConfig
 from nanolm.pairs import recipe
 from nanolm.pairs.settings import PairSettings
+from nanolm.planning.recipe import CONTINUED_RATE
+from nanolm.text.pairs import Pairs
+
+WORDS = Pairs(["ein Hund", "eine Katze"], ["a dog", "a cat"])
+LETTERS = Pairs(["Hund", "Katze"], ["dog", "cat"])
+SOUNDS = Pairs(["dog", "cat"], ["D AO G", "K AE T"])
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +54,40 @@ def test_post_norm_needs_a_lower_learning_rate() -> None:
         for place in ("post", "pre")
     )
     assert post == pytest.approx(pre / 2, rel=0.05)  # both are rounded
+
+
+def test_a_recurrent_model_to_start_from_keeps_its_lower_learning_rate() -> None:
+    gru = choose(340_000, minutes=5, family="seq2seq-gru")
+    base = recipe.fresh_config(gru, 300, None)
+    assert isinstance(base, Seq2SeqConfig) and gru.lr
+    asked = PairSettings(pairs=("x.tsv",), device="cpu", start_from="model", minutes=5)
+    continued = recipe.choose_settings(asked, base, 340_000, longest=40)[0]
+    assert continued.lr == pytest.approx(CONTINUED_RATE * gru.lr, rel=0.05)  # both are rounded
+
+
+@pytest.mark.parametrize(
+    ("pairs", "given", "expected"),
+    [
+        (WORDS, {}, ("bpe", False, None)),
+        (LETTERS, {}, ("char", False, None)),
+        (LETTERS, {"vocab_size": 300}, ("bpe", False, None)),
+        (SOUNDS, {}, ("bpe", True, "char")),
+        (SOUNDS, {"vocab_size": 300}, ("bpe", False, None)),
+        (SOUNDS, {"source_tokenizer": "char"}, ("bpe", True, "char")),
+        (SOUNDS, {"source_tokenizer": "byte"}, ("bpe", True, "byte")),
+        (SOUNDS, {"source_tokenizer": "char", "vocab_size": 300}, ("bpe", True, "char")),
+        (LETTERS, {"source_tokenizer": "byte"}, ("char", True, "byte")),
+        (WORDS, {"source_tokenizer": "char"}, ("bpe", True, "char")),
+        (WORDS, {"separate_vocabularies": True}, ("bpe", True, "bpe")),
+        (WORDS, {"tokenizer": "gpt2"}, ("gpt2", False, None)),
+    ],
+)
+def test_tokenizers(pairs: Pairs, given: dict[str, Any], expected: tuple[object, ...]) -> None:
+    asked = PairSettings(pairs=("x.tsv",), device="cpu", **given)
+    asked.check()
+    found, choices = recipe.choose_tokenizer(asked, pairs)
+    assert (found.tokenizer, found.separate_vocabularies, found.source_tokenizer) == expected
+    found.check()  # as when the run is resumed
+    assert recipe.choose_tokenizer(found, pairs) == (found, [])
+    if given.keys() == {"vocab_size"}:
+        assert choices[0].reason == "a vocabulary size is given"

@@ -1,10 +1,16 @@
 """Training on pairs: exact gradients, what a run leaves behind, and what is refused."""
 
 import json
+import math
+import os
+import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Cli, lines
@@ -17,16 +23,23 @@ from nanolm.errors import DataError, UsageError
 from nanolm.model.build import build_seq2seq
 from nanolm.model.huggingface import load_seq2seq
 from nanolm.model.stored import load_seq2seq_config
+from nanolm.pairs import train
 from nanolm.pairs.data import PairSplit, encode_pairs
 from nanolm.pairs.recipe import fresh_config
 from nanolm.pairs.settings import PairSettings
 from nanolm.pairs.task import PairData, PairJob, PairTask
 from nanolm.pairs.train import PairResult
+from nanolm.pairs.translator import Translator
+from nanolm.pretraining.begin import RunStart
 from nanolm.runs.folder import Run
 from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import train_tokenizer
+from nanolm.training.budget import Budget
 from nanolm.training.distributed import ALONE, World
+from nanolm.training.events import Event, Preparing
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.optim import Optimizers
+from nanolm.training.state import State
 from nanolm.training.step import Step
 
 TINY: dict[str, Any] = {"layers": 1, "heads": 2, "dim": 16, "batch": 160, "tokenizer": "char"}
@@ -169,11 +182,124 @@ def test_epochs_and_minutes(tmp_path: Path) -> None:
         ({"dtype": "float8"}, "try --dtype bfloat16"),
         ({"encoding": "nonsense"}, "--encoding nonsense: unknown encoding"),
         ({"workers": 2, "dropout": 0.1}, "^workers = 2 needs --dropout 0"),
+        ({"dim": 100, "heads": 3}, "--dim 100 is not a multiple of --heads 3; try --dim 102"),
+        ({"dim": 100, "heads": 3, "family": "encoder-decoder"}, "not a multiple of --heads 3"),
+        ({"dim": 10, "heads": 2}, "an even width per head"),
+        ({"dim": 101}, "an even width per head"),
+        ({"dim": 0, "heads": 0}, "--dim 0: must be from 1"),
+        ({"deterministic": True}, "--deterministic needs --steps or --epochs"),
+        (
+            {"tokenizer": "gpt2", "separate_vocabularies": True},
+            "--separate-vocabularies cannot be used with --tokenizer gpt2",
+        ),
+        (
+            {"tokenizer": "gpt2", "source_tokenizer": "char"},
+            "--source-tokenizer char cannot be used with --tokenizer gpt2",
+        ),
+        (
+            {"separate_vocabularies": False, "source_tokenizer": "char"},
+            "--source-tokenizer char and --no-separate-vocabularies contradict",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         PairSettings(("pairs.tsv",), **options).check()
+
+
+def test_sizes_that_fit() -> None:
+    for shape in ({"dim": 99, "heads": 3, "family": "encoder-decoder"}, {"dim": 96}, {"heads": 5}):
+        PairSettings(("pairs.tsv",), **shape).check()
+    PairSettings(("pairs.tsv",), family="seq2seq-gru", dim=7).check()
+
+
+def test_several_processes_cannot_share_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.tsv")
+    monkeypatch.setattr(train, "first_process", lambda settings: nullcontext(World(0, 2)))
+    for settings in (PairSettings(("-",)), PairSettings(("a.tsv",), test=("pipe.tsv",))):
+        with pytest.raises(UsageError, match=r"can be read only once, .*save it to a file first"):
+            train.train_pairs(settings)
+    assert not Path("runs").exists()
+
+
+def test_the_context_is_the_same_for_all_pairs_and_processes(tmp_path: Path) -> None:
+    for name, size in (("train", 5), ("val", 100)):
+        rows = [f"{'ab' * (n % size)} x\t{'ba' * (n % size)} y\n" for n in range(200)]
+        (tmp_path / f"{name}.tsv").write_text("".join(rows))
+    files = [(str(tmp_path / f"{name}.tsv"),) for name in ("train", "val")]
+    how = {**TINY, "val_fraction": None, "dtype": "float32"}
+    settings = PairSettings(files[0], val=files[1], **how)
+    start = RunStart(settings, tmp_path / "run", lambda event: None)
+    text = train.read_text(settings, None, lambda event: None)
+    with start.locked():
+        job = train.make_job(start, None, text)
+    assert job.settings.context == 64
+    theirs = train.encoded(text, job.settings, lambda *how_far: None)  # of another process
+    for ours, other in ((job.data.train, theirs.train), (job.data.val, theirs.val)):
+        assert max(ours.source.lengths.max(), ours.target.lengths.max()) <= 64
+        for side in ("source", "target"):
+            assert np.array_equal(getattr(ours, side).ids, getattr(other, side).ids)
+
+
+def test_translations_fit_into_the_time() -> None:
+    task, said = task_of("encoder-decoder", ALONE), list[Event]()
+    task.notify = said.append
+    sources = [f"{word} {n}" for n in range(5) for word in ("a", "bcd", "efghij", "kl")]
+    translator = Translator(task.network, task.data.tokenizer)
+    expected = [each.text for each in translator.translate(sources)]
+    assert max(map(len, expected)) > 6
+    # As `nanolm eval` does, also if the targets of the validation are short.
+    task.data = replace(task.data, val=task.data.val.first(1))
+    with StopRequest() as stop:
+        assert task.translate_within(math.inf, sources, 4, stop, "test pairs") == expected
+        assert {event.done for event in said if isinstance(event, Preparing)} == {*range(1, 21)}
+        assert str(said[-1]).startswith("Preparing(what='translating test pairs', done=20")
+        assert task.translate_within(-1, sources, 4, stop, "test pairs") == expected[:4]
+
+        def press(event: Event) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        task.notify = press
+        assert len(task.translate_within(math.inf, sources, 4, stop, "test pairs")) <= 4
+
+
+def test_scores_of_some_pairs(tmp_path: Path) -> None:
+    """There is time only for the first ones, and a note says so."""
+    task, said = task_of("seq2seq-gru", ALONE), list[str]()
+    task.notify = lambda event: said.append(str(event))
+    split = replace(task.data.split, test=task.data.split.val)
+    task.data = replace(task.data, split=split)
+    task.settings = replace(task.settings, test=("a.tsv",), minutes=1.0)
+    state = State(seconds=59.0)
+    trainer: Any = SimpleNamespace(budget=Budget(task.settings, state), state=state)
+    task.slowdown = 100.0
+    with StopRequest() as stop:
+        scores = train.final_scores(task, trainer, 3, stop)
+    assert scores.keys() == {"val", "by_length", "test"}
+    assert sum(group.count for group in scores["by_length"]) == 3
+    assert "scored on the first 3 of 7 validation pairs" in said
+    command = "`nanolm eval nowhere a.tsv` scores all"
+    assert f"scored on the first 3 of 7 test pairs; {command}" in said
+
+
+def test_stopped_while_it_translates(tmp_path: Path) -> None:
+    journey, run = journeys(tmp_path)["pairs"], tmp_path / "run"
+
+    def press(event: Event) -> None:
+        if isinstance(event, Preparing) and event.what == "translating validation pairs":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = journey.go(run, press, evaluations=1)
+    assert (stopped.stopped, stopped.steps, stopped.val) == ("interrupted", 30, None)
+    assert not Run(run).finished()
+    weights = (run / "last" / "model.safetensors").read_bytes()
+    done = journey.go(run, evaluations=1)
+    assert (done.stopped, done.steps, done.val_loss) == ("steps", 30, stopped.val_loss)
+    assert done.val is not None and Run(run).finished()
+    assert (run / "last" / "model.safetensors").read_bytes() == weights
 
 
 def test_settings_survive_a_file() -> None:
