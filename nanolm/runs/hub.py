@@ -24,7 +24,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", "source_tokenizer.json"),
 )
 SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
 OTHER_WEIGHTS = re.compile(rf"{PLAIN_NAME}\.({SUFFIXES})")
