@@ -167,8 +167,7 @@ class Block(nn.Module):
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """`naive_attention` by PyTorch's fused kernel, which does not return the weights."""
-    queries, keys = q.shape[2], k.shape[2]
-    grouped = q.shape[1] != k.shape[1]
+    queries, keys, grouped = q.shape[2], k.shape[2], q.shape[1] != k.shape[1]
     if mask is None and queries == keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     if mask is None and queries > 1:  # a single query is the last token and attends to all
