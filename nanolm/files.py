@@ -70,6 +70,8 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
         if not (problem := disk_problem(error)):
+            if "(os error 2)" in str(error):  # from safetensors: the folder has gone
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), final) from None
             raise
         place = next(each for each in (parent, *parent.absolute().parents) if each.exists())
         free = ""

@@ -104,7 +104,9 @@ class Checkpointer:
                     files.sweep(self.run.checkpoints)
                     files.commit(self.run.checkpoints, self.folder(step).name, write, size)
             self.link("last", self.folder(step))
-            checkpoint.prune(self.run.checkpoints, needed, damaged.append)
+            self.run.retry_if_moved(
+                lambda path: checkpoint.prune(path / CHECKPOINTS, needed, damaged.append)
+            )
             return damaged
 
         if self.on_gpu:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from commands import Command, Commands
 from faults import before_step, steps_of, wait_for_step
+from torch import Tensor
 
 import nanolm
 from nanolm.errors import DataError
@@ -81,21 +82,33 @@ def test_a_removed_run_does_not_come_back(
     assert run.exists() == bool(moment)
 
 
+@pytest.mark.parametrize("moment", ["before writing", "after writing"])
 def test_a_run_moved_in_the_middle_of_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
     from nanolm import files
+    from nanolm.training import checkpointer
 
-    flush = files.flush
+    flush, save_file = files.flush, checkpointer.save_file
 
     def move(path: Path) -> None:
-        flush(path)
         if "step-00000020" in str(path) and run.exists():
             run.rename(moved)
 
+    def flush_and_move(path: Path) -> None:
+        flush(path)
+        move(path)
+
+    def move_and_save(tensors: dict[str, Tensor], path: Path) -> None:
+        move(path)
+        save_file(tensors, path)
+
     notes: list[str] = []
-    monkeypatch.setattr(files, "flush", move)
+    if moment == "before writing":
+        monkeypatch.setattr(checkpointer, "save_file", move_and_save)
+    else:
+        monkeypatch.setattr(files, "flush", flush_and_move)
     settings = {**TINY, "steps": 40, "save_every": 10}
     result = nanolm.train(
         "embedded:tiny", out=run, notify=lambda event: notes.append(str(event)), **settings
