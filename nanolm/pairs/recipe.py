@@ -107,7 +107,7 @@ def choose_settings(
     choose("batch", batch, "tokens of source and target, including padding")
     if base is None and chosen.settings.family not in RECURRENT:
         if device == "cpu" and dim < CPU_DIM:
-            choose("optimizer", "adamw", "muon would spend too much of each small step")
+            choose("optimizer", "adamw", "Muon costs too much for a model this narrow")
         choose("optimizer", "muon", "orthogonalized updates of the weight matrices")
     repeated = device != "cpu" and not many  # a GPU reads few pairs many times
     times = "many" if repeated else "only a few"

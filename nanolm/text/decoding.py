@@ -84,7 +84,7 @@ def not_text(source: TextSource, start: bytes) -> DataError:
     if 3 * max(low, high) > len(start):  # every second byte, or nearly
         order = "-be" if low > high else "-le"
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            order = ""  # the mark tells
+            order = ""  # given by the mark
         return DataError(f"{source.name} looks like UTF-16; try --encoding utf-16{order}")
     why = "it is full of control characters; save it as plain text first"
     return DataError(f"{source.name} is not text: {why}")

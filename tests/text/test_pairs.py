@@ -47,6 +47,9 @@ def table(form: str, start: str = "") -> str:
     return start + "".join(form.format(*row, n) for n, row in enumerate(ROWS))
 
 
+CREDIT = "CC-BY 2.0 (France) Attribution: tatoeba.org #{2}"
+
+
 @pytest.mark.parametrize(
     ("name", "form", "start", "how"),
     [
@@ -59,6 +62,15 @@ def table(form: str, start: str = "") -> str:
         ("a.csv", '{2};"{0}";"{1}"\n', "nr;zin;vertaling\n", "source is 'zin'"),
         ("a.tsv", "{2}\t{1}\t{0}\n", "id\ttarget\tsource\n", "target is 'target'"),
         ("a.tsv", "{0}\t{1}\t{2}\n", "", "target is column 2"),
+        ("deu.txt", "{0}\t{1}\t" + CREDIT + "\n", "", "(not used: column 3)"),
+        ("links.tsv", "https://x.org/{2}\t{0}\t{1}\t0.8\n", "", "source is column 2"),
+        ("tatoeba.tsv", "1{2}\tdeu\t{0}\t7{2}\teng\t{1}\n", "", "tsv without a header"),
+        ("excel.csv", '"{0}";"{1}"\n', "sep=;\nsource;target\n", "source is 'source'"),
+        ("quoted.tsv", '"{0}"\t"{1}"\n', '"de"\t"en"\n', "quoted tsv with a header"),
+        ("moses.txt", "{0} ||| {1}\n", "", "separated by |||"),
+        ("topics.csv", '{2},"{0}","{1}",x\n', "No.,German,English,Topic\n", "'German'"),
+        ("kaggle.csv", '"{0}","{1}"\n', "German words/sentences,English words\n", "with a header"),
+        ("hindi.csv", '"{0}","{1}",ab{2}\n', "de,en,key\n", "(not used: key)"),
     ],
 )
 def test_tables(name: str, form: str, start: str, how: str, tmp_path: Path) -> None:
@@ -71,28 +83,7 @@ def test_tables(name: str, form: str, start: str, how: str, tmp_path: Path) -> N
     assert len(read_pairs([file], PairReading(), quiet, limit=2)) == 2
 
 
-CREDIT = "CC-BY 2.0 (France) Attribution: tatoeba.org #{2}"
 WORDS = [("dog", "Hund"), ("to go", "gehen"), ("good morning", "guten Morgen")]
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "start", "how"),
-    [
-        ("deu.txt", "{0}\t{1}\t" + CREDIT + "\n", "", "(not used: column 3)"),
-        ("links.tsv", "https://x.org/{2}\t{0}\t{1}\t0.8\n", "", "source is column 2"),
-        ("tatoeba.tsv", "1{2}\tdeu\t{0}\t7{2}\teng\t{1}\n", "", "tsv without a header"),
-        ("excel.csv", '"{0}";"{1}"\n', "sep=;\nsource;target\n", "source is 'source'"),
-        ("quoted.tsv", '"{0}"\t"{1}"\n', '"de"\t"en"\n', "quoted tsv with a header"),
-        ("moses.txt", "{0} ||| {1}\n", "", "separated by |||"),
-        ("topics.csv", '{2},"{0}","{1}",x\n', "No.,German,English,Topic\n", "'German'"),
-        ("kaggle.csv", '"{0}","{1}"\n', "German words/sentences,English words\n", "with a header"),
-        ("hindi.csv", '"{0}","{1}",ab{2}\n', "de,en,key\n", "(not used: key)"),
-    ],
-)
-def test_common_collections(name: str, form: str, start: str, how: str, tmp_path: Path) -> None:
-    file = written(tmp_path, name, table(form, start))
-    assert rows(file) == ROWS
-    assert how in read(file).how
 
 
 def test_the_first_pair_is_not_a_header(tmp_path: Path) -> None:
