@@ -75,7 +75,7 @@ def with_pair_names(table: TextTable, asked: Asked) -> TextTable:
 def header_note(found: TextTable, table: TextTable, asked: Asked) -> list[str]:
     """What to do if the first row was taken for a header, or for a pair, by mistake; `found` is the
     table as it was read."""
-    names = found.names or []
+    names = found.names or table.names or []
     certain = any(column.number_like for column in found.columns())
     if " with" not in table.kind or certain or any(asked) or _known_names(names, asked):
         return []
