@@ -38,6 +38,15 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "tied": (True, False),
     "kv_heads": (1, 2, 4),
 }
+# Switches of published models, which the command line does not offer; the usual values first.
+PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (None, "none", "qkv", "all"),
+    "qk_norm_whole": (False, True),
+    "parallel_residual": (False, True),
+    "rotary_dims": (None, 2),
+    "unrotated_layers": ((), (0,)),
+    "sliding_window": (None, 3),
+}
 SCALINGS = (
     None,
     RopeScaling("linear", 4.0),
