@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from faults import Killed, before_step, kill
 from journeys import journeys, same
-from models import SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
+from models import PUBLISHED_FAMILIES, SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
 
 import nanolm
 from nanolm.generation.batch import Batch, BatchRow
@@ -90,6 +90,8 @@ def test_cached_and_naive_agree_token_for_token() -> None:
     for config in random.Random(1).sample(every_gpt(), 30):
         changes = {name: getattr(config, name) for name in SWITCHES}
         models.append(lively(gpt_config(**shape | changes), std=0.4))
+    published = PUBLISHED_FAMILIES.values()
+    models += [lively(gpt_config(**shape | changes), std=0.4) for changes in published]
     fused = 0
     for model in models:
         model.to("cuda").eval()
@@ -135,6 +137,7 @@ def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.Monk
 
 def some_models() -> list[Model]:
     chosen = random.Random(0).sample(every_gpt(), 100)
+    chosen += [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
     return [*map(lively, chosen), of_family("rnn"), of_family("lstm")]
 
 

@@ -175,11 +175,14 @@ def split_weights(model: Model | Classifier | Seq2Seq) -> Iterator[tuple[str, Te
         return name if name in stored.UNPREFIXED else prefix + name, tensor.contiguous()
 
     for mapping in stored.tensor_mappings(model.config):
-        parts = parameters[mapping.name].detach().cpu().split(mapping.sizes)
+        whole = parameters[mapping.name].detach().cpu()
+        if heads := mapping.interleaved_heads:
+            whole = whole.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        parts = whole.split(mapping.sizes)
         for name, part in zip(mapping.stored_names, parts, strict=True):
             yield named(name, part.T if mapping.transposed else part)
         # If the head is not tied, transformers 5 does not tie the source embedding either.
-        for name in mapping.copies if stored.HEAD not in mapping.copies else ():
+        for name in mapping.copies if not {*stored.HEADS} & {*mapping.copies} else ():
             yield named(name, parts[0].clone())
     for name in stored.constant_shapes(model.config):
         if name == stored.LOGITS_BIAS or (name in stored.POSITIONS and family == "pegasus"):
@@ -293,6 +296,8 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
         for mapping in stored.tensor_mappings(config):
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            if heads := mapping.interleaved_heads:
+                whole = whole.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
             state[mapping.name] = (whole.T if mapping.transposed else whole).contiguous()
             # Tied weights that are stored anyway: transformers ignores them, we check them.
             for name in filter(tensors.__contains__, mapping.copies):

@@ -25,6 +25,8 @@ from nanolm.model.config import (
     Seq2SeqConfig,
 )
 from nanolm.model.config_json import config_from_json, model_type
+from nanolm.model.families import CLASSES, LLAMA_LIKE
+from nanolm.model.marian_json import SEQ2SEQ
 from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
@@ -35,13 +37,16 @@ BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetens
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
 # models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
-HEAD, SCORE = "lm_head.weight", "score.weight"
+HEADS, SCORE = ("lm_head.weight", "embed_out.weight"), "score.weight"  # the second of GPT-NeoX
 LOGITS_BIAS = "final_logits_bias"  # of Marian and Pegasus: always zero here
-UNPREFIXED = (HEAD, SCORE, LOGITS_BIAS)
-PREFIX = dict.fromkeys(("llama", "qwen3", "marian", "pegasus"), "model.")
-PREFIX |= {"gpt2": "transformer.", "nanolm": ""}
+UNPREFIXED = (*HEADS, SCORE, LOGITS_BIAS)
+PREFIX = dict.fromkeys((*CLASSES, *SEQ2SEQ), "model.")
+PREFIX |= {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "nanolm": ""}
 # Buffers that older versions of transformers saved with the weights, and that all versions ignore.
-IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+IGNORED = (
+    *(f".{name}.{kind}" for name in ("attn", "attention") for kind in ("bias", "masked_bias")),
+    ".rotary_emb.inv_freq",
+)
 # The names on disk of each of our modules; several names make up one fused matrix.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {
@@ -70,7 +75,20 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "head": ("lm_head",),
     },
 }
-NAMES["qwen3"] = NAMES["llama"]
+NAMES |= dict.fromkeys(LLAMA_LIKE, NAMES["llama"])
+NAMES["olmo2"] = NAMES["llama"] | {
+    "attention_norm": ("post_attention_layernorm",),
+    "feed_forward_norm": ("post_feedforward_layernorm",),
+}
+NAMES["gpt_neox"] = NAMES["llama"] | {
+    "token_embedding": ("embed_in",),
+    "attention.qkv": ("attention.query_key_value",),
+    "attention.out": ("attention.dense",),
+    "feed_forward.up": ("mlp.dense_h_to_4h",),
+    "feed_forward.out": ("mlp.dense_4h_to_h",),
+    "norm": ("final_layer_norm",),
+    "head": ("embed_out",),
+}
 NAMES["marian"] = NAMES["pegasus"] = {
     "token_embedding": ("shared",),  # or decoder.embed_tokens
     "source_embedding": ("encoder.embed_tokens",),
@@ -88,7 +106,7 @@ NAMES["marian"] = NAMES["pegasus"] = {
     "norm": ("decoder.layer_norm",),
     "head": ("lm_head",),
 }
-LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
+LAYERS = {**dict.fromkeys(CLASSES, "layers"), "gpt2": "h"}
 EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")}
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
@@ -107,6 +125,7 @@ class TensorMapping:
     stored_names: tuple[str, ...]
     sizes: tuple[int, ...]  # rows of each
     transposed: bool = False  # GPT-2 stores (in, out)
+    interleaved_heads: int = 0  # GPT-NeoX stores queries, keys and values of a head together
     copies: tuple[str, ...] = ()  # names that it may be stored under again
 
 
@@ -287,9 +306,10 @@ def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
         if len(outside) == 3:  # queries, keys, values
             sizes = (config.heads * config.head_dim, kv_rows, kv_rows)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"
-        table.append(TensorMapping(name, outside, sizes, transposed))
+        interleaved = config.heads if family == "gpt_neox" and module == "attention.qkv" else 0
+        table.append(TensorMapping(name, outside, sizes, transposed, interleaved))
     # The first is the embedding.
-    copies = (HEAD,) if config.tied else ()
+    copies = HEADS if config.tied else ()
     if isinstance(config, EncoderDecoderConfig):
         if config.source_vocab_size is None:
             copies = (*EMBEDDINGS.values(), *copies)

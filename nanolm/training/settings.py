@@ -28,7 +28,7 @@ CHOICES = {  # the values of a setting, besides None
     "preset": tuple(PRESETS),
     "positions": get_args(config.Positions),
     "norm": get_args(config.Norm),
-    "norm_place": get_args(config.NormPlace),
+    "norm_place": ("pre", "post"),
     "feed_forward": get_args(config.FeedForwardKind),
     "device": DEVICES,
     "dtype": (*DTYPES, "float8"),

@@ -1,7 +1,7 @@
 """A model described without torch matches the one that torch builds."""
 
 import pytest
-from models import SHAPE, every_gpt, gpt_config
+from models import PUBLISHED_FAMILIES, SHAPE, every_gpt, gpt_config
 
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
@@ -18,8 +18,10 @@ def shapes(model: object) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_shapes_are_those_of_the_model() -> None:
-    wide_heads = gpt_config(head_width=6)
-    for config in (*every_gpt(qk_norm=True)[::7], *every_gpt(qk_norm=False)[::7], wide_heads):
+    others = [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
+    others += [gpt_config(attention_bias=which) for which in ("none", "all")]
+    others.append(gpt_config(head_width=6))
+    for config in (*every_gpt(qk_norm=True)[::11], *every_gpt(qk_norm=False)[::11], *others):
         assert list(parameter_shapes(config).items()) == shapes(build_model(config)), config
 
 
