@@ -64,9 +64,9 @@ def command(
 ) -> None:
     """Classify texts with a fine-tuned model.
 
-    RUN is a run of `nanolm finetune`, or a Hugging Face folder of a GPT-2, Llama or Qwen3 model for
-    sequence classification. Without TEXT or --file, each nonblank line of stdin is a text. Use
-    `--file -` to read a table from stdin.
+    RUN is a run of `nanolm finetune`, or a Hugging Face folder of a model for sequence
+    classification. Without TEXT or --file, each nonblank line of stdin is a text. Use `--file -` to
+    read a table from stdin.
 
     \b
     nanolm classify runs/reviews "A lovely film." "I want my money back."

@@ -8,6 +8,7 @@ import click
 from nanolm.cli.console import note, print_json, show_rows
 from nanolm.cli.options import Command, json_option
 from nanolm.formats import counted
+from nanolm.model.config import PUBLISHED
 
 if TYPE_CHECKING:
     from nanolm.runs.info import History, Info
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 def command(run: str, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face model folder (GPT-2, Llama, Qwen3,
-    MarianMT or Pegasus).
+    RUN is a run folder, a checkpoint, or a Hugging Face model folder.
 
     \b
     nanolm info runs/novel
@@ -36,7 +36,8 @@ def command(run: str, as_json: bool) -> None:
 
 
 def rows(info: "Info") -> list[tuple[str, str]]:
-    switches = {name: value for name, value in info.architecture.items() if value is not None}
+    usual = {name: (None, *PUBLISHED.get(name, ())) for name in info.architecture}  # not shown
+    switches = {name: v for name, v in info.architecture.items() if v not in usual[name]}
     if switches.get("positions") != "rope":
         switches.pop("rope_base", None)
     readers = f"readable by {' and '.join(info.readers)}"
@@ -88,7 +89,7 @@ def training(past: "History") -> str:
 def word(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 

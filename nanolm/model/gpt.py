@@ -210,12 +210,11 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.rotated = layer, layer not in config.unrotated_layers
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.rows = [part * self.head_dim for part in (self.heads, self.kv_heads, self.kv_heads)]
         self.qkv = StackedLinear(config.dim, self.rows, bias=config.attention_biases[0])
         self.out = nn.Linear(self.rows[0], config.dim, bias=config.attention_biases[1])
-        self.rotated = layer not in config.unrotated_layers
         self.qk_norm, self.whole = config.qk_norm, config.qk_norm and config.qk_norm_whole
         if config.qk_norm:
             widths = self.rows if self.whole else [self.head_dim] * 2

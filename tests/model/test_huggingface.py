@@ -358,7 +358,6 @@ def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
         ("gpt2", {"add_cross_attention": True}, "cross-attention"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("gpt2", {"architectures": ["GPT2ForTokenClassification"]}, "architectures"),
-        ("llama", {"attention_bias": True}, "biases in only some layers"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantized weights"),
         (
             "llama",
