@@ -228,6 +228,22 @@ def classifier_config(folder: Path, base: GPTConfig) -> ClassifierConfig:
     return ClassifierConfig(base=base, labels=labels, window=base.context)
 
 
+def describe_adapter(folder: Path, config: Config, base: Path) -> dict[str, Any]:
+    """Facts about an adapter that fits the model in `base`."""
+    values = stored.read_json(folder / CONFIG)
+    if isinstance(config, GPTConfig) and values.get("task_type") == "SEQ_CLS":
+        config = classifier_config(folder, config)
+    adapter = read_adapter(folder, config, base)
+    tensors = [matrix for _, _, both in adapter.updates for matrix in both]
+    count = sum(each.numel() for each in (*tensors, *(each for _, each in adapter.replaced)))
+    names = ("r", "lora_alpha", "target_modules", "base_model_name_or_path")
+    return {
+        "folder": str(folder),
+        "parameters": count,
+        **{name: values.get(name) for name in names},
+    }
+
+
 def refuse_unsupported(values: Values) -> None:
     problems = []
     for name, value in values.values.items():
