@@ -342,8 +342,9 @@ def find_adapter(path: str | None) -> Path | None:
     folder = Path(path)
     if (folder / ADAPTER_CONFIG).is_file():
         return folder.absolute()
-    if folder.is_dir() and (inside := resolve_model(folder, lambda text: None) / ADAPTER).is_dir():
-        return inside.resolve()
+    with contextlib.suppress(ModelError, UsageError):
+        if (inside := resolve_model(folder, lambda text: None) / ADAPTER).is_dir():
+            return inside.resolve()
     raise UsageError(f"--adapter {path}: no such folder, or it has no {ADAPTER_CONFIG}")
 
 

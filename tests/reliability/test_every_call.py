@@ -30,6 +30,9 @@ from nanolm.files import verify
 TINY = "--layers 1 --heads 2 --dim 16 --context 16 --batch 4 --tokenizer char --device cpu"
 TINY += " --threads 1 --no-compile --max-bytes 100000"
 TRAIN = f"train text.txt {TINY} --steps 12 --evaluations 3 --save-every 3 --out run"
+BASE = TRAIN.replace("--out run", "--out base")
+LORA = "train text.txt --from base --train lora --context 16 --batch 4 --device cpu --threads 1"
+LORA += " --max-bytes 100000 --steps 12 --evaluations 3 --save-every 3 --out run"
 LABELS = "labeled.tsv --device cpu --threads 1"
 FRESH = "--from none --preset nano --tokenizer byte --batch 4 --steps 6 --evaluations 2"
 FINETUNE = f"finetune {LABELS} {FRESH} --save-every 2 --out run"
@@ -66,6 +69,10 @@ CASES = {
     "train": Case(TRAIN),
     "train, resumed": Case(TRAIN, killed=200),
     "train --extend": Case("train --extend run --steps 8", (TRAIN,), again=to_extend),
+    "train --train lora": Case(LORA, (BASE,)),
+    "train --train lora, extended": Case(
+        "train --extend run --steps 8", (BASE, LORA), again=to_extend
+    ),
     "finetune": Case(FINETUNE),
     "train-pairs": Case(PAIRS),
     "train-pairs, resumed": Case(PAIRS, killed=150),
