@@ -70,9 +70,8 @@ def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> N
     files.verify(folder)
     state = read_state(folder)
     later = [each for each in checkpoint.list_checkpoints(run.checkpoints) if each > folder]
-    later += [final] if (final := run.checkpoints / FINAL).is_dir() else []
     best, change = checkpoint.follow(run.path / "best"), list[journal.Operation]()
-    if best is None:  # a copy without symbolic links
+    if best is None or best.name == FINAL:  # a copy without symbolic links, or LoRA
         best = run.checkpoints / f"step-{facts['result']['best_step']:08}"
     if best.is_dir() and any(each.samefile(best) for each in later):
         kept = files.free_name(run.path / EARLIER / best.name)

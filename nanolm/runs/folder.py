@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
-OURS = re.compile(r"step-|final(-|$)|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
+OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
 NO_SENTENCEPIECE = (
     "nanolm does not read SentencePiece files. For a Pegasus model, transformers writes a "
     'tokenizer.json: AutoTokenizer.from_pretrained("NAME").save_pretrained("FOLDER"). Published '

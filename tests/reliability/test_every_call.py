@@ -266,7 +266,9 @@ def whole_checkpoints(work: Path) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("lora" in name)) for name in CASES]
+)
 def test_killed_at_every_call(
     name: str, few: bool, loaded: Loaded, tmp_path: Path, tally: Tally
 ) -> None:
