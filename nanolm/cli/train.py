@@ -162,6 +162,7 @@ def command(
     nanolm train novel.txt                      three minutes, automatic settings
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
     nanolm train novel.txt --from gpt2          start from a pretrained model
+    nanolm train novel.txt --from gpt2 --train lora
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
     If training is interrupted, run the same command again to resume it.

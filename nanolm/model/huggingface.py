@@ -4,7 +4,7 @@
 
 Loading is strict: names and shapes are checked before any weights are read, every problem is
 reported, and nothing in a folder can run code. The checkpoint of a model with a frozen base model
-holds only the trained weights; `base.json` has the path and checksum of the rest.
+holds only the trained weights or a LoRA adapter; `base.json` has the path and checksum of the rest.
 """
 
 import hashlib

@@ -9,7 +9,14 @@ from nanolm.errors import DataError, ModelError
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.shapes import parameters_by_part
-from nanolm.model.stored import ADAPTER, checked_tensors, has_adapter, load_any_config, read_json
+from nanolm.model.stored import (
+    ADAPTER,
+    checked_tensors,
+    has_adapter,
+    is_partial,
+    load_any_config,
+    read_json,
+)
 from nanolm.runs.folder import Run, find_adapter, find_model, model_tokenizer, model_tokenizers
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
@@ -80,6 +87,8 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
     elif isinstance(config, Seq2SeqConfig):
         loader, (tokenizer, source) = "AutoModelForSeq2SeqLM", model_tokenizers(folder)
     base = architecture.pop("base", {})
+    others = [] if kind == "nanolm" or is_partial(folder) else [TESTED_READER.format(loader)]
+    others += ["peft (adapter)"] if kind != "nanolm" and has_adapter(folder) else []
     return Info(
         folder=str(folder),
         model_type=kind,
@@ -93,7 +102,7 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
         else {"kind": source.kind, "vocab_size": source.vocab_size},
         bytes={file.relative_to(folder).as_posix(): file.stat().st_size for file in files},
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
+        readers=["nanolm", *others],
         why_only=why,
         adapter=described,
     )
