@@ -53,21 +53,28 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
         parent.mkdir(exist_ok=True)  # but not its parents: the run may have been moved
         temporary.mkdir()
         write(temporary)
-        files = sorted(temporary.iterdir())
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
         os.umask(mask := os.umask(0))
         for file in files:
             file.chmod(0o666 & ~mask)  # safetensors writes files that only their owner can read
             flush(file)
-        entries = {f.name: {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+        entries = {
+            file.relative_to(temporary).as_posix(): {
+                "size": file.stat().st_size,
+                "sha256": sha256(file),
+            }
+            for file in files
+        }
         (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
         flush(temporary / MANIFEST)
-        flush(temporary)
+        for folder in {temporary, *(file.parent for file in files)}:
+            flush(folder)
         if final.exists():  # left by a run that was resumed from an older checkpoint
             retire(final)
         temporary.rename(final)
         flush(parent)
     except Exception as error:
-        size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
+        size = max(size, sum(file.stat().st_size for file in temporary.rglob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
         if not (problem := disk_problem(error)):
             if "(os error 2)" in str(error):  # from safetensors: the folder has gone
@@ -103,7 +110,9 @@ def verify(folder: Path) -> set[str]:
         values = json.loads(manifest.read_bytes())
         entries: dict[str, Any] = values["files"]
         sound = all(
-            Path(name).name == name and set(entry) == {"size", "sha256"}
+            not Path(name).is_absolute()
+            and ".." not in Path(name).parts
+            and set(entry) == {"size", "sha256"}
             for name, entry in entries.items()
         )
         # Compare the content: a copy to another system may have changed line endings.
@@ -281,8 +290,9 @@ def why_keep(folder: Path) -> str:
         known = verify(folder)
     except NanolmError as error:
         return str(error)
-    names = (file for file in folder.iterdir() if not file.name.startswith("."))
-    foreign = (file for file in names if file.name not in known)
+    names = (file for file in folder.rglob("*") if not file.name.startswith("."))
+    known |= {str(parent) for name in known for parent in Path(name).parents}
+    foreign = (file for file in names if file.relative_to(folder).as_posix() not in known)
     return next((f"{file} was not written by nanolm" for file in foreign), "")
 
 

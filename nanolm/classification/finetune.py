@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ from nanolm.model.shapes import parameters_by_part
 from nanolm.model.stored import checked_tensors, load_any_config, load_classifier_config, wrong_kind
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
-from nanolm.runs import checkpoint
 from nanolm.runs import folder as runs
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import Run, find_adapter
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
+from nanolm.training.checkpointer import save_final
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import write_result
@@ -46,7 +47,6 @@ from nanolm.training.state import State
 from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
-FINAL = "final"  # the folder of the finished classifier, next to the checkpoints
 VOCABULARY = 4096  # vocabulary size for more than a few kB of text
 
 
@@ -129,6 +129,7 @@ def prepare(
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
     fingerprints, reference, parameters = {"data": fingerprint(split)}, None, 0
     config: ModelConfig | None = None
+    adapter = find_adapter(settings.adapter)
     language_model = False
     if base:
         loaded = load_any_config(base)
@@ -141,8 +142,9 @@ def prepare(
         check_context(settings, config.context)
         if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
-        weights = fingerprints["model to start from"] = huggingface.weights_fingerprint(base)
-        reference = huggingface.BaseModel(base.resolve(), weights)
+        weights = huggingface.weights_fingerprint(base, adapter)
+        fingerprints["model to start from"] = weights
+        reference = huggingface.BaseModel(base.resolve(), weights, adapter)
     lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
     teacher, parts, choices = None, None, []
     if not start.fresh and settings.distill is None:  # begun by version 0.1
@@ -176,10 +178,11 @@ def prepare(
     torch.manual_seed(settings.seed)
     head: nn.Module | None = None
     if base and not language_model:
-        model = huggingface.load_classifier(base, settings.dropout).base
+        model = huggingface.load_classifier(base, settings.dropout, adapter).base
     else:
         fresh = classifier_config.base
-        model = huggingface.load_model(base, settings.dropout) if base else build_model(fresh)
+        load = partial(huggingface.load_model, dropout=settings.dropout, adapter=adapter)
+        model = load(base) if base else build_model(fresh)
         model = with_vocabulary(model, parts) if parts else model
         head = model.head
     classifier = Classifier(classifier_config, model)
@@ -255,7 +258,7 @@ def finish(
     # the folder.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
-    save_final(task, run, state)
+    save_final(run, state, task.write_final)
 
     def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
         scores = score(logits, part.truth, labels, temperature)
@@ -271,12 +274,3 @@ def finish(
     result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)
     return result
-
-
-def save_final(task: ClassifierTask, run: Run, state: State) -> None:
-    def write(folder: Path) -> None:
-        huggingface.save_model(task.whole(), folder, task.tokenizer)
-        best = {"step": state.best_step, "seconds": state.seconds}
-        (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
-
-    checkpoint.point(run.path / "best", files.commit(run.checkpoints, FINAL, write))

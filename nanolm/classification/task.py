@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
-from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import Logits, encode_for, in_batches, predict
 from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
@@ -26,6 +25,7 @@ from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
+from nanolm.model.adapters import Adapters
 from nanolm.model.classifier import Classifier, filling, prefix_pooled
 from nanolm.model.huggingface import (
     BaseModel,
@@ -35,7 +35,8 @@ from nanolm.model.huggingface import (
     save_partial,
     snapshot,
 )
-from nanolm.model.stored import ADAPTERS, TRAINED
+from nanolm.model.peft import load_trained, save_adapter
+from nanolm.model.stored import ADAPTER, ADAPTERS, TRAINED, has_adapter
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
@@ -265,19 +266,26 @@ class ClassifierTask(Task):
         is_partial = self.is_partial()
         classifier = self.classifier if is_partial else self.whole()
         trained = copied(self.trained) if is_partial else {}
-        adapters = copied(self.adapters.state_dict()) if self.adapters else {}
+        low_rank = self.adapters.low_rank("base.") if self.adapters else {}
         head = copied({"weight": self.untied_head.weight}) if self.untied_head else {}
 
         def write(folder: Path) -> None:
             if is_partial:
                 assert self.base
-                save_partial(classifier, self.base, trained, adapters, folder, self.tokenizer)
+                save_partial(classifier, self.base, trained, low_rank, folder, self.tokenizer)
             else:
                 save_model(classifier, folder, self.tokenizer)
             if head:
                 save_file(head, folder / LANGUAGE_HEAD)
 
         return write
+
+    def write_final(self, folder: Path) -> None:
+        """Write the whole classifier, and with LoRA its adapter."""
+        save_model(self.whole(), folder, self.tokenizer)
+        if self.adapters and self.base and self.adapters.active:
+            what = (self.adapters.low_rank("base."), self.trained)
+            save_adapter(self.classifier.config, *what, folder / ADAPTER, str(self.base.folder))
 
     def whole(self) -> Classifier:
         """A copy of the classifier, with the adapters merged into it."""
@@ -286,6 +294,9 @@ class ClassifierTask(Task):
             return snapshot(self.classifier)
 
     def load_weights(self, folder: Path) -> None:
+        if self.adapters and has_adapter(folder):
+            load_trained(self.classifier, self.adapters, folder)
+            return
         if (folder / TRAINED).exists():
             self.classifier.load_state_dict(load_tensors(folder / TRAINED), strict=False)
             if self.adapters:
@@ -296,7 +307,8 @@ class ClassifierTask(Task):
         self.classifier.load_state_dict(load_classifier(folder).state_dict())
 
     def load_checkpoint(self, folder: Path) -> None:
-        if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
+        if self.adapters and (folder / ADAPTERS).exists() and not (folder / TRAINED).exists():
+            # Saved by version 0.1.
             tensors = load_tensors(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)

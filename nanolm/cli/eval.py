@@ -60,6 +60,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     help="Write all misclassified texts or, for pairs, all inexact translations to a CSV file.",
 )
 @click.option("--beams", type=int, help="Number of beams for translating pairs.  [default: 4]")
+@options.adapter_option()
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
@@ -75,6 +76,7 @@ def command(
     html: str | None,
     mistakes: str | None,
     beams: int | None,
+    adapter: str | None,
     device: str,
     as_json: bool,
     label_column: str | None,
@@ -126,10 +128,10 @@ def command(
         folder = find_named(run, note, view.report)
     config = load_any_config(folder)
     if isinstance(config, Seq2SeqConfig):
-        if against or per_token or context or stride:
+        if against or per_token or context or stride or adapter:
             raise UsageError(
-                f"{run} was trained on pairs; --against, --context, --stride and --per-token work "
-                "only with language models"
+                f"{run} was trained on pairs; --against, --context, --stride, --per-token and "
+                "--adapter do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
 
@@ -144,7 +146,7 @@ def command(
             others = "--against, --context, --stride, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes)
+        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes, adapter)
         return
     if mistakes is not None:
         raise UsageError(
@@ -152,7 +154,10 @@ def command(
         )
     names = (run, *against)
     with TrainingView() as view:
-        models = [load_folder(folder), *(load(name, note, view.report) for name in against)]
+        models = [
+            load_folder(folder, adapter),
+            *(load(name, note, view.report) for name in against),
+        ]
         windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
@@ -187,13 +192,14 @@ def evaluate_classifier(
     device: str,
     as_json: bool,
     mistakes_file: str | None,
+    adapter: str | None,
 ) -> None:
     from nanolm.classification.classifier import MISTAKES, load, mistakes_csv
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.scores import show_mistakes, show_scores
 
     with TrainingView() as view:
-        classifier = load(folder, note).on(device, "auto")
+        classifier = load(folder, note, adapter=adapter).on(device, "auto")
         measured = classifier.measure(names, reading, view.report)
     for text in measured.notes:
         note(text)

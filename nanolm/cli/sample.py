@@ -20,6 +20,7 @@ from nanolm.cli.console import finite, note, show_text, write_file
 from nanolm.cli.options import (
     Command,
     Table,
+    adapter_option,
     device_option,
     dtype_option,
     int8_option,
@@ -78,6 +79,7 @@ TABLE: Table = {
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the output of --show to a CSV file.")
 @click.option("--html", metavar="FILE", help="Write the output of --show to an HTML page.")
 @json_option(help="Print one JSON object per sample.")
+@adapter_option()
 @device_option()
 @dtype_option()
 @int8_option()
@@ -94,6 +96,7 @@ def command(
     csv_file: str | None,
     html: str | None,
     as_json: bool,
+    adapter: str | None,
     device: str,
     dtype: str,
     int8: bool,
@@ -122,6 +125,8 @@ def command(
     elif 1 < params.beams < count:
         problems.append(f"-n {count}: must be at most --beams {params.beams}")
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
+    if adapter is not None and run is None:
+        problems.append(f"--adapter {adapter}: name RUN, the model that it is for")
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
     if csv_file is not None and csv_file == html:
         problems.append(f"--csv and --html {html}: use two different files")
@@ -143,7 +148,7 @@ def command(
         piped = sys.stdin is not None and not sys.stdin.isatty()
         asked = prompts_in(sys.stdin.buffer.read() if piped else b"", "stdin", each_line)
 
-    name, writer = ready(run, device, dtype, int8)
+    name, writer = ready(run, device, dtype, int8, adapter)
     writing = SampleSession(writer, params, count, shown, top)
     if not params.effectively_greedy and params.beams == 1:
         note(f"seed {params.seed}" + ", incremented for each prompt" * interactive)
@@ -183,7 +188,9 @@ def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
     return kind, 0
 
 
-def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "LanguageModel"]:
+def ready(
+    run: str | None, device: str, dtype: str, int8: bool, adapter: str | None = None
+) -> tuple[str, "LanguageModel"]:
     import torch
 
     from nanolm.cli.progress import TrainingView
@@ -201,7 +208,7 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
         run, writer = load_newest()
     else:
         with TrainingView() as view:
-            writer = load(run, note, view.report)
+            writer = load(run, note, view.report, adapter)
     writer.model.to(where, getattr(torch, kind))
     if where == "cpu":
         use_fitting_threads(writer.model)

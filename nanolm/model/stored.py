@@ -32,8 +32,11 @@ from nanolm.model.shapes import Config, Shape, parameter_shapes
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # if source and target have separate vocabularies
-# A partial checkpoint of a classifier: a reference to its base model, and the trained weights.
-BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
+# A partial checkpoint: a reference to its base model, and the trained weights, or for LoRA the
+# folder of an adapter. Version 0.1 saved adapters to a file.
+BASE, TRAINED, ADAPTER = "base.json", "trained.safetensors", "adapter"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = "adapters.safetensors"
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
 # models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
@@ -194,24 +197,28 @@ def checked_tensors(
     partial = is_partial(folder)
     with ExitStack() as stack:
         prefix = "" if partial else PREFIX[model_type(config)[0]]
-        tensors = open_weights(folder, stack, prefix, framework)
+        tensors = open_weights(weight_files(folder), stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
             raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
-            shown = [problem[:200] for problem in problems[:20]]
-            shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-            raise ModelError(f"{folder} does not match its config.json:\n  " + "\n  ".join(shown))
+            raise mismatch(f"{folder} does not match its config.json", problems)
         yield tensors
 
 
+def mismatch(what: str, problems: list[str]) -> ModelError:
+    shown = [problem[:200] for problem in problems[:20]]
+    shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+    return ModelError(f"{what}:\n  " + "\n  ".join(shown))
+
+
 def open_weights(
-    folder: Path, stack: ExitStack, prefix: str, framework: str
+    files: list[Path], stack: ExitStack, prefix: str, framework: str
 ) -> dict[str, StoredTensor]:
-    """Every tensor of the folder, by its name without `prefix`."""
+    """Every tensor of these files, by its name without `prefix`."""
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(folder):
+    for file in files:
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
@@ -232,6 +239,8 @@ def open_weights(
 
 def weight_files(folder: Path) -> list[Path]:
     """The single weight file, or those listed in the index."""
+    if has_adapter(folder):
+        return []
     names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
     if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
         places = read_json(index).get("weight_map")
@@ -255,6 +264,11 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
+def has_adapter(folder: Path) -> bool:
+    """Whether it is a partial checkpoint whose weights are those of an adapter."""
+    return is_partial(folder) and (folder / ADAPTER).is_dir()
+
+
 def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
@@ -266,8 +280,15 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
         optional |= dict.fromkeys(mapping.copies, shapes[mapping.name])
-    found = [f"{name}: missing" for name in expected if name not in tensors and not partial]
-    expected |= optional
+    optional |= expected if partial else {}
+    return shape_problems(tensors, {} if partial else expected, optional)
+
+
+def shape_problems(
+    tensors: dict[str, StoredTensor], needed: dict[str, Shape], optional: dict[str, Shape]
+) -> list[str]:
+    found = [f"{name}: missing" for name in needed if name not in tensors]
+    expected = needed | optional
     for name, stored in tensors.items():
         if name not in expected:
             found.append(f"{name}: not part of this model")

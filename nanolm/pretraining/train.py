@@ -85,6 +85,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
                 if not task.evaluated_all and state.evaluated_tokens:
                     text = f"final validation on all {held_out:,} validation tokens; evaluations "
                     notify(Note(f"{text}during training used {state.evaluated_tokens:,} of them"))
+            task.save_final(state)
             trainer.budget.tick()
         return TrainResult(
             run=str(job.run.path),

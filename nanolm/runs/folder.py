@@ -26,7 +26,14 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.shapes import Config
-from nanolm.model.stored import SOURCE_TOKENIZER, load_any_config, load_seq2seq_config, read_json
+from nanolm.model.stored import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    SOURCE_TOKENIZER,
+    load_any_config,
+    load_seq2seq_config,
+    read_json,
+)
 from nanolm.runs import checkpoint, journal
 from nanolm.runs.checkpoint import EARLIER, list_checkpoints
 from nanolm.runs.toml import dump_toml
@@ -326,6 +333,19 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
         if name.startswith(HUB):
             raise
         raise type(error)(f"there is no folder {name} here, and {error}") from None
+
+
+def find_adapter(path: str | None) -> Path | None:
+    """The folder of a LoRA adapter in the format of peft, also for a run that was trained so."""
+    if path is None:
+        return None
+    folder = Path(path)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return folder.absolute()
+    with contextlib.suppress(ModelError, UsageError):
+        if (inside := resolve_model(folder, lambda text: None) / ADAPTER).is_dir():
+            return inside.resolve()
+    raise UsageError(f"--adapter {path}: no such folder, or it has no {ADAPTER_CONFIG}")
 
 
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
