@@ -64,7 +64,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     with checked_tensors(folder, config) as tensors:
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = source = model_tokenizer(folder)
-    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    inside = [folder] if folder.is_file() else sorted(folder.iterdir())
     kind, why = model_type(config)
     architecture, loader = asdict(config), "AutoModelForCausalLM"
     if isinstance(config, ClassifierConfig):
@@ -72,6 +72,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     elif isinstance(config, Seq2SeqConfig):
         loader, (tokenizer, source) = "AutoModelForSeq2SeqLM", model_tokenizers(folder)
     base = architecture.pop("base", {})
+    others = ["llama.cpp"] if folder.is_file() else [TESTED_READER.format(loader)]
     return Info(
         folder=str(folder),
         model_type=kind,
@@ -83,9 +84,9 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         source_tokenizer=None
         if source is tokenizer
         else {"kind": source.kind, "vocab_size": source.vocab_size},
-        bytes={file.name: file.stat().st_size for file in files},
+        bytes={file.name: file.stat().st_size for file in inside if file.is_file()},
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
+        readers=["nanolm", *(others if kind != "nanolm" else [])],
         why_only=why,
     )
 
