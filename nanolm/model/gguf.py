@@ -84,14 +84,17 @@ def gguf_values(config: GPTConfig) -> dict[str, Any]:
     if (scaling := config.rope_scaling) and scaling.kind != "llama3":
         values |= {KIND: scaling.kind, FACTOR: float(scaling.factor)}
         if scaling.kind == "yarn":
-            values |= {ORIGINAL: scaling.original_context, GAIN: scaling.gain / usual_gain(scaling)}
+            values |= {
+                ORIGINAL: scaling.original_context,
+                GAIN: scaling.gain / usual_gain(scaling.factor),
+            }
             values |= {FAST: float(scaling.fast), SLOW: float(scaling.slow)}
     return {"general.architecture": family, **{f"{family}.{key}": values[key] for key in values}}
 
 
-def usual_gain(scaling: RopeScaling) -> float:
+def usual_gain(factor: float) -> float:
     """By which llama.cpp itself scales queries and keys for YaRN."""
-    return 1 + 0.1 * log(scaling.factor)
+    return 0.1 * log(factor) + 1
 
 
 def gguf_config(path: Path) -> Config:
@@ -168,10 +171,9 @@ def rope_parameters(header: Header, values: Values, family: str, head_dim: int) 
         more = {"rope_type": kind, "factor": factor}
     if kind == "yarn" and more:
         original = values.count(f"{family}.{ORIGINAL}", values.count(f"{family}.context_length"))
-        gain = number(values, f"{family}.{GAIN}", 1.0)
-        usual = usual_gain(RopeScaling("yarn", max(1e-6, factor)))
         more |= {"original_max_position_embeddings": original}
-        more["attention_factor"] = float(f"{gain * usual:.7g}")
+        if (gain := number(values, f"{family}.{GAIN}", 1.0)) != 1:
+            more["attention_factor"] = gain * usual_gain(max(1e-6, factor))
         more["beta_fast"] = number(values, f"{family}.{FAST}", 32.0)
         more["beta_slow"] = number(values, f"{family}.{SLOW}", 1.0)
     return {"rope_theta": base, **more}

@@ -46,7 +46,6 @@ WRITTEN |= {CL100K.pattern: "dbrx", GPT2.pattern: "gpt-2"}
 READ = {name: pattern for pattern, names in PATTERNS.items() for name in names}
 BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # add_bos_token unless the file says no
 APPROXIMATE = {  # where the pattern of llama.cpp is not quite that of the model
-    "dbrx": "text that ends in a line break and spaces",
     "gpt-4o": "some words with letters outside of ASCII",
     "tekken": "some words with letters outside of ASCII",
 }
