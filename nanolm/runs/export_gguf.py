@@ -88,8 +88,9 @@ def export_gguf(
         own_values, notes = tokenizer_values(tokenizer, config.vocab_size)
     except ModelError as error:
         raise ModelError(f"{folder} cannot be written as GGUF: {error}") from None
-    if suppressed_tokens(folder, tokenizer.vocab_size):
-        notes.append("GGUF cannot list tokens that are never to be generated, as this model does")
+    if never := suppressed_tokens(folder, tokenizer.vocab_size):
+        seen = f"nanolm never generates the {len(never):,} tokens that were not seen in training"
+        notes.append(f"{seen}; GGUF cannot say so, and llama.cpp might")
     template = chat_template(folder)
     values = {**gguf_values(config), "general.name": to.stem, "general.type": "model"}
     values |= {"general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}

