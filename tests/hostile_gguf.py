@@ -230,7 +230,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "no architecture": (key("general.architecture", ...), "general.architecture is missing"),
     "another architecture": (key("general.architecture", "mamba"), "nanolm does not support"),
     "a number as architecture": (key("general.architecture", 7), "nanolm does not support"),
-    "no layers": (key("qwen3.block_count", ...), "qwen3.block_count is missing"),
+    "no layers": (key("qwen3.block_count", ...), "qwen3: block_count is missing"),
     "0 layers": (key("qwen3.block_count", 0), "must be an integer from 1"),
     "4 billion layers": (key("qwen3.block_count", 0xFFFFFFFF), "must be at most 1,000"),
     "fewer layers": (key("qwen3.block_count", 1), "not part of this model"),

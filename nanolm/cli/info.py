@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def command(run: str, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face model folder (GPT-2, Llama, Qwen3,
-    MarianMT or Pegasus).
+    RUN is a run folder, a checkpoint, a Hugging Face model folder (GPT-2, Llama, Qwen3, MarianMT
+    or Pegasus), or a GGUF file.
 
     \b
     nanolm info runs/novel

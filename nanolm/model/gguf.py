@@ -9,6 +9,7 @@ Imports no torch.
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from nanolm.errors import ModelError
 from nanolm.gguf.blocks import Floats
 from nanolm.gguf.file import Header, TensorInfo, read_header
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.config_json import GPT2_SIZES, LLAMA_SIZES, config_from_json, model_type
+from nanolm.model.config_json import GPT2_SIZES, LLAMA_SIZES, SCALINGS, config_from_json, model_type
 from nanolm.model.json_values import Values
 from nanolm.model.shapes import Config, Shape
 
@@ -38,24 +39,28 @@ NAMES = {
 }
 TRANSPOSED = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of GPT-2, in model folders
 FREQUENCIES = "rope_freqs.weight"  # of the llama3 scaling: what each frequency is divided by
-LLAMA3 = {"slow": 1.0, "fast": 4.0, "original_context": 8192}  # which the file does not have
+LLAMA3 = RopeScaling("llama3", 1.0, 8192, 1.0, 4.0)  # all but the factor are not in the file
 SIZES = {  # our names, by the keys in files
     "block_count": "layers",
     "context_length": "context",
     "embedding_length": "dim",
     "feed_forward_length": "hidden",
     "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
 }
-EPSILON = {"gpt2": "attention.layer_norm_epsilon"}
-RMS_EPSILON = "attention.layer_norm_rms_epsilon"
-KV_HEADS, HEAD_DIMS = "attention.head_count_kv", ("attention.key_length", "attention.value_length")
-ROTATED, BASE = "rope.dimension_count", "rope.freq_base"
-KIND, FACTOR, ORIGINAL, GAIN = (
-    f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor")
-)
-FAST, SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
-UNUSED = ("vocab_size", "rope.scaling.finetuned")
+HEAD_DIMS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+EPSILONS = dict.fromkeys(ARCHITECTURES, "attention.layer_norm_rms_epsilon")
+EPSILONS["gpt2"] = "attention.layer_norm_epsilon"
+BASE, KIND, FACTOR = "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"
+YARN = {  # likewise
+    "rope.scaling.original_context_length": "original_context",
+    "rope.scaling.yarn_beta_fast": "fast",
+    "rope.scaling.yarn_beta_slow": "slow",
+    "rope.scaling.attn_factor": "gain",
+}
 EXPERTS = ("expert_count", "expert_used_count")
+KNOWN = (*SIZES, *HEAD_DIMS, *EPSILONS.values(), BASE, KIND, FACTOR, *YARN, *EXPERTS)
+KNOWN += ("vocab_size", "rope.scaling.finetuned")
 
 
 def why_not(config: Config) -> str:
@@ -67,6 +72,8 @@ def why_not(config: Config) -> str:
         return why
     if family != "llama" and config.rope_scaling and config.rope_scaling.kind == "llama3":
         return f"its {family} does not support the llama3 scaling of RoPE"
+    if config.context >= 1 << 32:
+        return f"a context of {config.context:,} is too long"
     if family == "gpt2" and config.feed_forward != "gelu_tanh":
         return f"its gpt2 does not support --feed-forward {config.feed_forward}"
     return ""
@@ -76,19 +83,14 @@ def gguf_values(config: GPTConfig) -> dict[str, Any]:
     """The key-value pairs of a config."""
     family, _ = model_type(config)
     values: dict[str, Any] = {key: getattr(config, ours) for key, ours in SIZES.items()}
-    values |= {KV_HEADS: config.kv_heads, "vocab_size": config.vocab_size}
-    values[EPSILON.get(family, RMS_EPSILON)] = config.norm_epsilon
+    values |= {EPSILONS[family]: float(config.norm_epsilon), "vocab_size": config.vocab_size}
     if family != "gpt2":
-        values |= dict.fromkeys((*HEAD_DIMS, ROTATED), config.head_dim)
-        values[BASE] = float(config.rope_base)
+        values |= {**dict.fromkeys(HEAD_DIMS, config.head_dim), BASE: float(config.rope_base)}
     if (scaling := config.rope_scaling) and scaling.kind != "llama3":
         values |= {KIND: scaling.kind, FACTOR: float(scaling.factor)}
         if scaling.kind == "yarn":
-            values |= {
-                ORIGINAL: scaling.original_context,
-                GAIN: scaling.gain / usual_gain(scaling.factor),
-            }
-            values |= {FAST: float(scaling.fast), SLOW: float(scaling.slow)}
+            relative = replace(scaling, gain=scaling.gain / usual_gain(scaling.factor))
+            values |= {key: getattr(relative, ours) for key, ours in YARN.items()}
     return {"general.architecture": family, **{f"{family}.{key}": values[key] for key in values}}
 
 
@@ -98,50 +100,36 @@ def usual_gain(factor: float) -> float:
 
 
 def gguf_config(path: Path) -> Config:
-    return config_of(read_header(path))
-
-
-def config_of(header: Header) -> Config:
     """The config in a file, read as the config.json with the same meaning."""
-    values = Values(header.values, str(header.path))
-    family = values.only(
-        "general.architecture", ARCHITECTURES, None, f"it; try {', '.join(ARCHITECTURES)}"
-    )
-    known = {*SIZES, KV_HEADS, *HEAD_DIMS, ROTATED, BASE, KIND, FACTOR, ORIGINAL, GAIN, FAST, SLOW}
-    known |= {RMS_EPSILON, EPSILON["gpt2"], *UNUSED, *EXPERTS}
-    for key in header.values:
-        if key.startswith(f"{family}.") and key.removeprefix(f"{family}.") not in known:
-            raise values.wrong(key, "nanolm does not support it")
+    header = read_header(path)
+    known = f"it, only {', '.join(ARCHITECTURES)}"
+    named = Values(header.values, str(path))
+    family = named.only("general.architecture", ARCHITECTURES, None, known)
+    own = {key: value for key, value in header.values.items() if key.startswith(f"{family}.")}
+    values = Values({key.partition(".")[2]: own[key] for key in own}, f"{path}: {family}")
+    values.check_names(*KNOWN)
     for key in EXPERTS:
-        values.only(f"{family}.{key}", [0], 0, "mixtures of experts")
-    sizes = {ours: values.count(f"{family}.{key}") for key, ours in SIZES.items()}
+        values.only(key, [0], 0, "mixtures of experts")
+    heads = values.count("attention.head_count")
+    sizes = {ours: values.count(key, heads if "kv" in key else None) for key, ours in SIZES.items()}
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelError(f"{header.path} has no token_embd.weight with two dimensions")
-    shared = {"model_type": family, "vocab_size": embedding.shape[0]}
-    shared["tie_word_embeddings"] = "output.weight" not in header.tensors
-    heads, epsilon = sizes["heads"], number(values, f"{family}.{EPSILON.get(family, RMS_EPSILON)}")
-    sizes["kv_heads"] = values.count(f"{family}.{KV_HEADS}", heads)
+        raise ModelError(f"{path} has no token_embd.weight with two dimensions")
+    json: dict[str, Any] = {"model_type": family, "vocab_size": embedding.shape[0]}
+    json["tie_word_embeddings"] = "output.weight" not in header.tensors
+    epsilon = number(values, EPSILONS[family])
     if family == "gpt2":
-        values.only(f"{family}.{KV_HEADS}", [heads], heads, "fewer keys than heads in gpt2")
-        named = {"layer_norm_epsilon": epsilon, "resid_pdrop": 0.0}
-        named |= {theirs: sizes[ours] for theirs, ours in GPT2_SIZES.items()}
-        return config_from_json({**shared, **named}, header.path)
-    head_dim = values.count(f"{family}.{HEAD_DIMS[0]}", max(1, sizes["dim"] // heads))
-    sizes["head_dim"] = head_dim
-    for key in (HEAD_DIMS[1], ROTATED):
-        values.only(f"{family}.{key}", [head_dim], head_dim, "another width than that of keys")
-    bias = "blk.0.attn_q.bias" in header.tensors
-    return config_from_json(
-        {
-            **shared,
-            **{theirs: sizes[ours] for theirs, ours in LLAMA_SIZES.items()},
-            "rms_norm_eps": epsilon,
-            "rope_parameters": rope_parameters(header, values, family, head_dim),
-            **({"attention_bias": bias, "mlp_bias": bias} if family == "llama" else {}),
-        },
-        header.path,
-    )
+        values.only("attention.head_count_kv", [heads], heads, "fewer keys than heads in gpt2")
+        json |= {theirs: sizes[ours] for theirs, ours in GPT2_SIZES.items()}
+        return config_from_json({**json, "layer_norm_epsilon": epsilon, "resid_pdrop": 0.0}, path)
+    sizes["head_dim"] = values.count(HEAD_DIMS[0], max(1, sizes["dim"] // heads))
+    for key in HEAD_DIMS:
+        values.only(key, [sizes["head_dim"]], sizes["head_dim"], "another width than that of keys")
+    json |= {theirs: sizes[ours] for theirs, ours in LLAMA_SIZES.items()}
+    if family == "llama":
+        json |= dict.fromkeys(("attention_bias", "mlp_bias"), "blk.0.attn_q.bias" in header.tensors)
+    json["rope_parameters"] = rope_parameters(header, values, sizes)
+    return config_from_json({**json, "rms_norm_eps": epsilon}, path)
 
 
 def number(values: Values, key: str, default: float | None = None) -> float:
@@ -149,34 +137,32 @@ def number(values: Values, key: str, default: float | None = None) -> float:
     return float(f"{values.number(key, default):.7g}")
 
 
-def rope_parameters(header: Header, values: Values, family: str, head_dim: int) -> dict[str, Any]:
+def rope_parameters(header: Header, values: Values, sizes: dict[str, int]) -> dict[str, Any]:
     """Those of a config.json. llama3 is stored as factors alone: the usual values must fit."""
-    base = number(values, f"{family}.{BASE}", 10_000.0)
-    kind = values.only(
-        f"{family}.{KIND}", ["none", "linear", "yarn"], "linear", "this RoPE scaling"
-    )
-    factor = number(values, f"{family}.{FACTOR}", 1.0)
+    base, factor = number(values, BASE, 10_000.0), number(values, FACTOR, 1.0)
+    kind = values.only(KIND, ["none", "linear", "yarn"], "linear", "this RoPE scaling")
     if FREQUENCIES in header.tensors:
         factors = header.read(FREQUENCIES).reshape(-1)
-        scaling = RopeScaling("llama3", float(factors.max()), **LLAMA3)  # type: ignore[arg-type]
-        expected = frequency_factors(head_dim, base, scaling) if base > 1 else factors[:0]
+        scaling = replace(LLAMA3, factor=round(float(factors.max()), 4))
+        expected = frequency_factors(sizes["head_dim"], max(1.001, base), scaling)
         if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
             raise ModelError(f"{header.path}: nanolm does not support its {FREQUENCIES}")
-        more: dict[str, Any] = {"rope_type": "llama3", "factor": round(scaling.factor, 4)}
-        more |= {"low_freq_factor": scaling.slow, "high_freq_factor": scaling.fast}
-        more["original_max_position_embeddings"] = scaling.original_context
+        names = SCALINGS["llama3"]
     elif kind == "none" or factor == 1:
-        more = {}
+        return {"rope_theta": base}
     else:
-        more = {"rope_type": kind, "factor": factor}
-    if kind == "yarn" and more:
-        original = values.count(f"{family}.{ORIGINAL}", values.count(f"{family}.context_length"))
-        more |= {"original_max_position_embeddings": original}
-        if (gain := number(values, f"{family}.{GAIN}", 1.0)) != 1:
-            more["attention_factor"] = gain * usual_gain(max(1e-6, factor))
-        more["beta_fast"] = number(values, f"{family}.{FAST}", 32.0)
-        more["beta_slow"] = number(values, f"{family}.{SLOW}", 1.0)
-    return {"rope_theta": base, **more}
+        scaling, names = RopeScaling(kind, factor), SCALINGS[kind]
+        if kind == "yarn":
+            defaults = (sizes["context"], 32.0, 1.0, 1.0)
+            parts: dict[str, Any] = {
+                ours: number(values, key, default)
+                for (key, ours), default in zip(YARN.items(), defaults, strict=True)
+            }
+            original = int(parts.pop("original_context"))
+            gain = parts.pop("gain") * usual_gain(max(1e-6, factor))
+            scaling = replace(scaling, original_context=original, gain=gain, **parts)
+    json = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+    return {"rope_theta": base, "rope_type": scaling.kind, **json}
 
 
 def frequency_factors(head_dim: int, base: float, scaling: RopeScaling) -> Floats:

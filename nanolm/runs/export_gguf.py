@@ -7,6 +7,7 @@ Tensors are converted one at a time, so this takes little memory.
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from nanolm.model.stored import (
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokenizer_files.gguf import tokenizer_values
-from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN
+from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN, read
 
 # Half the size of float32, and hardly any loss: bits per byte change by less than 0.01 %.
 DEFAULT = "f16"
@@ -115,7 +116,7 @@ def export_gguf(
     files.write_atomically(modelfile, ollama_modelfile(to.name, config, tokenizer))
     for text in notes:
         note(text)
-    command = f"ollama create {to.stem} -f {modelfile}"
+    command = shlex.join(["ollama", "create", to.stem, "-f", str(modelfile)])
     family = str(values["general.architecture"])
     return Export(to, to.stat().st_size, family, tokenizer.kind, modelfile, command)
 
@@ -159,17 +160,17 @@ def converted(tensor: Written, dtype: str) -> Bytes:
 
 def chat_template(folder: Path) -> str | None:
     """The template of conversations that comes with a model."""
+    settings = folder / "tokenizer_config.json"
     if folder.is_file():
         template = read_header(folder).values.get(TEMPLATE)
     elif (file := folder / "chat_template.jinja").is_file():
-        template = file.read_text(encoding="utf-8")
+        template = read(file)
     else:
-        file = folder / "tokenizer_config.json"
-        template = read_json(file).get("chat_template") if file.is_file() else None
-    if isinstance(template, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in template if each}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        template = read_json(settings).get("chat_template") if settings.is_file() else None
+    for each in template if isinstance(template, list) else ():  # several, by name
+        if isinstance(each, dict) and each.get("name") == "default":
+            template = each.get("template")
+    return template.encode(errors="replace").decode() if isinstance(template, str) else None
 
 
 def ollama_modelfile(name: str, config: GPTConfig, tokenizer: Tokenizer) -> str:

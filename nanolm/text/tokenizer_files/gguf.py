@@ -60,9 +60,6 @@ def tokenizer_values(tokenizer: Tokenizer, vocab_size: int) -> tuple[dict[str, A
     else:
         contents = check(tokenizer.to_json(), Path("tokenizer.json"))
         values, spelled, types = byte_level_values(contents, notes)
-    control = (tokenizer.end_of_text, tokenizer.padding, *tokenizer.begin, *tokenizer.stops)
-    for id in (*control, *(tokenizer.turn or ())):
-        types[id] = CONTROL
     names = [spelled.get(id, f"[UNUSED{id}]") for id in range(vocab_size)]
     if len(set(names)) < len(names):
         raise ModelError("GGUF cannot express this tokenizer: two tokens have the same name")
@@ -90,6 +87,7 @@ def character_values(tokenizer: Characters, notes: list[str]) -> Spelled:
     if " " not in tokenizer.characters:  # it is then a byte
         spelled[ord(" ")], types[ord(" ")] = BLANK, NORMAL
     spelled |= tokenizer.special
+    types |= dict.fromkeys(tokenizer.special, CONTROL)
     values = {"model": "llama", "pre": "default", "add_space_prefix": False}
     values |= {"scores": [0.0] * tokenizer.vocab_size, "remove_extra_whitespaces": False}
     return values, spelled, types
@@ -152,7 +150,7 @@ def own_characters(header: Header, values: dict[str, Any], tokens: list[str]) ->
     original = {BLANK: " ", UNWRITABLE: BLANK}
     end = tokens.index(END_OF_TEXT) if END_OF_TEXT in tokens else 0
     characters = [original.get(token, token) for token in tokens[256:end]]
-    if all(len(character) == 1 for character in characters):
+    if all(len(each) == 1 for each in characters) and len({*characters}) == len(characters):
         tokenizer = Characters(characters)
         expected, _ = tokenizer_values(tokenizer, len(tokens)) if end else ({}, [])
         if expected and all(values.get(k.removeprefix(PREFIX)) == v for k, v in expected.items()):
