@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def command(run: str, adapter: str | None, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face model folder.
+    RUN is a run folder, a checkpoint, a Hugging Face model folder, or a GGUF file.
 
     \b
     nanolm info runs/novel

@@ -156,6 +156,7 @@ def load(
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready
+    from nanolm.model.stored import config_file
     from nanolm.pairs.translator import Translator
     from nanolm.runs.folder import find_named, is_classifier, is_seq2seq
     from nanolm.serve.models import (
@@ -170,7 +171,7 @@ def load(
     for run, name in zip(runs, names_of(runs), strict=True):
         with TrainingView() as view:
             folder = find_named(run, note, view.report)
-        made = int(min((folder / "config.json").stat().st_mtime, time.time()))
+        made = int(min(config_file(folder).stat().st_mtime, time.time()))
         if is_classifier(folder):
             found = load_classifier(folder, note, adapter=adapter).on(device, dtype)
             models[name] = ServedClassifier(name, made, found)

@@ -277,7 +277,7 @@ def load_base(folder: Path, config: ModelConfig) -> Model:
             base, problem = BaseModel(Path(path), known, Path(adapter) if adapter else None), ""
         case _:
             raise ModelError(f"{folder / stored.BASE} does not name the base model")
-    if not (base.folder / "config.json").is_file():
+    if not stored.config_file(base.folder).is_file():
         problem = "no longer exists"
     elif weights_fingerprint(base.folder, base.adapter) != base.fingerprint:
         problem = "now has different weights"
@@ -316,7 +316,7 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
 
     def read_tensor(source: stored.StoredTensor) -> Tensor:
         nonlocal large
-        tensor: Tensor = source.file.get_tensor(source.name).to(torch.float32)
+        tensor = torch.as_tensor(source.file.get_tensor(source.name)).to(torch.float32)
         where = f"{source.path}: {source.name}"
         if root_mean_square(tensor, where) > LARGE:
             large = large or where

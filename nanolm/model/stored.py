@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from nanolm.errors import ModelError
+from nanolm.gguf.blocks import FORMATS
 from nanolm.model.config import (
     ClassifierConfig,
     EncoderDecoderConfig,
@@ -27,6 +28,7 @@ from nanolm.model.config import (
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.families import CLASSES, LLAMA_LIKE
 from nanolm.model.marian_json import SEQ2SEQ
+from nanolm.model.gguf import GGUFWeights, gguf_config
 from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
@@ -114,7 +116,7 @@ EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decod
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
-READ = {"F64", "F32", "F16", "BF16"}
+READ = {"F64", *FORMATS}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -132,9 +134,16 @@ class TensorMapping:
     copies: tuple[str, ...] = ()  # names that it may be stored under again
 
 
+def config_file(folder: Path) -> Path:
+    """The file that describes a model: a GGUF file describes itself."""
+    return folder if folder.is_file() else folder / "config.json"
+
+
 def load_any_config(folder: Path) -> Config:
-    file = folder / "config.json"
+    file = config_file(folder)
     try:
+        if file == folder:
+            return gguf_config(file)
         return config_from_json(read_json(file), file)
     except RecursionError:  # parsed JSON may still be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
@@ -194,16 +203,19 @@ def checked_tensors(
 ) -> Iterator[dict[str, StoredTensor]]:
     """The tensors in `folder`: exactly those that `config` needs, with the right shapes. In a
     partial checkpoint, the trained ones."""
-    partial = is_partial(folder)
+    partial, described = is_partial(folder), "config.json"
     with ExitStack() as stack:
         prefix = "" if partial else PREFIX[model_type(config)[0]]
-        tensors = open_weights(weight_files(folder), stack, prefix, framework)
+        if folder.is_file():
+            tensors, described = open_gguf(folder, config), "header"
+        else:
+            tensors = open_weights(weight_files(folder), stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
-            raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
-        if problems := mismatches(config, tensors, partial):
-            raise mismatch(f"{folder} does not match its config.json", problems)
+            raise ModelError(f"{folder} does not match its {described}: fewer than {layers} layers")
+        if problems := mismatches(config, tensors, partial, described):
+            raise mismatch(f"{folder} does not match its {described}", problems)
         yield tensors
 
 
@@ -237,10 +249,23 @@ def open_weights(
     return tensors
 
 
+def open_gguf(path: Path, config: Config) -> dict[str, StoredTensor]:
+    """Every tensor of a GGUF file, by its name in a model folder."""
+    assert isinstance(config, GPTConfig)
+    names = [name for mapping in tensor_mappings(config) for name in mapping.stored_names]
+    opened = GGUFWeights(path, config, names)
+    return {
+        name: StoredTensor(opened, path, info.name, shape, info.format)
+        for name, info, shape in opened.entries()
+    }
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The single weight file, or those listed in the index."""
     if has_adapter(folder):
         return []
+    if folder.is_file():
+        return [folder]
     names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
     if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
         places = read_json(index).get("weight_map")
@@ -269,7 +294,9 @@ def has_adapter(folder: Path) -> bool:
     return is_partial(folder) and (folder / ADAPTER).is_dir()
 
 
-def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
+def mismatches(
+    config: Config, tensors: dict[str, StoredTensor], partial: bool, described: str
+) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
@@ -293,7 +320,7 @@ def shape_problems(
         if name not in expected:
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
-            found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
+            found.append(f"{name}: shape {stored.shape}, but {described} implies {expected[name]}")
         if stored.dtype not in READ:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
+from nanolm.gguf.file import is_gguf
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.shapes import Config
 from nanolm.model.stored import (
@@ -357,8 +358,10 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
 
 def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
     """The same, without changing anything."""
+    if is_gguf(path):
+        return path
     if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
+        what = "is neither a folder nor a GGUF file" if path.exists() else "does not exist"
         cure = f"`nanolm runs` lists runs, and {HUB}NAME loads a model from the Hub"
         raise UsageError(f"{path} {what}; {cure}")
     if (path / "config.json").exists():

@@ -73,7 +73,9 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
         numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
     tokenizer = source = model_tokenizer(folder)
     described = None
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    root, files = folder, sorted([*folder.glob("*"), *folder.glob(f"{ADAPTER}/*")])
+    if folder.is_file():  # GGUF
+        root, files = folder.parent, [folder]
     if has_adapter(folder):
         extra, numbers = extra or folder / ADAPTER, "a LoRA adapter"
     if extra:
@@ -87,8 +89,9 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
     elif isinstance(config, Seq2SeqConfig):
         loader, (tokenizer, source) = "AutoModelForSeq2SeqLM", model_tokenizers(folder)
     base = architecture.pop("base", {})
-    others = [] if kind == "nanolm" or is_partial(folder) else [TESTED_READER.format(loader)]
-    others += ["peft (adapter)"] if kind != "nanolm" and has_adapter(folder) else []
+    others = ["llama.cpp"] if folder.is_file() else [TESTED_READER.format(loader)]
+    if kind == "nanolm" or is_partial(folder):
+        others = ["peft (adapter)"] if kind != "nanolm" and has_adapter(folder) else []
     return Info(
         folder=str(folder),
         model_type=kind,
@@ -100,7 +103,11 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
         source_tokenizer=None
         if source is tokenizer
         else {"kind": source.kind, "vocab_size": source.vocab_size},
-        bytes={file.relative_to(folder).as_posix(): file.stat().st_size for file in files},
+        bytes={
+            file.relative_to(root).as_posix(): file.stat().st_size
+            for file in files
+            if file.is_file()
+        },
         history=read_history(Path(name), folder),
         readers=["nanolm", *others],
         why_only=why,

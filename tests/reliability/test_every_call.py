@@ -95,6 +95,11 @@ CASES = {
     ),
     "tokenizer train": Case("tokenizer train text.txt --vocab-size 300 --out tok"),
     "runs rm": Case("runs rm run --yes", (TRAIN,)),
+    "export, to GGUF": Case(
+        "export run --to m.gguf --type f32",
+        (TRAIN, "export run --to m.gguf --type f16"),
+        outputs=("m.gguf", "m.Modelfile"),
+    ),
     "report": Case("report run", (TRAIN, "report run"), outputs=("run/report.html",)),
     "sample": Case(f"{SAMPLE} probs", (TRAIN, f"{SAMPLE} top"), outputs=("s.html", "s.csv")),
     "eval": Case(

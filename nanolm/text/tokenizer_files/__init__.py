@@ -7,10 +7,13 @@ same ids, which covers most current models. `hugging_face` uses that library for
 """
 
 from pathlib import Path
+from typing import Any
 
 from nanolm.errors import ModelError
+from nanolm.gguf.file import is_gguf, read_header
 from nanolm.text.tokenizer import PADDING, Tokenizer, own_tokenizer
 from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
+from nanolm.text.tokenizer_files.gguf import tokenizer_of
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
 from nanolm.text.tokenizer_files.tokenizer_json import check, merges_to_json, read
@@ -19,7 +22,13 @@ __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model folder, a tokenizer.json or a *.tiktoken file."""
+    """The tokenizer of a model folder, a GGUF file, a tokenizer.json or a *.tiktoken file."""
+    if is_gguf(path):
+        text, near, ids = tokenizer_of(read_header(path))
+        tokenizer = read_json(text, path, near)
+        if isinstance(tokenizer, HuggingFace) and tokenizer.library.get_vocab() != ids:
+            raise ModelError(f"{path}: its special tokens have unusual ids")
+        return tokenizer
     if not path.is_dir():
         return read_ranks(path) if path.suffix == ".tiktoken" else read_json(read(path), path)
     file = path / "tokenizer.json"
@@ -29,10 +38,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return read_json(read(file), file)
 
 
-def read_json(text: str, file: Path) -> Tokenizer:
+def read_json(text: str, file: Path, near: list[dict[str, Any]] | None = None) -> Tokenizer:
     """The tokenizer of a tokenizer.json, in the first of three implementations that supports it."""
     try:
-        contents = check(text, file)
+        contents = check(text, file, near)
         # nanolm's own files start with PADDING, and each merge makes the next token. In a hostile
         # file, a few merges could double a token's length over and over.
         if PADDING in text[:1000] and contents.merges is not None:

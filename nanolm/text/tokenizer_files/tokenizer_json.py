@@ -29,9 +29,10 @@ class Contents:
     added: list[dict[str, Any]]
     ids: dict[str, int]  # of both
     merges: list[tuple[str, str]] | None  # None if it is not BPE
+    near: list[dict[str, Any]] | None = None  # instead of the files next to it
 
 
-def check(text: str, file: Path) -> Contents:
+def check(text: str, file: Path, near: list[dict[str, Any]] | None = None) -> Contents:
     """The contents of a tokenizer.json; ModelError if they are invalid."""
     whole = parse(text, file)
     try:
@@ -53,7 +54,7 @@ def check(text: str, file: Path) -> Contents:
                 raise ModelError(f"{file}: the result of a merge is not a token")
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ModelError(f"{file} is not a valid tokenizer.json: entries are missing") from None
-    return Contents(file, text, whole, vocabulary, added, ids, merges)
+    return Contents(file, text, whole, vocabulary, added, ids, merges, near)
 
 
 def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
@@ -62,7 +63,9 @@ def special_tokens(contents: Contents, ids: dict[str, int]) -> dict[str, Any]:
     tokens = {id: token for token, id in ids.items()}
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
     files = [file.with_name(name) for name in names]
-    settings, *configs = [parse(read(near), near) if near.exists() else {} for near in files]
+    settings, *configs = contents.near or [
+        parse(read(near), near) if near.exists() else {} for near in files
+    ]
 
     def named(key: str) -> list[int]:
         token = settings.get(f"{key}_token")
