@@ -10,7 +10,7 @@ from nanolm.cli.progress import TrainingView
 from nanolm.cli.tables import one_line, show_table
 from nanolm.formats import counted
 from nanolm.generation.language_model import load
-from nanolm.minimal_pairs import evaluate_pairs, read_minimal_pairs
+from nanolm.generation.minimal_pairs import evaluate_pairs, read_minimal_pairs
 
 
 def evaluate_minimal_pairs(

@@ -10,8 +10,8 @@ from models import lively
 from nanolm.errors import DataError
 from nanolm.generation import scoring
 from nanolm.generation.language_model import LanguageModel
+from nanolm.generation.minimal_pairs import MinimalPair, evaluate_pairs, read_minimal_pairs
 from nanolm.generation.scoring import ScoredText, score
-from nanolm.minimal_pairs import MinimalPair, evaluate_pairs, read_minimal_pairs
 from nanolm.model.base import Model
 from nanolm.model.config import configure
 from nanolm.model.huggingface import save_model
