@@ -24,6 +24,10 @@ from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedMod
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 TEXTS = "a string or a list of strings"
 PARTS = "a string or a list of text parts"
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+MAX_BIASES = 300  # as in OpenAI's API
+MAX_PROMPTS = 64
 PROMPTS = "a string, a list of token ids, or a list of either"
 CHAT = (
     "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. "
@@ -96,9 +100,9 @@ def optional(kind: Any, default: Any = None, help: str | None = None, **extra: A
     return kind | None, Field(default, description=help, json_schema_extra=extra or None)
 
 
-def sampling_field(name: str, limit: int | None) -> Any:
+def sampling_field(name: str, limit: int | None, least: float | None = None) -> Any:
     about, default = DECLARATIONS[name], getattr(SamplingParams, name)
-    least, most = about.range[0], limit or about.range[1]
+    least, most = about.range[0] if least is None else least, limit or about.range[1]
     bounds: Any = {"gt" if about.above else "ge": least, "le": most}
     kind: Any = Annotated[float, Field(**bounds)]
     if TYPES[name] is int:
@@ -133,6 +137,14 @@ class RequestModels:
         common |= {
             "ban": optional(bans, help="Never generate any of these texts, even within a word."),
             "stop": optional(stops, help="Stop before this text, or before any text in a list."),
+            "logit_bias": optional(
+                Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)],
+                help="Add these values to the logits of tokens, given by their ids.",
+            ),
+            "response_format": optional(
+                record("ResponseFormat", type=(Literal["text"], ...)),
+                help="Only text is supported.",
+            ),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
             "user": optional(
@@ -141,13 +153,25 @@ class RequestModels:
         }
         user = common["user"]
         prompts = one_of(
-            PROMPTS, text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16)
+            PROMPTS,
+            text=words,
+            texts=listed(words, MAX_PROMPTS),
+            ids=ids,
+            prompts=listed(ids, MAX_PROMPTS),
         )
         prompt = prompts, Field("", description=f"{PROMPTS.capitalize()}.")
         logprobs = optional(
             whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return per position."
         )
-        self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
+        echo = "Return the prompt before the completion, with logprobs if requested."
+        completion = {
+            "prompt": prompt,
+            "echo": optional(bool, False, echo),
+            "logprobs": logprobs,
+            **common,
+            "max_tokens": sampling_field("tokens", limits.tokens, least=0),
+        }
+        self.completion = record("CompletionRequest", **completion)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
         message = record(
             "RequestMessage",
