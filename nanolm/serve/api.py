@@ -60,12 +60,7 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
-    if not values["tokens"]:
-        if not echoed:
-            raise APIError(
-                "max_tokens must be greater than or equal to 1 without echo", param="max_tokens"
-            )
-        values["tokens"] = 1  # which is not generated
+    values["tokens"] = max(1, values["tokens"])  # unless it is 0, see `generates`
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     params = SamplingParams(**values)

@@ -312,8 +312,10 @@ class Completed(Generated):
     def begin(self) -> Callable[[], object]:
         if self.echo:
             self.echoing = asyncio.create_task(self.echo())
-        else:
+        elif self.answer.generates:
             self.engine.take(self.generation)
+        else:
+            self.generation.begin_with([Tokens() for _ in self.answer.rows], generates=False)
         return self.cancel
 
     def cancel(self) -> None:

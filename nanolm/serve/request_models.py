@@ -24,7 +24,6 @@ from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedMod
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 TEXTS = "a string or a list of strings"
 PARTS = "a string or a list of text parts"
-TokenId = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 MAX_BIASES = 300  # as in OpenAI's API
 MAX_PROMPTS = 64
@@ -96,6 +95,18 @@ def one_of(allowed: str, **kinds: Any) -> Any:
     return Annotated[Union[tagged], about]  # noqa: UP007
 
 
+def number_pattern(most: int) -> str:
+    """A regular expression for the numbers from 0 to `most`, which JSON has as strings in keys."""
+    digits = str(most)
+    shorter = [f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else []
+    less = [
+        f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}"
+        for place, digit in enumerate(digits)
+        if digit != "0"
+    ]
+    return "|".join([*shorter, *less, digits])
+
+
 def optional(kind: Any, default: Any = None, help: str | None = None, **extra: Any) -> Any:
     return kind | None, Field(default, description=help, json_schema_extra=extra or None)
 
@@ -131,6 +142,7 @@ class RequestModels:
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
             if about.served and TYPES[name] is not str:
                 common[API_NAMES.get(name, name)] = sampling_field(name, limit.get(name))
+        token_id = Annotated[str, Field(pattern=f"^({number_pattern(vocabulary - 1)})$")]
         # Each byte of a banned text takes a row as long as the vocabulary.
         bans = listed(text(12, 1), 3, 0)
         stops = one_of(TEXTS, text=text(200, 1), texts=listed(text(200, 1), 16, 0))
@@ -138,7 +150,10 @@ class RequestModels:
             "ban": optional(bans, help="Never generate any of these texts, even within a word."),
             "stop": optional(stops, help="Stop before this text, or before any text in a list."),
             "logit_bias": optional(
-                Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)],
+                Annotated[
+                    dict[token_id, Bias],
+                    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+                ],
                 help="Add these values to the logits of tokens, given by their ids.",
             ),
             "response_format": optional(
